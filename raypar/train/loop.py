@@ -29,20 +29,24 @@ from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
 from raypar.train.telemetry import Telemetry
 
+# By type of device, the seconds of warm-up beyond ``num_warmup_steps``: so long a GPU takes to raise its clock.
+MIN_WARMUP_S = {"cuda": 1.0}
 NO_ENERGY = "the training went on from a checkpoint, and what it took before was not kept"
 
 
 class StepTimer:
-    """Clock of the steps of one segment; `total_s`: seconds from `start` to `stop`.
+    """Clock of the steps of a segment; `total_s`: seconds from `start` to `stop`.
 
     On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so that events are put into the
-    stream and read after the last step; only the ends of the region wait for the device.
+    stream and read after the last step; only the ends of the region wait for the device. Each segment uses the events
+    of those before: there are as many as the longest one has steps.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._stamps: list[Any] = []
+        self._events: list[Any] = []  # those of `_stamps`, and further ones
         self._start_s = 0.0
         self.total_s = 0.0
 
@@ -56,7 +60,9 @@ class StepTimer:
     def lap(self) -> None:
         """Mark the end of a step."""
         if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            if len(self._stamps) == len(self._events):
+                self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            event = self._events[len(self._stamps)]
             event.record()
             self._stamps.append(event)
         else:
@@ -68,7 +74,7 @@ class StepTimer:
         self.total_s = time.perf_counter() - self._start_s
 
     def step_times_s(self) -> list[float]:
-        """Return the seconds of each step since `start`."""
+        """Return the seconds of each step since `start`; before the next one."""
         return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairwise(self._stamps)]
 
 
@@ -206,23 +212,38 @@ class Training:
         self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics)
         self.num_steps = self.batches.steps_per_epoch * config["epochs"]
         self.totals = TrainTotals()
+        self._timer = StepTimer(context.device)
 
     def warm_up(self) -> None:
         """Run some steps so that what is done once (threads, kernels, buckets) is done, and undo them.
 
-        The weights are put back, the optimizer is a new one and the generators are reset: no trace is left.
+        The weights and the generators are put back, the optimizer is a new one: no trace is left, however many steps
+        there were.
         """
+        generators = checkpoint.generator_states(self._context.device)
         stepper = self._new_stepper()
         if self._config["num_warmup_steps"]:
             module = self._strategy.module
-            needs_short_batch = self._config["compile"] or self._strategy.depends_on_shape
             initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
             module.train()
-            for batch in self.batches.warm_up(with_short_batch=needs_short_batch):
+            for batch in self._warmup_batches():
                 stepper.step(batch)
             checkpoint.load_local_weights(module, initial)
             stepper.clear()
+        checkpoint.set_generator_states(generators, self._context.device)
         self._stepper = self._new_stepper()
+
+    def _warmup_batches(self) -> Iterator[Batch]:
+        """Yield the batches of the warm-up steps, and then the same ones until the device is warm on every rank."""
+        context = self._context
+        needs_short_batch = self._config["compile"] or self._strategy.depends_on_shape
+        yield from self.batches.warm_up(with_short_batch=needs_short_batch)
+        if least_s := MIN_WARMUP_S.get(context.device.type):
+            wait_for_device(context.device)
+            until_s = time.monotonic() + least_s
+            while context.max([until_s - time.monotonic()])[0] > 0:  # ranks make the same number of steps
+                yield from self.batches.warm_up(with_short_batch=False)
+                wait_for_device(context.device)
 
     def run_segment(self, steps: Iterator[Batch], telemetry: Telemetry) -> dict[str, Any]:
         """Run steps, timed, then evaluate.
@@ -234,7 +255,7 @@ class Training:
         context.barrier()
         telemetry.start()
         context.barrier()  # reading counters takes one rank longer than another
-        timer, stepper = StepTimer(context.device), self._stepper
+        timer, stepper = self._timer, self._stepper
         self._strategy.module.train()
         losses: list[Tensor] = []
         sizes: list[int] = []

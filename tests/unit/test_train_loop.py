@@ -1,0 +1,169 @@
+"""Warm-up leaves no trace, however long it is; a GPU's steps are timed by events that are used again.
+
+No machine that runs tests has a GPU: its clock and its events are stand-ins, and "cpu" is made a device to be warmed.
+"""
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raypar import Data, Split, Workload
+from raypar.parallel.strategy import DistContext
+from raypar.study.options import resolve
+from raypar.train import loop
+from raypar.train.checkpoint import generator_states
+from raypar.train.loop import StepTimer, Training, train
+
+ALONE = DistContext(0, 1, torch.device("cpu"))
+
+
+def model(config):
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+def noisy(inputs):
+    """Augmentation by every generator that there is."""
+    noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
+    return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
+
+
+def data(config):
+    inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
+    return Data(
+        train=Split(inputs[:40], inputs[:40, :3].argmax(1)),
+        val=Split(inputs[40:], inputs[40:, :3].argmax(1)),
+        transform=noisy,
+    )
+
+
+WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": 16, "epochs": 2})
+
+
+def seeded_training(context=ALONE, **config):
+    random.seed(7)
+    np.random.seed(7)
+    return Training(WORKLOAD, resolve(WORKLOAD, config), 3, context)
+
+
+def text(states):
+    return str({key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in states.items()})
+
+
+def losses(num_warmup_steps):
+    random.seed(7)
+    np.random.seed(7)
+    reports = []
+    channel = SimpleNamespace(report=lambda metrics: reports.append(metrics) or True)
+    train(WORKLOAD, resolve(WORKLOAD, {"num_warmup_steps": num_warmup_steps}), 3, ALONE, channel, start_s=0.0)
+    return [(report["train_loss"], report["val_loss"]) for report in reports]
+
+
+def test_a_training_is_the_same_after_any_number_of_warm_up_steps():
+    states = []
+    for num_warmup_steps in (0, 1, 3):
+        training = seeded_training(num_warmup_steps=num_warmup_steps)
+        training.warm_up()
+        states.append(text(generator_states(ALONE.device)))
+    assert states == [states[0]] * 3
+    assert losses(0) == losses(1) == losses(3)
+
+
+@dataclass(frozen=True)
+class Ranks(DistContext):
+    """One rank, and what another one has as its largest values, call by call."""
+
+    other: tuple[float, ...] = ()
+
+    def max(self, values):
+        self.asked.append(values[0])
+        return [max(values[0], self.other[len(self.asked) - 1] if len(self.asked) <= len(self.other) else -1.0)]
+
+
+def warmed_up(monkeypatch, *, step_s, other=(), **config):
+    """Return the numbers of steps between looks at the clock, each of which takes so long."""
+    clock, steps, rounds = SimpleNamespace(now_s=50.0), [], []
+    context = Ranks(0, 1, ALONE.device, other)
+    object.__setattr__(context, "asked", [])
+    monkeypatch.setattr(loop, "MIN_WARMUP_S", {"cpu": 1.0})
+    training = seeded_training(context, **config)
+    take_step = loop.Stepper.step
+
+    def step(self, batch):
+        clock.now_s += step_s
+        steps.append(batch)
+        return take_step(self, batch)
+
+    def wait(_):
+        rounds.append(len(steps))
+        steps.clear()
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(loop.Stepper, "step", step)
+    monkeypatch.setattr(loop, "wait_for_device", wait)
+    training.warm_up()
+    return rounds + [len(steps)] * bool(steps)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "rounds"), [(0.125, [2, 2, 2, 2, 2]), (5.0, [2, 2]), (0.3, [2, 2, 2])], ids=["short", "long", "third"]
+)
+def test_a_gpu_is_warmed_up_for_a_second_after_the_warm_up_steps_in_rounds_of_them(monkeypatch, step_s, rounds):
+    assert warmed_up(monkeypatch, step_s=step_s, num_warmup_steps=2) == rounds
+
+
+def test_all_ranks_warm_up_until_the_slowest_is_warm(monkeypatch):
+    assert warmed_up(monkeypatch, step_s=5.0, other=(0.9, 0.5, -0.1), num_warmup_steps=2) == [2, 2, 2]
+
+
+def test_without_warm_up_steps_and_on_a_cpu_there_is_no_longer_warm_up(monkeypatch):
+    assert warmed_up(monkeypatch, step_s=0.1, num_warmup_steps=0) == []
+    assert set(loop.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
+    monkeypatch.undo()
+    assert "cpu" not in loop.MIN_WARMUP_S and loop.MIN_WARMUP_S["cuda"] >= 1
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Stand-ins for CUDA's events, and those that were made: the n-th record is at n² ms."""
+    made, times_ms = [], iter(n * n for n in range(1000))
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            made.append(self)
+
+        def record(self):
+            self.at_ms = next(times_ms)
+
+        def elapsed_time(self, end):
+            return end.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(loop, "wait_for_device", lambda _: None)
+    return made
+
+
+def test_the_steps_of_each_segment_are_timed_with_the_events_of_those_before(events):
+    timer, first = StepTimer(torch.device("cuda")), 0
+    for num_steps in (3, 5, 2, 5):
+        timer.start()
+        for _ in range(num_steps):
+            timer.lap()
+        timer.stop()
+        marks = [n * n for n in range(first, first + num_steps + 1)]
+        assert timer.step_times_s() == pytest.approx([(b - a) / 1e3 for a, b in pairwise(marks)])
+        first += num_steps + 1
+    assert len(events) == 5 + 1
+
+
+def test_a_training_has_one_timer_for_all_its_segments(monkeypatch):
+    made = []
+    monkeypatch.setattr(loop, "StepTimer", lambda device, make=StepTimer: made.append(make(device)) or made[-1])
+    losses(0)
+    assert len(made) == 1
