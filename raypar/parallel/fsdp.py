@@ -2,18 +2,33 @@
 
 A layer's weights are gathered just before they are used, and its gradients are reduced to the rank that keeps them
 (Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+In mixed precision the weights that autocast would convert are gathered in 16 bits: with half the bytes and to the same
+losses. Gradients are reduced in full precision, as those of other strategies.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, SplitModel, Task, broadcast_buffers
+from raypar.parallel.strategy import (
+    MIXED,
+    Batch,
+    DataParallelism,
+    ForwardBackward,
+    SplitModel,
+    Task,
+    broadcast_buffers,
+)
 
 
 class FullyShard(SplitModel, DataParallelism):
@@ -23,9 +38,10 @@ class FullyShard(SplitModel, DataParallelism):
         super().__init__(task)
         mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         reshard = task.config["fsdp_reshard"]
+        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy_of(task))
         for unit in units_of(task.model):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
-        sharded = fully_shard(task.model, mesh=mesh, reshard_after_forward=reshard)
+            shard(unit)
+        sharded = shard(task.model)
         assert isinstance(sharded, FSDPModule)
         self._sharded = sharded
 
@@ -62,6 +78,58 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
     look(model, False)
     return units
+
+
+def policy_of(task: Task) -> MixedPrecisionPolicy:
+    """Return the policy that gathers in 16 bits the weights that autocast would convert, and the others as they are.
+
+    Autocast still chooses the type of each operation. Before torch 2.15, which takes a type for each parameter, all are
+    gathered as they are.
+    """
+    mixed = MIXED.get(task.config["precision"])
+    if mixed is None or not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
+        return MixedPrecisionPolicy()
+    chosen = _converted_by_autocast(task, mixed)
+    return MixedPrecisionPolicy(
+        param_dtype=mixed,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+        param_dtype_override_fn=lambda parameter: mixed if id(parameter) in chosen else parameter.dtype,
+    )
+
+
+def _converted_by_autocast(task: Task, mixed: torch.dtype) -> set[int]:
+    """Return the ids of the parameters that nothing but autocast's conversion reads, in a forward pass of the sample.
+
+    An embedding that is also the last layer's weight is read as it is, too, and a batch norm's weights always are.
+    """
+    model, parameters, uses = task.model, list(task.model.parameters()), _Uses(mixed)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()  # or a batch norm would count the sample in
+    with torch.no_grad(), torch.autocast(task.context.device.type, mixed), uses:
+        model(task.sample)
+    for module, mode in modes.items():
+        module.training = mode
+    chosen = [float(id(p) in uses.converted and id(p) not in uses.read) for p in parameters]
+    # What a model reads may depend on the rank's sample, and all ranks have to choose the same.
+    counts = task.context.sum(torch.tensor(chosen, dtype=torch.float64)).tolist()
+    return {id(p) for p, count in zip(parameters, counts, strict=True) if count == task.context.world_size}
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Ids of the tensors that operations convert to a type, and of those that they read otherwise."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+        self.converted: set[int] = set()
+        self.read: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_conversion = func is torch.ops.aten._to_copy.default and kwargs.get("dtype") == self._dtype
+        (self.converted if is_conversion else self.read).update(map(id, tree_leaves((args, kwargs))))
+        return func(*args, **kwargs)
 
 
 STRATEGY = FullyShard

@@ -23,6 +23,8 @@ from torch.optim import Optimizer
 
 from raypar.study.workload import Config, Workload
 
+MIXED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # autocast's, by `precision`
+
 
 @dataclass(frozen=True)
 class DistContext:

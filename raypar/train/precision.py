@@ -9,9 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from raypar.parallel.strategy import MIXED
 from raypar.study.workload import Config
-
-MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,19 @@
 
 import contextlib
 
+import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from loops import seeing
+from ranks import on_ranks, reports_of
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypar import Workload
 from raypar.parallel import ddp
-from raypar.parallel.strategy import Batch, ForwardBackward, Task, build_strategy
+from raypar.parallel.strategy import MIXED, Batch, ForwardBackward, Task, build_strategy
 from raypar.study.options import resolve
+from raypar.workloads.transformer import transformer
 
 NUM_STEPS = 5
 PASS = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
@@ -158,3 +162,57 @@ def test_local_sgd_averages_every_so_many_steps_and_evaluates_the_average():
     first, other = on_ranks(_local, 2)
     assert first == [True] * NUM_STEPS  # the others are compared with rank 0
     assert other == [False, False, True, False, False]
+
+
+SMALL = {
+    "seeing": (seeing, {}),
+    "transformer": (transformer, {"width": 16, "num_blocks": 2, "num_sequences": 40, "batch_size": 16, "epochs": 2}),
+}
+
+
+def _types(context, name, config):
+    """Return the types of the weights that each kind of layer computes with, under fsdp."""
+    workload, small = SMALL[name]
+    complete = resolve(workload, {**small, **config, "strategy": "fsdp", "num_workers": context.world_size})
+    model, data = workload.model(complete), workload.data(complete)
+    inputs = data.val.inputs[:2]
+    inputs = data.transform(inputs) if data.transform else inputs
+    strategy, types = build_strategy(Task(workload, complete, model, inputs, context)), {}
+
+    def note(layer, _):
+        for name, parameter in layer.named_parameters(recurse=False):
+            types.setdefault(f"{type(layer).__name__}.{name}".removeprefix("FSDP"), set()).add(parameter.dtype)
+
+    for module in model.modules():
+        module.register_forward_pre_hook(note)
+    with torch.autocast("cpu", MIXED[config["precision"]]):
+        strategy.module(inputs)
+    return types
+
+
+def _in_16_bits(context):
+    return {
+        (name, precision): (
+            _types(context, name, {"precision": precision}),
+            {
+                strategy: reports_of(workload, {**config, "precision": precision, "strategy": strategy}, context)
+                for strategy in ("ddp", "fsdp")
+            },
+        )
+        for name, (workload, config) in SMALL.items()
+        for precision in ("bf16", "fp16")
+    }
+
+
+@pytest.mark.skipif(not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"), reason="needs torch 2.15")
+def test_fsdp_gathers_the_weights_of_matrix_products_in_16_bits_to_the_losses_of_ddp():
+    kinds = {"seeing": ("Conv2d", "Linear"), "transformer": ("Linear",)}
+    for rank in on_ranks(_in_16_bits, 2):
+        for (name, precision), (types, reports) in rank.items():
+            converted = {key for key, dtypes in types.items() if dtypes == {MIXED[precision]}}
+            assert converted == {key for key in types if key.startswith(kinds[name])}, (name, types)
+            assert all(types[key] == {torch.float32} for key in types.keys() - converted)
+            for report, expected in zip(reports["fsdp"], reports["ddp"], strict=True):
+                assert report["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-6), (name, precision)
+                # Each rank of DDP evaluates with running means of its own.
+                assert report["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-3), (name, precision)

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypar import Workload
-from raypar.parallel.fsdp import units_of
+from raypar.parallel.fsdp import policy_of, units_of
 from raypar.parallel.pipeline import balanced, layers_of, micro_batches_for, names_of, partition
-from raypar.parallel.strategy import Batch, ForwardBackward, check_compatible, parts_of
+from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Task, check_compatible, parts_of
 from raypar.parallel.tensor import plan_of
 from raypar.study.options import STRATEGIES, resolve
 from raypar.workloads import digits, resnet, transformer, wide_mlp
@@ -91,6 +92,39 @@ def test_fully_sharded_units_are_the_members_of_the_outermost_containers_that_ha
     assert units_of(model) == [block[0] for block in model.blocks]
     plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     assert units_of(plain) == [plain[0], plain[2]]
+
+
+class Tied(nn.Module):
+    """An embedding that is the last layer too, a batch norm, weights of matrix products, and a layer without use."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.norm, self.hidden, self.unused = nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.transposed = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        x = self.hidden(self.norm(self.embedding(x).mean(1))) @ self.transposed
+        return x @ self.embedding.weight.T
+
+
+@pytest.mark.skipif(not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"), reason="needs torch 2.15")
+def test_in_mixed_precision_fsdp_gathers_in_16_bits_what_autocast_alone_reads():
+    config = resolve(Workload(name="own"), {"num_workers": 2, "strategy": "fsdp"})
+    model = Tied()
+    model.unused.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    task = Task(
+        Workload(name="own"), config, model, torch.ones(2, 3, dtype=int), DistContext(0, 1, torch.device("cpu"))
+    )
+    assert policy_of(task) == MixedPrecisionPolicy()
+    policy = policy_of(replace(task, config={**config, "precision": "bf16"}))
+    types = {name: policy.param_dtype_override_fn(p) for name, p in model.named_parameters()}
+    converted = {name for name, dtype in types.items() if dtype != torch.float32}
+    assert converted == {"hidden.weight", "hidden.bias", "transposed"}
+    assert {types[name] for name in converted} == {torch.bfloat16} and policy.reduce_dtype == torch.float32
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert model.training and model.norm.training and not model.unused.training
 
 
 def test_pairs_of_linear_layers_with_elementwise_ones_between_are_split():
