@@ -28,6 +28,7 @@ from raypar.units import counted
 
 T = TypeVar("T")
 ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: {}"
+ADDS_GPUS = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
 
 
 class TimeEstimate(NamedTuple):
@@ -224,7 +225,8 @@ def choose_auto(
     if problem:
         has_gpu = cluster.cores_per_gpu is not None
         return auto, (f"device=auto: cpu, because {problem}{fix}",) if has_gpu else ()
-    return auto, _one_core(study, auto, share)
+    has_node = any(node.get("GPU", 0) for node in cluster.nodes)
+    return auto, (*_one_core(study, auto, share), *(() if has_node else (ADDS_GPUS,)))
 
 
 def _kept(best: T, before: Sequence[T]) -> T:

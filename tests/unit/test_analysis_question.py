@@ -15,6 +15,7 @@ from raypar.analysis.scaling import worker_groups
 from raypar.execution.plan import make_plan
 from raypar.report.export import rows_of
 from raypar.run.cluster import this_machine
+from raypar.study.options import Auto
 from raypar.study.space import Choice
 from raypar.study.trial import TrialResult, TrialState
 from raypar.workloads import digits
@@ -44,6 +45,7 @@ ASKED = study({"epochs": 3})
 OTHERS = (
     (study({"epochs": 1}), "epochs=1 instead of 3"),
     (study({"epochs": 3, "num_threads": 2}), "num_threads=2 instead of 1"),
+    (study({"epochs": 3, "cpus_per_worker": 2}), "cpus_per_worker=2 instead of 1"),
     (study({"epochs": 3, "per_worker_batch_size": 16}), "per_worker_batch_size=16 instead of None"),
     (study({"epochs": 3, "hidden_size": 7}), "hidden_size=7 instead of"),
     (study({"epochs": 3}, seed=5), "seed=5 instead of 0"),
@@ -54,7 +56,7 @@ OTHERS = (
 @pytest.mark.parametrize(("other", "sentence"), OTHERS, ids=[sentence for _, sentence in OTHERS])
 def test_trials_of_other_settings_are_set_aside_and_named(other, sentence):
     own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
-    parted = current_results(as_stored(question_of(ASKED)), [*own, *others])
+    parted = current_results(as_stored(question_of(ASKED, Auto())), [*own, *others])
     assert (list(parted.results), list(parted.excluded)) == (own, others)
     assert parted.sentence.startswith(f"{len(others)} trials of other settings excluded: ")
     assert sentence in parted.sentence
@@ -72,6 +74,19 @@ def test_trials_of_other_settings_are_set_aside_and_named(other, sentence):
 )
 def test_settings_that_follow_from_others_exclude_nothing(asked):
     assert not current_results(as_stored(question_of(asked)), ran(asked)).excluded
+
+
+@pytest.mark.parametrize("config", [{"device": "cuda"}, {}])
+def test_a_question_has_the_device_and_the_cores_that_the_machines_gave_it(config):
+    eight, four = (study(config).trials(auto=Auto("cuda", cores)) for cores in (8, 4))
+    of_eight = [TrialResult(spec, TrialState.FINISHED) for spec in eight]
+    question = as_stored(question_of(study(config), Auto("cuda", 8)))
+    parted = current_results(question, [*of_eight, *(TrialResult(spec, TrialState.FINISHED) for spec in four)])
+    assert parted.results == tuple(of_eight)
+    assert "cpus_per_worker=4 instead of 8" in parted.sentence
+    asked = study({}, {**WORKERS, "device": grid("cpu", "cuda")})
+    both = [TrialResult(spec, TrialState.FINISHED) for spec in asked.trials(auto=Auto("cuda", 8))]
+    assert not current_results(as_stored(question_of(asked, Auto("cuda", 8))), both).excluded
 
 
 def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay():

@@ -1,10 +1,13 @@
 """``raypar work``: weights, work by type of layer and the least time, or a refusal."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
 import torch
 from command import joined, raypar, refused
+
+from raypar import gpus
 
 PEAK = " --peak-tflops 1"
 
@@ -47,6 +50,29 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch):
     code, out, _ = raypar("work", "digits", "--set=num_threads=3", "--set=num_workers=2", "--set=precision=bf16")
     assert code == 0 and peak_flops.mock_calls == [call(torch.device("cpu"), torch.bfloat16, 6)]
     assert "peak: 200 GFLOP/s (measured: matrix products, bf16, cpu, 6 threads)" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "problem", "device"),
+    [
+        ([], None, "cuda"),
+        (["--set=num_workers=2"], None, "cpu"),  # as `raypar study` does
+        ([], "the installed torch is too old", "cpu"),
+        (["--set=device=cpu"], None, "cpu"),
+    ],
+)
+def test_the_peak_is_that_of_the_device_that_a_study_would_be_on(more, problem, device, monkeypatch):
+    peak_flops = Mock(return_value=2e11)
+    monkeypatch.setattr("raypar.train.flops.peak_flops", peak_flops)
+    monkeypatch.setattr(gpus, "all_gpus", lambda: (gpus.Gpu(0, "GPU-0", "a GPU", ""),))  # stands in for NVML
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    monkeypatch.setattr(gpus, "torch_problem", lambda _: problem)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        "raypar.train.precision.numerics_of", lambda *_: SimpleNamespace(mixed=None, dtype=torch.float32)
+    )
+    code, out, _ = raypar("work", "digits", *more)
+    assert code == 0 and peak_flops.mock_calls[0].args[0] == torch.device(device) and f" {device}" in out
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ TOO_FEW = (
     "--set num_workers=1 runs on cuda"
 )
 GPU_NODE = {"CPU": 12, "GPU": 4}
+STILL_TO_ADD = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
 ONE_WORKER = {"space": {"lr": grid(0.1, 0.2)}}
 DRAWN = {"space": {"num_workers": choice(1, 2)}}
 
@@ -117,10 +118,11 @@ DRAWN = {"space": {"num_workers": choice(1, 2)}}
         ),
         (gpus(1), DRAWN, {("cpu", 1)}, (TOO_FEW,)),
         (gpus(2), DRAWN, {("cuda", 8)}, ()),
-        (growing(NodeType(0, 1, GPU_NODE)), {}, {("cuda", 3)}, ()),
-        (growing(NodeType(1, 1, GPU_NODE)), {}, {("cuda", 3)}, ()),
+        (growing(NodeType(0, 1, GPU_NODE)), {}, {("cuda", 3)}, (STILL_TO_ADD,)),
+        (growing(NodeType(1, 1, GPU_NODE)), {}, {("cuda", 3)}, (STILL_TO_ADD,)),
+        (growing(NodeType(0, 2, GPU_NODE), nodes=(GPU_NODE,)), {}, {("cuda", 3)}, ()),
         (growing(NodeType(0, 1, {"CPU": 4, "GPU": 1})), {}, {("cpu", 1)}, (TOO_FEW,)),
-        (growing(NodeType(0, 2, {"CPU": 4, "GPU": 1})), {}, {("cuda", 4)}, ()),
+        (growing(NodeType(0, 2, {"CPU": 4, "GPU": 1})), {}, {("cuda", 4)}, (STILL_TO_ADD,)),
         (growing(NodeType(0, 2, {"CPU": 8})), {}, {("cpu", 1)}, ()),
         (
             growing(nodes=({"CPU": 1, "GPU": 2}, {"CPU": 8})),

@@ -19,6 +19,7 @@ from raypar.cli.app import app
 from raypar.cli.common import document_alone, quiet
 from raypar.doctor import CheckResult
 from raypar.report import documents
+from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialState
 from raypar.track.store import Store
 
@@ -304,6 +305,19 @@ def test_a_plan_stands_alone_whatever_its_file_prints(tmp_path, monkeypatch):
     assert "4 points × 3 repeats = 12 trials" in text and len(plan["trials"]) == plan["num_trials"] == 12
     assert [trial["order"] for trial in plan["trials"]] == list(range(1, 13))
     assert {gang["num_workers"] for gang in plan["gangs"]} == {1, 2}
+
+
+@pytest.mark.usefixtures("modules_as_they_were")
+def test_a_plan_on_gpus_says_why_its_trials_are_on_the_cpu(tmp_path, monkeypatch):
+    machine = Cluster(({"CPU": 8, "GPU": 1},), is_own=True)
+    monkeypatch.setattr("raypar.execution.execute.this_machine", lambda: machine)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("asked.py").write_text(STUDY)
+    (_, text, _), (_, out, err) = raypar("plan", "asked.py"), raypar("plan", "asked.py", "--json")
+    line = "device=auto: cpu, because num_workers=2 needs 2 GPUs in one gang, the cluster has 1"
+    assert line in text and line in err
+    assert {gang["device"] for gang in parsed(out)["gangs"]} == {"cpu"}
 
 
 def test_all_checks_of_the_machine_are_in_one_document(tmp_path, monkeypatch):
