@@ -19,14 +19,15 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train.backend import BackendConfig
+from ray.train.backend import Backend, BackendConfig
 
 from raypar.files import make_private_folder
+from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.run.locks import Holder, locked_cores
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
-from raypar.train.affinity import Core, host_cores
+from raypar.train.affinity import Core, cores_near_gpu, host_cores
 from raypar.train.job import RankContext, TrialJob
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
@@ -67,10 +68,27 @@ class Turn:
     to_lock: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
+class _SharedGpus(Backend):  # type: ignore[misc]
+    """Backend whose workers on a node see each other's GPUs, as TorchConfig's do: LOCAL_RANK is the number of one."""
+
+    share_cuda_visible_devices = True
+
+
 class GangBackend(BackendConfig):  # type: ignore[misc]
     """Backend in place of TorchConfig: no process group in the workers, as every trial's ranks make their own."""
 
     backend = "gloo"  # TorchTrainer looks at it, nothing else does
+    backend_cls = _SharedGpus
+
+
+def gpus_of_gang(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that show a rank its gang's GPUs on this node.
+
+    Args:
+        environment: of a gang's worker. On a node with AMD's GPUs, Ray has left HIP's variable at the worker's own.
+    """
+    shared = environment.get(VISIBLE) or environment.get(VISIBLE_AMD, "")
+    return {name: shared for name in (VISIBLE, VISIBLE_AMD) if name == VISIBLE or name in environment}
 
 
 def train_gang(
@@ -102,7 +120,12 @@ def train_gang(
     mark("gang: fit")
     GangTrainer(
         serve,
-        train_loop_config={"broker": broker, "gang_id": gang_id, "fresh": fresh},
+        train_loop_config={
+            "broker": broker,
+            "gang_id": gang_id,
+            "fresh": fresh,
+            "on_gpu": placement.device == "cuda",
+        },
         torch_config=GangBackend(),
         scaling_config=ScalingConfig(
             num_workers=placement.num_workers,
@@ -154,19 +177,21 @@ def serve(config: Mapping[str, Any]) -> None:
     broker, gang_id = config["broker"], config["gang_id"]
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    ip = ray.util.get_node_ip_address()
+    ip, local_rank = ray.util.get_node_ip_address(), context.get_local_rank()
+    visible = {**os.environ, **gpus_of_gang(os.environ)}
     greeting = Greeting(
         node_id=ray.get_runtime_context().get_node_id(),
         host=host_id(),
         hostname=socket.gethostname(),
         ip=ip,
-        local_rank=context.get_local_rank(),
+        local_rank=local_rank,
         local_world_size=context.get_local_world_size(),
         node_rank=context.get_node_rank(),
         rank=rank,
         world_size=world_size,
         placement_group=ray.util.get_current_placement_group(),
         cores=host_cores(),
+        near=cores_near_gpu(local_rank, visible) if config["on_gpu"] else frozenset(),
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
@@ -207,8 +232,6 @@ def _run_rank(
     job, rank = turn.job, greeting.rank
     log_path = job.log_path(rank)
     make_private_folder(log_path.parent)
-    # Ray sets this for the worker's own GPUs; the rank, which is no child of the worker, has to see the same. A trial
-    # on the CPU sees none, whatever its code asks torch.cuda.
     on_gpu = job.spec.placement.device == "cuda"
     context = RankContext(
         rank=rank,
@@ -219,7 +242,9 @@ def _run_rank(
         master_address=turn.master_address,
         requested_at_s=time.monotonic(),
         cores=turn.cores.get(rank, ()),
-        environment={"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else ""},
+        # Ray sets them for the worker; the rank is no child of it.
+        environment=gpus_of_gang(os.environ) if on_gpu else {},
+        node_ip=greeting.ip,
     )
     process = forks.fork(log_path, listen) if forks else spawn(log_path, listen)
     over = threading.Event()

@@ -105,6 +105,7 @@ class RankContext:
         requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
         cores: what the rank is pinned to; empty: not pinned.
         environment: variables of this rank, besides those of the run.
+        node_ip: address by which other nodes reach this one; empty where there are none.
     """
 
     rank: int
@@ -116,6 +117,7 @@ class RankContext:
     requested_at_s: float
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    node_ip: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,17 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from raypar.errors import WorkloadError, cut, message_of
+import psutil
+
+from raypar.errors import ClusterError, WorkloadError, cut, message_of
+from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import CHECKPOINT_FOLDER, RankContext, RankOutcome, TrialJob
+from raypar.units import counted
 
 # The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
 _LOST = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Connection refused)", re.DOTALL)
@@ -65,6 +69,10 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 COLLECTIVE_TIMEOUT_S = 1800.0
+# An empty list hides all GPUs from CUDA, and none from HIP.
+NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
+NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
+NO_GPU_HINT = "`raypar doctor` on that node checks its GPUs, driver and torch; device=cpu needs none"
 # Of what a failure says; the rank's log has more.
 MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
 
@@ -106,7 +114,9 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     config: Mapping[str, Any] = job.spec.config
     seed = job.spec.seed
     cores = pin(context.cores) if context.cores else ()  # still single-threaded: every later thread inherits it
-    os.environ.update({**job.settings.environment, **context.environment})
+    # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
+    hidden = {} if config["device"] == "cuda" else NO_GPUS
+    os.environ.update({**job.settings.environment, **context.environment, **hidden})
     sys.path[:0] = [folder for folder in job.settings.sys_path if folder not in sys.path]
 
     import numpy as np
@@ -160,16 +170,32 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
 
     if config["device"] != "cuda":
         return torch.device(config["device"])
-    device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
+    num_gpus = torch.cuda.device_count()
+    if context.local_rank >= num_gpus:
+        lists = [f"{name} is {os.environ[name]!r}" for name in (VISIBLE, VISIBLE_AMD) if name in os.environ]
+        why = torch_problem(all_gpus()) or "each worker needs one of its own"
+        sees = counted(num_gpus, "GPU") if num_gpus else "no GPU"
+        lists_text = ", ".join(lists) or f"{VISIBLE} is not set"
+        raise ClusterError(NO_GPU_FOR_RANK.format(context.local_rank, sees, lists_text, why), hint=NO_GPU_HINT)
+    device = torch.device("cuda", context.local_rank)
     torch.cuda.set_device(device)
     return device
 
 
+def _interface_of(address: str) -> str | None:
+    """Return the network interface of this machine that has the address; None if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    return None
+
+
 @contextlib.contextmanager
 def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> Any:
-    """Join the process group, if there are several ranks; set torchrun's variables in any case."""
+    """Join the process group, if there are several ranks; set torchrun's and Ray Train's variables in any case."""
     host, port = context.master_address
-    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), GROUP_RANK=str(context.node_rank))
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), ACCELERATE_TORCH_DEVICE=str(device))
+    os.environ["GROUP_RANK"] = os.environ["NODE_RANK"] = str(context.node_rank)
     for name in ("rank", "world_size", "local_rank", "local_world_size"):
         os.environ[name.upper()] = str(getattr(context, name))
     if context.world_size == 1:
@@ -180,6 +206,11 @@ def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> 
     if context.local_world_size == context.world_size:
         # One node: no host name has to resolve, and nothing listens beyond the machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    elif interface := _interface_of(context.node_ip):
+        # Left to themselves, gloo takes the address of the host's name, which may be 127.0.1.1, and NCCL the first
+        # interface, which may be a bridge of this machine's containers.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=", all that begin so
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
@@ -190,8 +221,9 @@ def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> 
         wait_for_workers=False,
         master_listen_fd=listen_fd if context.rank == 0 else None,
     )
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.world_size, timeout=timeout)
+    # With its device, NCCL connects here, and not in the first step, and never by another rank's GPU.
+    backend: dict[str, Any] = {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
+    dist.init_process_group(**backend, store=store, rank=context.rank, world_size=context.world_size, timeout=timeout)
     yield  # after an error the peers may hang in a collective: their supervisors end them, nobody waits here
     if dist.is_initialized():
         dist.destroy_process_group()

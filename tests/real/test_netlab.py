@@ -70,6 +70,21 @@ config = resolve(digits, {"num_workers": 2, "epochs": 100, "batch_size": 128})
 outcome = train(digits, config, 0, DistContext(rank, 2, torch.device("cpu")), Channel(), start_s=0.0)
 print(json.dumps(outcome.step_times_s))
 """
+# Joins the process group as a rank of a gang on two hosts does, and adds up the ranks' numbers.
+MEMBER = """
+import os, socket, sys
+import torch
+import torch.distributed as dist
+from raypar.train.job import RankContext
+from raypar.train.worker import _process_group
+rank, first, address = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+listen = socket.create_server((first, 5001)).detach() if rank == 0 else None
+context = RankContext(rank, 2, 0, 1, rank, (first, 5001), 0.0, node_ip=address)
+with _process_group(context, torch.device("cpu"), listen):
+    total = torch.tensor(1.0 + rank)
+    dist.all_reduce(total)
+    print(int(total), os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"])
+"""
 OWNER = """
 import sys
 from netlab import Lab, Shape
@@ -146,6 +161,26 @@ def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
     assert (
         analyse(Question("cut", {}, ()), [result]).warnings[0].detail.startswith("1 of 1 trial stalled within a step")
     )
+
+
+def test_ranks_on_two_hosts_meet_though_their_names_lead_to_the_hosts_themselves():
+    """Gloo by itself listens at the address of the host's name, which Debian's installer sets to 127.0.1.1."""
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    how["env"] = {**env, "PYTHONPATH": str(HERE.parents[1])}
+    with Lab(2) as lab:
+        for host in (0, 1):
+            hosts = lab.folder / f"hosts{host}"
+            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node{host}\n")
+            lab.run(host, ["mount", "--bind", hosts, "/etc/hosts"])
+            # As Docker's, and of the same address on every host.
+            lab.run(host, ["ip", "link", "add", "br-decoy", "type", "bridge"])
+            lab.run(host, ["ip", "addr", "add", "172.17.0.1/16", "dev", "br-decoy"])
+            lab.run(host, ["ip", "link", "set", "br-decoy", "up"])
+        command = [sys.executable, "-c", MEMBER]
+        ranks = [lab.popen(i, [*command, str(i), lab.address(0), lab.address(i)], **how) for i in (0, 1)]
+        printed = [rank.communicate()[0] for rank in ranks]
+        assert all(text.endswith("3 eth0 =eth0\n") for text in printed), printed
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])

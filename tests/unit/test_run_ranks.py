@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,7 +18,9 @@ import pytest
 import torch
 from results import make_spec
 
+from raypar.errors import ClusterError
 from raypar.run import ranks
+from raypar.run.gang import gpus_of_gang
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, num_memory_kills, supervise
 from raypar.run.runner import is_retried
 from raypar.signals import is_running
@@ -306,3 +310,94 @@ def test_a_long_log_takes_no_more_of_the_disk_while_it_is_written(tmp_path):
 def test_the_kernels_count_of_memory_kills_does_not_fall():
     before = num_memory_kills()
     assert 0 <= before <= num_memory_kills()
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """The environment variables of a rank, none to begin with."""
+    variables: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", variables)
+    return variables
+
+
+def a_rank(rank=0, size=2, *, local_rank=0, local_size=1, node_ip="10.0.0.7", **fields):
+    return RankContext(rank, size, local_rank, local_size, rank, ("10.0.0.7", 5), 0.0, node_ip=node_ip, **fields)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "given", "message"),
+    [
+        (0, {"CUDA_VISIBLE_DEVICES": ""}, "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is ''; there is no GPU"),
+        (0, {}, "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is not set; there is no GPU"),
+        (1, {"CUDA_VISIBLE_DEVICES": "3"}, "sees 1 GPU: CUDA_VISIBLE_DEVICES is '3'; each worker needs one of its own"),
+        (
+            1,
+            {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3"},
+            "CUDA_VISIBLE_DEVICES is '3', HIP_VISIBLE_DEVICES is '3'; each worker",
+        ),
+    ],
+)
+def test_a_rank_without_a_gpu_says_which_it_may_see(monkeypatch, variables, num_gpus, given, message):
+    variables.update(given)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(worker, "torch_problem", lambda _: None if num_gpus else "there is no GPU")
+    with pytest.raises(ClusterError, match="raypar doctor") as caught:
+        worker._device({"device": "cuda"}, a_rank(1, local_rank=1, local_size=2))
+    assert message in caught.value.message
+
+
+def test_a_ranks_gpu_is_the_one_of_its_number_on_the_node(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    devices = [worker._device({"device": "cuda"}, a_rank(i, 4, local_rank=i, local_size=4)) for i in range(4)]
+    assert devices == chosen == [torch.device("cuda", i) for i in range(4)]
+
+
+ADDRESSES = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth1": ["10.0.0.7", "fe80::7%eth1"]}
+
+
+@pytest.mark.parametrize(
+    ("context", "given", "interfaces"),
+    [
+        (a_rank(), {}, {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}),
+        (a_rank(node_ip="fe80::7"), {}, {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}),
+        (a_rank(), {"GLOO_SOCKET_IFNAME": "ib0"}, {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=eth1"}),
+        (a_rank(node_ip="203.0.113.1"), {}, {}),  # of a gateway
+        (a_rank(node_ip=""), {}, {}),
+        (a_rank(local_size=2), {}, {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}),
+        (a_rank(size=1), {}, {}),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_ranks_on_several_nodes_speak_over_the_interface_that_ray_has_there(
+    monkeypatch, variables, context, given, interfaces, device
+):
+    joined = []
+    listed = {name: [SimpleNamespace(address=each) for each in all_of] for name, all_of in ADDRESSES.items()}
+    monkeypatch.setattr(worker.psutil, "net_if_addrs", lambda: listed)
+    monkeypatch.setattr(torch.distributed, "TCPStore", lambda *_, **__: "store")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: joined.append(how))
+    variables.update(given)
+    with worker._process_group(context, torch.device(device), None):
+        assert {name: value for name, value in variables.items() if name.endswith("_SOCKET_IFNAME")} == interfaces
+    assert (variables["NODE_RANK"], variables["GROUP_RANK"], variables["ACCELERATE_TORCH_DEVICE"]) == ("0", "0", device)
+    of_device = {"cpu": {"backend": "gloo"}, "cuda:1": {"backend": "nccl", "device_id": torch.device("cuda:1")}}
+    how = of_device[device] | {"store": "store", "rank": 0, "world_size": 2, "timeout": timedelta(seconds=1800)}
+    assert joined == ([how] if context.world_size > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("of_worker", "of_rank"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": "0,2"}),
+        # On AMD's nodes Ray sets HIP's variable, which comes first there, and Ray Train shares CUDA's alone.
+        (
+            {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "2"},
+            {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "0,2"},
+        ),
+        ({"HIP_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}),
+    ],
+)
+def test_a_rank_sees_the_gpus_of_its_gang_that_its_worker_was_given(of_worker, of_rank):
+    assert gpus_of_gang({**of_worker, "PATH": "/bin"}) == of_rank
