@@ -388,7 +388,7 @@ Exclusive = Annotated[
 ShareMachine = Annotated[
     bool,
     typer.Option(
-        "--share-machine", help="Don't wait for cores that another study has: share them, and mark the times."
+        "--share-machine", help="Don't wait for cores and GPUs that another study has: share them, and mark the times."
     ),
 ]
 MinNodes = Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -11,8 +10,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from itertools import chain
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -39,15 +40,17 @@ from raypar.execution.results import (
     record_summary,
     speedup_curves,
 )
+from raypar.gpus import visible_gpus, visible_only
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes, watch_of_cluster
-from raypar.run.locks import Holder, leased_cores, one_execution
+from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
+from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, point_label
 from raypar.track.client import MODEL_NAME, store_identity
@@ -64,6 +67,7 @@ CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that other
 PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
 # Beginnings of the names of those that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
 NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
+PLACING = ("device", "num_workers")  # options that decide how many GPUs a trial has
 REPORT_FILE = "report.html"
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (
@@ -120,11 +124,12 @@ def execute(
 
         companions: Callable[[], frozenset[Holder]] = frozenset
         if plan.num_missing and (machine := plan.cluster.cores) is not None:
+            plan, gpus = stack.enter_context(_on_leased_gpus(plan, me, notice, share=options.share_machine))
             cores = machine or host_cores()  # of a system that can't pin their number, at least
             lease = leased_cores(me, cores, plan.choose_cores, notice, share=options.share_machine)
             leased = stack.enter_context(lease)
             stack.enter_context(leased.keeping_off_others())
-            plan, companions = plan.within(leased.cores), leased.companions
+            plan, companions = plan.within(leased.cores), partial(_companions, [leased, *gpus])
             outcome.plan = plan
             if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
                 notice(Notice(text))
@@ -151,6 +156,44 @@ def execute(
         if not (outcome.was_interrupted or outcome.num_unsent):
             end_abandoned(options.project_dir, options.tracking_uri)
     return outcome
+
+
+@contextlib.contextmanager
+def _on_leased_gpus(
+    plan: ExecutionPlan, me: Holder, notice: Listener, *, share: bool
+) -> Iterator[tuple[ExecutionPlan, list[Lease]]]:
+    """Lease the GPUs that a study needs on this machine, and hide the others from what it starts.
+
+    Before the cores: a study that waits for GPUs keeps no cores from others.
+
+    Yields:
+        The plan on these GPUs alone, and the lease; the plan as it is and none, where no trial needs a GPU.
+    """
+    widest, most = _num_gpus(plan)
+    if not widest or not (visible := visible_gpus()):
+        yield plan, []
+        return
+    least = min(widest * (plan.study.max_concurrent_trials or 1), len(visible))
+    with leased_gpus(me, visible, least, max(least, most), notice, share=share) as leased, visible_only(leased.gpus):
+        node = {**plan.cluster.nodes[0], "GPU": len(leased.gpus)}
+        yield replace(plan, cluster=replace(plan.cluster, nodes=(node,))), [leased]
+
+
+def _num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
+    """Return how many GPUs the largest trial needs, and how many the gangs of all placements have side by side."""
+    study = plan.study
+    placements = {spec.placement for spec in (plan.specs if study.until else plan.missing)}
+    if study.is_search:
+        drawn = [[(key, value) for value in examples(study.space[key])] for key in PLACING if key in study.space]
+        device = plan.cluster.default_device
+        placements = {study.trial(dict(p), 0, default_device=device).placement for p in product(*drawn)}
+    counts = [placement.num_workers for placement in placements if placement.device == "cuda"]
+    return max(counts, default=0), sum(counts)
+
+
+def _companions(leases: Sequence[Lease]) -> frozenset[Holder]:
+    """Return the other studies that share something with this one at the moment."""
+    return frozenset(chain.from_iterable(lease.companions() for lease in leases))
 
 
 @contextlib.contextmanager
@@ -275,7 +318,7 @@ def _run(
             has_begun = True
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
-                more = functools.partial(_more, handler, begun_s) if loaded.study.until else None
+                more = partial(_more, handler, begun_s) if loaded.study.until else None
                 runner.run(loaded.study, specs, handler, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds

@@ -51,7 +51,7 @@ from raypar.units import value_of
 
 PARTIAL = "Partial: {} when {} of {} were done."
 NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
-JOINED = "{} shares cores of this study (--share-machine): trials that run meanwhile are marked"
+JOINED = "{} shares cores or GPUs of this study (--share-machine): trials that run meanwhile are marked"
 BREAKDOWN_FILE = "breakdown.json"
 log = logging.getLogger(__name__)
 SPEEDUP = "scaling/speedup"

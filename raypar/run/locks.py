@@ -1,4 +1,4 @@
-"""Locks between the studies of a machine: one execution of a study at a time, and one study on a core.
+"""Locks between the studies of a machine: one execution of a study at a time, and one study on a core or a GPU.
 
 A lock is a file in a folder that all users of the machine can write to. `flock(2)` holds it, so that it ends with its
 process, however that ends; its text says who holds it.
@@ -27,6 +27,7 @@ import psutil
 
 from raypar import units
 from raypar.errors import RayparError, cut
+from raypar.gpus import Gpu
 from raypar.masking import masked
 from raypar.run.runner import Listener, Notice
 from raypar.signals import is_running
@@ -37,7 +38,9 @@ FOLDER = Path("/tmp/.raypar-locks")
 FOLDER_VARIABLE = "RAYPAR_LOCK_DIR"
 POLL_S = 1.0
 WAITING = "waiting for cores: {}; Ctrl-C ends this, `raypar study --share-machine` would run at the same time"
+WAITING_FOR_GPUS = "waiting for GPUs: {}; Ctrl-C ends this, `raypar study --share-machine` would run at the same time"
 SHARING = "--share-machine: shares cores with {}; the trials of both are marked in their results"
+SHARING_GPUS = "--share-machine: shares GPUs with {}; the trials of both are marked in their results"
 _MAX_TEXT_BYTES = 4096
 _MAX_CHARS = 500
 
@@ -231,70 +234,72 @@ def first_cores(count: int) -> Choice:
     return lambda free: [core.number for core in free[:count]] if len(free) >= count else []
 
 
-class CoreLease:
-    """Lease of cores of this machine to the study of this process.
+class Lease:
+    """Lease of parts of this machine, all of one kind, to the study of this process.
 
     Args:
-        machine: the cores that the study may use.
+        kind: "core" or "GPU".
+        names: of the locks of the parts that the study may use.
 
     Attributes:
-        cores: numbers of those that it has.
+        names: as given.
+        held: names of those that it has.
     """
 
-    def __init__(self, me: Holder, machine: Sequence[Core]) -> None:
-        self.cores: frozenset[int] = frozenset()
-        self._me, self._machine = me, machine
+    def __init__(self, me: Holder, kind: str, names: Sequence[str]) -> None:
+        self.held: frozenset[str] = frozenset()
+        self.names, self._me, self._kind = names, me, kind
         self._locks: list[Lock] = []
 
-    def take(self, choose: Choice) -> bool:
-        """Take free cores; none where they are too few. Those whose physical core is free as a whole come first."""
-        locks = {core: _core_lock(core.number) for core in self._machine}
+    def take_by_name(self, choose: Callable[[Sequence[str]], Collection[str]]) -> bool:
+        """Take free parts; none where they are too few, so that `choose` chooses none."""
+        locks = {name: Lock(name) for name in self.names}
         self._locks = [*locks.values()]
-        free = [core for core in self._machine if locks[core].acquire()]
-        in_use = {core.physical for core in set(self._machine).difference(free)}
-        chosen = choose([core for core in free if core.physical not in in_use]) or choose(free)
-        self.cores = frozenset(chosen)
-        for core in free:
-            if core.number in self.cores:
-                locks[core].sign(self._me)
+        free = [name for name, lock in locks.items() if lock.acquire()]
+        self.held = frozenset(choose(free))
+        for name in free:
+            if name in self.held:
+                locks[name].sign(self._me)
             else:
-                locks[core].release()
-        return bool(chosen)
+                locks[name].release()
+        return bool(self.held)
 
-    def wait(self, choose: Choice, notice: Listener) -> None:
-        """Take cores as soon as they are free, one waiting study after the other."""
-        turn, has_turn, last_text = Lock("turn"), False, ""
+    def wait_until(self, take: Callable[[], bool], waiting: str, notice: Listener) -> None:
+        """Take parts as soon as they are free, one waiting study after the other.
+
+        Args:
+            waiting: what `notice` gets, with {} for those that have the parts.
+        """
+        turn, has_turn, last_text = Lock("turn" if self._kind == "core" else f"turn-{self._kind}"), False, ""
         try:
             while True:
                 has_turn = has_turn or turn.acquire()
-                if has_turn and self.take(choose):
+                if has_turn and take():
                     return
                 if has_turn:
                     turn.sign(self._me)
                 ahead = None if has_turn else turn.holder()
-                if has_turn or ahead:  # else another study is just choosing its cores
+                if has_turn or ahead:  # else another study is just choosing its parts
                     text = self._obstacles(ahead)
                     if text != last_text:
-                        notice(Notice(WAITING.format(text)))
+                        notice(Notice(waiting.format(text)))
                     last_text = text
                 time.sleep(POLL_S)
         finally:
             turn.release()
 
     def _obstacles(self, ahead: Holder | None) -> str:
-        num_cores = Counter(holder for core in self._machine if (holder := _core_lock(core.number).holder()))
-        total = units.counted(len(self._machine), "core")
-        texts = [f"{holder} has {count} of {total}" for holder, count in num_cores.items()]
+        num_held = Counter(holder for name in self.names if (holder := Lock(name).holder()))
+        total = units.counted(len(self.names), self._kind)
+        texts = [f"{holder} has {count} of {total}" for holder, count in num_held.items()]
         if ahead is not None:
             texts.append(f"{ahead} is next")
         return ", ".join(texts) or "another process has them"
 
-    def share(self, choose: Choice) -> None:
-        """Take cores at once: free ones, or where they are too few, those of other studies too."""
-        if self.take(choose):
-            return
-        self.cores = frozenset(choose(self._machine))
-        for lock in chain.from_iterable((_core_lock(number), _guest_lock(number)) for number in self.cores):
+    def share_by_name(self, names: Collection[str]) -> None:
+        """Take parts at once, those of other studies too."""
+        self.held = frozenset(names)
+        for lock in chain.from_iterable((Lock(name), _guest_lock(name)) for name in self.held):
             self._locks.append(lock)
             if lock.acquire():
                 lock.sign(self._me)
@@ -305,14 +310,51 @@ class CoreLease:
         self._locks.clear()
 
     def companions(self) -> frozenset[Holder]:
-        """Return the other studies that share some of the cores at the moment."""
-        locks = chain.from_iterable((_core_lock(number), _guest_lock(number)) for number in self.cores)
+        """Return the other studies that share some of the parts at the moment."""
+        locks = chain.from_iterable((Lock(name), _guest_lock(name)) for name in self.held)
         return frozenset(holder for lock in locks if (holder := lock.holder()) and holder.pid != self._me.pid)
+
+
+class CoreLease(Lease):
+    """Lease of cores.
+
+    Args:
+        machine: the cores that the study may use.
+    """
+
+    def __init__(self, me: Holder, machine: Sequence[Core]) -> None:
+        super().__init__(me, "core", [_core_name(core.number) for core in machine])
+        self._machine = machine
+
+    @property
+    def cores(self) -> frozenset[int]:
+        """Numbers of the cores that the study has."""
+        return frozenset(core.number for core in self._machine if _core_name(core.number) in self.held)
+
+    def take(self, choose: Choice) -> bool:
+        """Take free cores; none where they are too few. Those whose physical core is free as a whole come first."""
+
+        def names(free_names: Sequence[str]) -> list[str]:
+            free = [core for core in self._machine if _core_name(core.number) in free_names]
+            in_use = {core.physical for core in set(self._machine).difference(free)}
+            chosen = choose([core for core in free if core.physical not in in_use]) or choose(free)
+            return list(map(_core_name, chosen))
+
+        return self.take_by_name(names)
+
+    def wait(self, choose: Choice, notice: Listener) -> None:
+        """Take cores as soon as they are free."""
+        self.wait_until(lambda: self.take(choose), WAITING, notice)
+
+    def share(self, choose: Choice) -> None:
+        """Take cores at once: free ones, or where they are too few, those of other studies too."""
+        if not self.take(choose):
+            self.share_by_name(list(map(_core_name, choose(self._machine))))
 
     def _foreign(self) -> frozenset[int]:
         """Return the cores that other studies have to themselves."""
         others = (core.number for core in self._machine if core.number not in self.cores)
-        return frozenset(number for number in others if _core_lock(number).holder())
+        return frozenset(number for number in others if Lock(_core_name(number)).holder())
 
     @contextlib.contextmanager
     def keeping_off_others(self) -> Iterator[None]:
@@ -353,11 +395,11 @@ def locked_cores(me: Holder, numbers: Collection[int], machine: Sequence[Core]) 
     """
     with contextlib.ExitStack() as stack:
         for number in sorted(numbers):  # of two trials that want the same ones, one gets the first and so the others
-            lock = _core_lock(number)
+            lock = Lock(_core_name(number))
             if not lock.acquire():
                 stack.close()
                 taken = {number: str(lock.holder() or "another process")}
-                holders = ((core.number, _core_lock(core.number).holder()) for core in machine)
+                holders = ((core.number, Lock(_core_name(core.number)).holder()) for core in machine)
                 yield taken | {n: str(holder) for n, holder in holders if holder and holder.study != me.study}
                 return
             stack.callback(lock.release)
@@ -365,13 +407,30 @@ def locked_cores(me: Holder, numbers: Collection[int], machine: Sequence[Core]) 
         yield {}
 
 
-def _core_lock(number: int) -> Lock:
-    return Lock(f"core-{number}")
+def _core_name(number: int) -> str:
+    return f"core-{number}"
 
 
-def _guest_lock(number: int) -> Lock:
-    """The lock of a study that shares a core which another study has."""
-    return Lock(f"guest-{number}")
+def _guest_lock(name: str) -> Lock:
+    """The lock of a study that shares a part of the machine which another study has."""
+    return Lock(f"guest-{name}")
+
+
+class GpuLease(Lease):
+    """Lease of GPUs.
+
+    Args:
+        machine: the GPUs that the study may use.
+    """
+
+    def __init__(self, me: Holder, machine: Sequence[Gpu]) -> None:
+        self._by_name = {f"gpu-{gpu.uuid or gpu.bus_id}": gpu for gpu in machine}
+        super().__init__(me, "GPU", list(self._by_name))
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """GPUs that the study has, in the machine's order."""
+        return tuple(gpu for name, gpu in self._by_name.items() if name in self.held)
 
 
 def _move_off(avoided: Collection[int], last_resort: Collection[int]) -> None:
@@ -406,6 +465,36 @@ def leased_cores(
                 notice(Notice(SHARING.format(", ".join(sorted(map(str, companions))))))
         else:
             lease.wait(choose, notice)
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextlib.contextmanager
+def leased_gpus(
+    me: Holder, machine: Sequence[Gpu], least: int, most: int, notice: Listener, *, share: bool = False
+) -> Iterator[GpuLease]:
+    """Lease GPUs of this machine to a study, for as long as the context lasts. Raises RayparError where none can be.
+
+    Args:
+        machine: the GPUs that it may use, `least` or more.
+        least: so many it waits for.
+        most: so many it takes where they are free.
+        notice, share: as of `leased_cores`.
+    """
+    lease = GpuLease(me, machine)
+
+    def take() -> bool:
+        return lease.take_by_name(lambda free: free[:most] if len(free) >= least else [])
+
+    try:
+        if share:
+            if not take():
+                lease.share_by_name(lease.names[:most])
+            if companions := lease.companions():
+                notice(Notice(SHARING_GPUS.format(", ".join(sorted(map(str, companions))))))
+        else:
+            lease.wait_until(take, WAITING_FOR_GPUS, notice)
         yield lease
     finally:
         lease.release()

@@ -143,7 +143,10 @@ CASES = {
         (on(ALONE, SPREAD), None),  # beside trials on one machine each
     ],
     "shared_with_studies": [
-        (changed(3, environment={"shared_with": "b, c"}), "1 of 12 trials shared cores with other studies: b, c."),
+        (
+            changed(3, environment={"shared_with": "b, c"}),
+            "1 of 12 trials shared cores or GPUs with other studies: b, c.",
+        ),
         (changed(3, environment={"shared_with": ["b"]}), None),
     ],
     "shared_cores": [

@@ -10,21 +10,25 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import nvml
 import pytest
+from nvml import Card
 from rich.console import Console
 from stage import Stage, a_study, failed, finished
 
-from raypar import grid
+from raypar import choice, grid
 from raypar.analysis.question import current_results, question_from_dict
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import execute as module
 from raypar.execution import results
 from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING, rank_environment
+from raypar.execution.plan import make_plan
 from raypar.execution.results import JOINED
+from raypar.gpus import visible_gpus
 from raypar.run import locks
 from raypar.run.cluster import Cluster
-from raypar.run.locks import CoreLease, Holder
+from raypar.run.locks import CoreLease, GpuLease, Holder
 from raypar.run.runner import Notice, TrialEnded, TrialsAdded
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.options import Auto
@@ -437,6 +441,88 @@ def test_trials_that_others_come_to_share_cores_with_are_marked_from_then_on(on_
     assert marked == [5, 6, 7]
     notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
     assert notices == [JOINED.format(f"study `other` (process {os.getppid()} of )")]
+
+
+@pytest.fixture
+def on_two_gpus(stage, machine, monkeypatch):
+    """Stand-ins for two GPUs; the study sees what it would give its processes."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(locks, "POLL_S", 0.0)
+    nvml.install(monkeypatch, Card(1), Card(2))
+    stage.machine = Cluster(({"CPU": 4, "GPU": 2},), is_own=True, cores=tuple(CORES))
+    stage.visible = []
+
+    def trial(spec):
+        stage.visible.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return finished(spec)
+
+    stage.trial = trial
+    return stage
+
+
+def on_gpus(num_workers=(1, 2), **changes):
+    changes = {"config": {"device": "cuda"}, "space": {"num_workers": grid(*num_workers)}, **changes}
+    return a_study(baseline={"num_workers": num_workers[0]}, **changes)
+
+
+def other_study(gpus, *names):
+    """Another study takes these."""
+    lease = GpuLease(Holder("other", os.getppid(), "", ""), gpus)
+    assert lease.take_by_name(lambda free: [name for name in free if name in names])
+    return lease
+
+
+def test_a_study_has_as_many_gpus_as_its_largest_trial_and_hides_the_others_from_what_it_starts(on_two_gpus):
+    lease = other_study(visible_gpus(), "gpu-GPU-1234")
+    on_two_gpus.execute(on_gpus((1,)))
+    assert on_two_gpus.cluster.nodes[0]["GPU"] == 1 and {*on_two_gpus.visible} == {"GPU-2234"}
+    lease.release()
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ and on_two_gpus.notices == []
+    on_two_gpus.visible.clear()
+    on_two_gpus.execute(on_gpus(name="again"))
+    assert on_two_gpus.cluster.nodes[0]["GPU"] == 2 and {*on_two_gpus.visible} == {None}  # there is nothing to hide
+
+
+def test_a_study_waits_for_gpus_before_it_takes_cores(on_two_gpus, machine, monkeypatch):
+    lease = other_study(visible_gpus(), "gpu-GPU-1234")
+
+    def notice(text):
+        assert text.startswith("waiting for GPUs: study `other` (process ") and "has 1 of 2 GPUs" in text
+        assert machine.take(lambda free: [core.number for core in free]) and on_two_gpus.happened == ["checked"]
+        machine.release()
+        lease.release()
+
+    monkeypatch.setattr(on_two_gpus, "notices", SimpleNamespace(append=notice))
+    on_two_gpus.execute(on_gpus())
+    assert len(on_two_gpus.of("recorded")) == 4 and machine.take(lambda free: [0])
+
+
+def test_trials_that_shared_a_gpu_are_marked(on_two_gpus):
+    lease = other_study(visible_gpus(), "gpu-GPU-1234")
+    outcome = on_two_gpus.execute(on_gpus(), share_machine=True)
+    assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
+    assert on_two_gpus.notices == [locks.SHARING_GPUS.format(f"study `other` (process {os.getppid()} of )")]
+    lease.release()
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_a_study_on_the_cpu_leaves_gpus_alone(on_two_gpus, monkeypatch, device):
+    lease = other_study(visible_gpus(), "gpu-GPU-1234", "gpu-GPU-2234")
+    monkeypatch.setattr(module, "visible_gpus", lambda: pytest.fail("GPUs were looked for"))
+    if device is None:  # "auto", on a machine without
+        on_two_gpus.machine = replace(on_two_gpus.machine, nodes=({"CPU": 4},))
+    on_two_gpus.execute(on_gpus(config={} if device is None else {"device": device}))
+    assert len(on_two_gpus.of("recorded")) == 4 and on_two_gpus.notices == []
+    lease.release()
+
+
+def test_a_search_has_the_gpus_that_its_draws_may_need(on_two_gpus):
+    study = a_study(
+        space={"num_workers": choice(1, 2), "width": choice(4, 8)}, baseline={}, num_trials=2, num_repeats=1
+    )
+    plan = make_plan(study, on_two_gpus.machine, ())
+    assert module._num_gpus(plan) == (2, 3)
+    assert module._num_gpus(make_plan(replace(study, config={"device": "cpu"}), on_two_gpus.machine, ())) == (0, 0)
 
 
 def until_settled(**changes):

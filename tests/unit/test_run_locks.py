@@ -1,4 +1,7 @@
-"""Locks between studies, held by real processes: one execution of a study, one study on a core."""
+"""Locks between studies, held by real processes: one execution of a study, one study on a core, one on a GPU.
+
+The GPUs are made up: a lock needs their names only.
+"""
 
 import contextlib
 import json
@@ -15,9 +18,19 @@ from pathlib import Path
 import pytest
 
 from raypar.errors import RayparError
+from raypar.gpus import Gpu
 from raypar.predict import probe
 from raypar.run import locks
-from raypar.run.locks import CoreLease, Holder, Lock, first_cores, leased_cores, locked_cores, one_execution
+from raypar.run.locks import (
+    CoreLease,
+    Holder,
+    Lock,
+    first_cores,
+    leased_cores,
+    leased_gpus,
+    locked_cores,
+    one_execution,
+)
 from raypar.run.runner import TrialEnded
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores
@@ -51,8 +64,8 @@ def start():
     """Start a process that runs a study on so many cores of a machine; it prints what it waits for, and its cores."""
     with contextlib.ExitStack() as stack:
 
-        def started(name, num_cores, size, *, share=0):
-            command = [sys.executable, "-c", HOLDS, name, *map(str, (num_cores, size, share))]
+        def started(name, num_cores, size, *, share=0, code=HOLDS):
+            command = [sys.executable, "-c", code, name, *map(str, (num_cores, size, share))]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
             stack.callback(process.kill)
@@ -264,6 +277,69 @@ def test_a_trial_on_a_cluster_has_all_of_its_cores_or_hears_who_has_which(start)
     first.wait()
     with locked_cores(me(), range(4), FOUR) as taken:
         assert taken == {}
+
+
+# ---- GPUs
+
+HOLDS_GPUS = """
+import sys
+from raypar.gpus import Gpu
+from raypar.run.locks import Holder, leased_gpus
+
+name, least, most, share = sys.argv[1], *map(int, sys.argv[2:])
+machine = [Gpu(0, "GPU-a", "H100", "0000:1b:00.0"), Gpu(1, "", "AMD GPU", "0000:2b:00.0", is_amd=True)]
+
+def tell(event):
+    print(event.text, flush=True)
+
+with leased_gpus(Holder.here(name, []), machine, least, most, tell, share=bool(share)) as lease:
+    print([gpu.index for gpu in lease.gpus], flush=True)
+    sys.stdin.read()
+"""
+# As `HOLDS_GPUS` has them.
+TWO_GPUS = [Gpu(0, "GPU-a", "H100", "0000:1b:00.0"), Gpu(1, "", "AMD GPU", "0000:2b:00.0", is_amd=True)]
+
+
+def start_on_gpus(start, name, least, most, *, share=0):
+    return start(name, least, most, share=share, code=HOLDS_GPUS)
+
+
+def test_of_two_studies_that_start_together_on_two_gpus_the_second_waits_for_the_first(start):
+    processes = {name: start_on_gpus(start, name, 2, 2) for name in ("one", "two")}
+    lines = {name: line_of(process) for name, process in processes.items()}
+    first = next(name for name, line in lines.items() if line == "[0, 1]")
+    second = ({*processes} - {first}).pop()
+    has = f"waiting for GPUs: study `{first}` (process {processes[first].pid}) has 2 of 2 GPUs; "
+    assert lines[second].startswith(has) and "--share-machine" in lines[second]
+    processes[first].kill()
+    assert line_of(processes[second]) == "[0, 1]"
+
+
+def test_studies_that_need_one_gpu_each_run_side_by_side_and_one_takes_more_where_they_are_free(start):
+    one = start_on_gpus(start, "one", 1, 1)
+    assert line_of(one) == "[0]"
+    two = start_on_gpus(start, "two", 1, 2)
+    assert line_of(two) == "[1]"
+    for process in (one, two):
+        process.kill()
+        process.wait()
+    with leased_gpus(me(), TWO_GPUS, 1, 2, print) as lease:
+        assert lease.gpus == tuple(TWO_GPUS)
+
+
+def test_a_study_that_waits_for_gpus_leaves_the_cores_to_others(start):
+    with leased_gpus(other("first"), TWO_GPUS, 2, 2, print):
+        assert "study `first`" in line_of(start_on_gpus(start, "second", 1, 1))
+        line = line_of(start("third", 2, 2))
+        assert line == "[0, 1]"  # its cores
+
+
+def test_gpus_are_shared_on_request_and_both_studies_know(start):
+    with leased_gpus(other("first"), TWO_GPUS, 2, 2, print) as host:
+        guest = start_on_gpus(start, "guest", 1, 1, share=1)
+        shares = f"--share-machine: shares GPUs with study `first` (process {os.getppid()}); "
+        assert line_of(guest).startswith(shares) and line_of(guest) == "[0]"
+        assert {(holder.study, holder.pid) for holder in host.companions()} == {("guest", guest.pid)}
 
 
 # ---- a folder that others write to
