@@ -203,8 +203,8 @@ class TrialResult:
             study's other trials that ran at the same time (``num_beside``), of those on one of its machines
             (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), the other
             studies that used its cores or GPUs (``shared_with``), and lists by rank: ``node``, ``cores``,
-            ``num_threads``, ``device_name``, ``cpu_model``; and what was measured while it was timed: ``stalls_s`` (steps in
-            which it stood still, see `raypar.train.telemetry`; absent if there were none),
+            ``num_threads``, ``device_name``, ``cpu_model``; and what was measured while it was timed: ``stalls_s``
+            (steps in which it stood still, see `raypar.train.telemetry`; absent if there were none),
             ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
             machine, busy with other work; mean), ``raypar_load_cores`` (with raypar's own and Ray's),
             ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, of a GPU ``gpu_mhz_first``, ``_mean`` and
