@@ -3,13 +3,20 @@
     PYTHONPATH=. python3 benchmarks/gpu_check.py
 
 prints one JSON line a check ({"check": ..., "ok": ..., figures, "seconds": ...}) and exits with 1 if a check failed.
+The last line has the seconds of all of them: 8 minutes at most. `--only` runs some of them.
+
 `--dry-run` runs the same code on the CPU, with stand-ins for what only a GPU has: the clock for CUDA events, the
-resident memory of the ranks for the device's memory. It shows that the script works, and nothing about a GPU.
+resident memory of the ranks for the device's memory, a made-up package for its energy, gloo for NCCL. It shows that the
+script works, and nothing about a GPU.
+
+`--studies` runs, instead of the checks, the studies of published comparisons of a GPU with a CPU. They need MNIST and
+Fashion-MNIST, in the folder that RAYPAR_DATA_DIR names, or in the cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import itertools
 import json
@@ -19,32 +26,50 @@ import platform
 import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
-import psutil
 import torch
-from common import checked, scratch
+from common import FOLDER, checked, scratch
+from gpu_devices import Device, Gpu, StandIn
+from gpu_studies import COMPARISONS, compare
+from gpu_trials import NETWORKS, all_reducing, hoarding, metered
 from torch import nn
 
+from raypar.analysis.breakdown import BACKWARD, FORWARD, OPTIMIZER, profile_of
+from raypar.gpus import driver_version
+from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
 from raypar.run.local import LocalRunner
 from raypar.run.ranks import BASE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
+from raypar.study.options import STRATEGIES
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult
-from raypar.train.job import RunSettings
+from raypar.study.trial import FailureKind, TrialResult
+from raypar.study.workload import Workload
+from raypar.train.job import NO_PROFILING, Profiling, RunSettings
 from raypar.train.loop import StepTimer
 from raypar.workloads.digits import digits
 
 Figures = dict[str, Any]
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch.cuda.is_available() then asks NVML and leaves CUDA alone
+TWO_RANKS_A_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # older versions of NCCL ignore it, and refuse the second rank
+PRELOAD = ("gpu_trials", *digits.preload)
 FORK_TIMEOUT_S = 60
+TRIAL_TIMEOUT_S = 120.0
 MEMORY_TOLERANCE_MB = 8.0
 MEMORY_SETTLE_S = 2.0  # a driver may free a context shortly after its process has ended
 NUM_STEPS = 100
+PROFILING = Profiling(num_steps=20, instead_of_training=True)
+STEPS_PER_EPOCH = 32
+WARMUPS_S = {"10_steps": 0.0, "1_s": 1.0}  # beside 10 steps
+POWER_INTERVAL_S = 0.05
 LOADERS = (
     {"loader": "resident"},
     {"loader": "dataloader", "pin_memory": True, "num_loader_workers": 0},
@@ -53,100 +78,64 @@ LOADERS = (
 # After an epoch of 24 steps, the accuracy is about 0.9; that of guessing among 10 classes is 0.1, its loss log(10).
 MIN_ACCURACY = 0.3
 MAX_LOSS = math.log(10)
-LOSS_TOLERANCE = 1e-3  # relative; all loaders serve the same batches in the same order
+LOSS_TOLERANCE = 1e-3  # relative; the same batches in the same order, in fp32
+LOCAL_SGD_TOLERANCE = 0.05
+# Against fp32, relative. fp16 may skip its first steps, until the scale of its loss fits; skipping all makes 0.2.
+PRECISION_TOLERANCES = {"fp32": LOSS_TOLERANCE, "fp64": LOSS_TOLERANCE, "tf32": 0.01, "bf16": 0.05, "fp16": 0.1}
 
 
-# ---- devices
-
-
-class Device(Protocol):
-    """What is checked.
+class Bench:
+    """Device under check, and the runners of trials on it.
 
     Attributes:
-        name: as a study's ``device`` has it.
-        widths: of the step timer's models: one whose steps wait for the host, and one whose steps wait for the device.
-        max_deviation: allowed between two measurements of the same steps, relative.
-        num_trials: warm trials whose memory is looked at.
+        spawned: runner whose ranks are fresh interpreters.
+        deadline_s: by ``time.monotonic``, when no further precision is begun.
+
+    Args:
+        profiling: of the warm runner's first repeats.
     """
 
-    name: str
-    widths: tuple[int, int]
-    max_deviation: float
-    num_trials: int
+    def __init__(self, device: Device, log_dir: Path, profiling: Profiling) -> None:
+        self.device = device
+        self._settings = RunSettings(
+            log_dir=log_dir,
+            environment=TWO_RANKS_A_GPU,
+            sys_path=(str(FOLDER),),  # of gpu_trials
+            preload=PRELOAD,
+            trial_timeout_s=TRIAL_TIMEOUT_S,
+            profiling=profiling,
+        )
+        self.spawned = LocalRunner(replace(self._settings, isolation="fresh", profiling=NO_PROFILING))
+        self.deadline_s = time.monotonic() + device.max_total_s
+        self._stack = contextlib.ExitStack()
 
-    def stamp(self) -> Any:
-        """Mark the point that the device's work has reached."""
-        ...
+    def __enter__(self) -> Bench:
+        return self
 
-    def elapsed_s(self, first: Any, last: Any) -> float:
-        """Return the seconds between two stamps, once the device has reached them."""
-        ...
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-    def memory_mb(self) -> float:
-        """Return the memory in use on the device, by all processes."""
-        ...
-
-
-class Gpu:
-    name = "cuda"
-    widths = (64, 4096)
-    max_deviation = 0.05
-    num_trials = 10
-
-    def stamp(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def elapsed_s(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        last.synchronize()
-        return first.elapsed_time(last) / 1e3
-
-    def memory_mb(self) -> float:
-        free, total = torch.cuda.mem_get_info(0)
-        return (total - free) / 2**20
-
-
-class StandIn:
-    name = "cpu"
-    widths = (64, 256)
-    max_deviation = 0.5  # the stand-in shares its cores with whatever else runs
-    num_trials = 2
-
-    def stamp(self) -> float:
-        return time.perf_counter()
-
-    def elapsed_s(self, first: float, last: float) -> float:
-        return last - first
-
-    def memory_mb(self) -> float:
-        """Return the resident memory of all ranks: the children of this process's children (its fork server)."""
-        ranks = [rank for child in psutil.Process().children() for rank in child.children(recursive=True)]
-        return sum(map(_resident_mb, ranks))
-
-
-def _resident_mb(process: psutil.Process) -> float:
-    try:
-        return process.memory_info().rss / 2**20
-    except psutil.NoSuchProcess:
-        return 0.0
+    @cached_property
+    def warm(self) -> LocalRunner:
+        """Runner whose ranks are forks of a warm server, which starts with the first use."""
+        return self._stack.enter_context(LocalRunner(self._settings))
 
 
 # ---- checks: each returns whether it passed, and its figures
 
 
-def fork_hygiene(device: Device) -> tuple[bool, Figures]:
+def fork_hygiene(bench: Bench) -> tuple[bool, Figures]:
     """After the imports of the fork server, a fork of this process can use the device.
 
     The figures include what becomes of such a fork if a preloaded module calls ``torch.cuda.is_available()``, with and
     without `NVML_CHECK`; neither is required to work. This process must not have used CUDA yet.
     """
-    for name in (*BASE_PRELOAD, *digits.preload):
+    for name in (*BASE_PRELOAD, *PRELOAD):
         importlib.import_module(name)
 
     def use() -> Figures:
         is_bad_fork = torch.cuda._is_in_bad_fork()
-        ones = torch.ones(64, 64, device=device.name)
+        ones = torch.ones(64, 64, device=bench.device.name)
         return {"bad_fork": is_bad_fork, "matmul": bool((ones @ ones == 64).all())}
 
     def use_after_is_available(nvml_check: str) -> Figures:
@@ -174,7 +163,7 @@ def in_fork(function: Callable[[], Figures]) -> Figures:
         try:
             answer = function()
         except Exception as error:
-            answer = {"error": _one_line(error)}
+            answer = {"error": _described(error)}
         try:
             os.write(writer, json.dumps(answer).encode())
         finally:
@@ -188,9 +177,9 @@ def in_fork(function: Callable[[], Figures]) -> Figures:
     return dict(json.loads(text))
 
 
-def step_timer(device: Device) -> tuple[bool, Figures]:
+def step_timer(bench: Bench) -> tuple[bool, Figures]:
     """`StepTimer` agrees with the device's stamps on small training loops, in total and per step."""
-    ok, figures = True, {}
+    ok, figures, device = True, {}, bench.device
     for kind, width in zip(("host_bound", "device_bound"), device.widths, strict=True):
         ratios = _timed_loop(device, width)
         figures |= {f"{kind}_{key}": value for key, value in ratios.items()}
@@ -199,19 +188,9 @@ def step_timer(device: Device) -> tuple[bool, Figures]:
 
 
 def _timed_loop(device: Device, width: int) -> Figures:
-    where = torch.device(device.name, 0 if device.name == "cuda" else None)
-    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(where)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    inputs = torch.randn(width, width, device=where)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-
+    step, timer = training_step(device, width)
     for _ in range(5):  # kernels are chosen, and memory is allocated
         step()
-    timer = StepTimer(where)
     timer.start()
     stamps = [device.stamp()]
     for _ in range(NUM_STEPS):
@@ -231,8 +210,24 @@ def _timed_loop(device: Device, width: int) -> Figures:
     }
 
 
-def memory_after_trials(device: Device, runner: LocalRunner) -> tuple[bool, Figures]:
+def training_step(device: Device, width: int) -> tuple[Callable[[], None], StepTimer]:
+    """Return a function that trains a small model for a step, and a timer of its device."""
+    where = torch.device(device.name, 0 if device.name == "cuda" else None)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(where)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.randn(width, width, device=where)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return step, StepTimer(where)
+
+
+def memory_after_trials(bench: Bench) -> tuple[bool, Figures]:
     """Every trial, in a fork of the warm server, gives the device's memory back when it ends."""
+    device = bench.device
     during_mb: list[float] = []
     left_mb: list[float] = []
 
@@ -240,11 +235,11 @@ def memory_after_trials(device: Device, runner: LocalRunner) -> tuple[bool, Figu
         if isinstance(event, TrialReported):
             during_mb.append(device.memory_mb() - base_mb)
         elif isinstance(event, TrialEnded):
-            left_mb.append(_settled_mb(device, base_mb) - base_mb)
+            left_mb.append(settled_mb(device, base_mb) - base_mb)
 
-    base_mb = device.memory_mb()  # the server is still importing: what it might take on the device is in `left_mb`
+    base_mb = device.memory_mb()  # before the server starts: what it might take on the device is in `left_mb`
     # The first trial waits for the server's imports: it is no warm one.
-    results = run_trials(runner, {"device": device.name, "epochs": 1}, 1 + device.num_trials, listen)
+    results = run_trials(bench.warm, {"device": device.name}, 1 + device.num_trials, listener=listen)
     walls_s = [result.wall_s or math.nan for result in results]
     ok = max(left_mb) <= MEMORY_TOLERANCE_MB and min(during_mb) > MEMORY_TOLERANCE_MB
     return ok, {
@@ -258,18 +253,29 @@ def memory_after_trials(device: Device, runner: LocalRunner) -> tuple[bool, Figu
     }
 
 
-def _settled_mb(device: Device, base_mb: float) -> float:
+def settled_mb(device: Device, base_mb: float) -> float:
+    """Return the memory in use once it is back at the base, or after `MEMORY_SETTLE_S`."""
     deadline_s = time.monotonic() + MEMORY_SETTLE_S
     while (memory_mb := device.memory_mb()) - base_mb > MEMORY_TOLERANCE_MB and time.monotonic() < deadline_s:
         time.sleep(0.02)
     return memory_mb
 
 
-def loaders(device: Device, runner: LocalRunner) -> tuple[bool, Figures]:
+def warm_against_spawned(bench: Bench) -> tuple[bool, Figures]:
+    """A trial in a fork of the warm server takes less time than one in a spawned process."""
+    config, num_trials = {"device": bench.device.name}, bench.device.num_spawned
+    # The first may wait for the server's imports.
+    warm_s = [result.wall_s or math.nan for result in run_trials(bench.warm, config, 1 + num_trials)[1:]]
+    spawned_s = [result.wall_s or math.nan for result in run_trials(bench.spawned, config, num_trials)]
+    ratio = statistics.median(spawned_s) / statistics.median(warm_s)
+    return ratio > 1, {"warm_s": warm_s, "spawned_s": spawned_s, "ratio": ratio}
+
+
+def loaders(bench: Bench) -> tuple[bool, Figures]:
     """Each loader trains an epoch of digits, and all come to the same losses."""
     ok, figures, losses = True, {}, []
     for config in LOADERS:
-        (result,) = run_trials(runner, {"device": device.name, "epochs": 1, **config}, 1)
+        (result,) = run_trials(bench.warm, {"device": bench.device.name, **config})
         name = "_".join(["resident"] if len(config) == 1 else ["dataloader", str(config["num_loader_workers"])])
         final = result.final
         losses.append(final["train_loss"])
@@ -283,38 +289,259 @@ def loaders(device: Device, runner: LocalRunner) -> tuple[bool, Figures]:
     return ok and difference <= LOSS_TOLERANCE, {**figures, "loss_difference": difference}
 
 
-def run_trials(
+def warm_up(bench: Bench) -> tuple[bool, Figures]:
+    """Steps are no faster at the end than right after a second of warm-up, nor after a trial's own.
+
+    ``10_steps_ratio`` shows the difference without: the first quarter's median step over the last quarter's.
+    """
+    device, figures = bench.device, {}
+    for name, seconds in WARMUPS_S.items():
+        step, timer = training_step(device, device.widths[1])
+        time.sleep(device.idle_s)
+        _steps(timer, step, 10)
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s:
+            _steps(timer, step, 10)
+        figures[f"{name}_ratio"] = slow_start(_steps(timer, step, NUM_STEPS))
+    time.sleep(device.idle_s)
+    (result,) = run_trials(bench.warm, {**steady_config(device), "epochs": 4}, workload=metered)
+    figures |= {"trial_ratio": slow_start(result.gang_step_times_s), "trial_warmup_s": result.warmup_s}
+    ok = all(figures[f"{name}_ratio"] <= 1 + device.max_slow_start for name in ("1_s", "trial"))
+    return ok, figures
+
+
+def _steps(timer: StepTimer, step: Callable[[], None], num_steps: int) -> list[float]:
+    timer.start()
+    for _ in range(num_steps):
+        step()
+        timer.lap()
+    timer.stop()
+    return timer.step_times_s()
+
+
+def slow_start(steps_s: Sequence[float]) -> float:
+    """Return the median of the first quarter of some steps over that of the last quarter."""
+    quarter = len(steps_s) // 4
+    return statistics.median(steps_s[:quarter]) / statistics.median(steps_s[-quarter:])
+
+
+def steady_config(device: Device) -> Figures:
+    """Return the options of a perceptron, to train `metered` by, that keeps the device busy."""
+    width = device.widths[1]
+    size = {"width": width, "batch_size": width // 2, "num_points": STEPS_PER_EPOCH * width // 2}
+    return {"device": device.name, **size, "package_w": device.package_w}
+
+
+def energy(bench: Bench) -> tuple[bool, Figures]:
+    """The energy of some seconds of steady work is the device's power times their number."""
+    device, reported_s = bench.device, []
+    config = steady_config(device)
+    (first,) = run_trials(bench.warm, config, workload=metered)
+    num_epochs = max(10, math.ceil(device.steady_s / (first.train_time_s or math.nan)))
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialReported):
+            reported_s.append(time.monotonic())
+
+    with sampled(device.power_w) as samples:
+        (result,) = run_trials(bench.warm, {**config, "epochs": num_epochs}, workload=metered, listener=listen)
+    start_s = reported_s[0] + device.power_average_s
+    power_w = statistics.fmean(watts for at_s, watts in samples if start_s <= at_s <= reported_s[-1])
+    expected_j, reason = power_w * (result.train_time_s or math.nan), result.environment.get("no_energy", "")
+    ratio = math.nan if result.energy_j is None else result.energy_j / expected_j
+    return abs(ratio - 1) <= device.max_energy_deviation, {
+        "energy_j": result.energy_j,
+        "expected_j": expected_j,
+        "ratio": ratio,
+        "power_w": power_w,
+        "train_time_s": result.train_time_s,
+        "energy_of": result.environment.get("energy_of"),
+        **({"no_energy": reason} if reason else {}),
+    }
+
+
+@contextlib.contextmanager
+def sampled(read: Callable[[], float]) -> Iterator[list[tuple[float, float]]]:
+    """Give a list that a thread fills with readings and their times, until the end of the block."""
+    samples: list[tuple[float, float]] = []
+    is_over = threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(POWER_INTERVAL_S):
+            samples.append((time.monotonic(), read()))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def nccl(bench: Bench) -> tuple[bool, Figures]:
+    """A group of one rank reduces; two ranks on the one device train with every strategy, to the losses of one rank.
+
+    Where the collectives refuse two ranks on a device, the strategies are skipped, with the reason.
+    """
+    config = {"device": bench.device.name, "hidden_size": 256}
+    (alone,) = run_trials(bench.warm, config, workload=all_reducing)
+    loss = alone.final["train_loss"]
+    figures: Figures = {"one_rank_loss": loss}
+    (pair,) = trial_results(bench.warm, {**config, "num_workers": 2}, workload=all_reducing)
+    if pair.failure is not None:
+        return True, {**figures, "two_ranks": f"skipped: {one_line(pair.failure.message)}"}
+    ok = True
+    for strategy in STRATEGIES:
+        split = {"tensor_size": 2} if strategy == "hybrid" else {}  # of two ranks: no pipeline beside it
+        of_strategy = {**config, **split, "num_workers": 2, "strategy": strategy}
+        if refusal := check_compatible(digits, study_of(digits, of_strategy).trial({}, 0).config):
+            figures[strategy] = f"skipped: {refusal[0]}"
+            continue
+        (result,) = trial_results(bench.warm, of_strategy)
+        if result.failure is not None:
+            ok, figures[strategy] = False, f"failed: {one_line(result.failure.message)}"
+            continue
+        figures[f"{strategy}_loss"] = result.final["train_loss"]
+        deviation = figures[f"{strategy}_deviation"] = abs(result.final["train_loss"] / loss - 1)
+        # Between averages, local SGD's ranks go their own ways.
+        ok = ok and deviation <= (LOCAL_SGD_TOLERANCE if strategy == "local_sgd" else LOSS_TOLERANCE)
+    return ok, figures
+
+
+def out_of_memory(bench: Bench) -> tuple[bool, Figures]:
+    """A trial that runs out of memory fails as such; the next one in the same server is healthy, and none is left."""
+    device = bench.device
+    config, base_mb = {"device": device.name}, device.memory_mb()
+    (failed,) = trial_results(bench.warm, {**config, "is_limited": device.limits_memory}, workload=hoarding)
+    left_mb = [settled_mb(device, base_mb) - base_mb]
+    (healthy,) = run_trials(bench.warm, config)
+    left_mb.append(settled_mb(device, base_mb) - base_mb)
+    kind = failed.failure.kind if failed.failure else None
+    ok = kind is FailureKind.OUT_OF_MEMORY and healthy.final["accuracy"] > MIN_ACCURACY
+    return ok and max(left_mb) <= MEMORY_TOLERANCE_MB, {
+        "failure": kind,
+        "message": one_line(failed.reason),
+        "left_mb": left_mb,
+        "healthy_accuracy": healthy.final["accuracy"],
+        "healthy_trial_s": healthy.wall_s,
+    }
+
+
+def profile(bench: Bench) -> tuple[bool, Figures]:
+    """A profile has work of the device in each part of a step, and a model FLOP utilisation below 1."""
+    device = bench.device
+    config = {"device": device.name, "hidden_size": device.widths[1], "batch_size": 512}
+    (result,) = run_trials(bench.warm, config, is_profiled=True)
+    of_trial = profile_of(result.profile.get("recorded", ()), result.spec.config)
+    if of_trial is None:
+        return False, {"error": "no step was recorded"}
+    parts, utilisation = of_trial.mean.parts, of_trial.utilisation
+    ok = all(parts[part] > 0 for part in (FORWARD, BACKWARD, OPTIMIZER))
+    return ok and utilisation is not None and 0 < utilisation < device.max_utilisation, {
+        **{f"{part}_s": seconds for part, seconds in parts.items()},
+        "step_s": of_trial.step_s,
+        "overhead": of_trial.overhead,
+        "utilisation": utilisation,
+        "peak_flops": of_trial.peak_flops,
+    }
+
+
+def precisions(bench: Bench) -> tuple[bool, Figures]:
+    """Each network comes to the loss of its fp32, in each precision, compiled or not.
+
+    The figures of a training are its loss, the loss's relative deviation, the median step, and where it is compiled the
+    speedup by that.
+    """
+    figures, not_run, failures = {}, [], {}
+    losses: dict[str, float] = {}
+    for each in bench.device.combinations:
+        if time.monotonic() > bench.deadline_s:
+            not_run.append(each.name)
+            continue
+        workload, options = NETWORKS[each.network]
+        config = {**options, "device": bench.device.name, "precision": each.precision, "compile": each.compiles}
+        (result,) = trial_results(bench.warm, config, workload=workload)
+        if result.failure is not None:
+            failures[each.name] = one_line(result.failure.message)
+            continue
+        losses[each.name] = result.final["train_loss"]
+        reference, eager = each._replace(precision="fp32", compiles=False).name, each._replace(compiles=False).name
+        deviation = abs(losses[each.name] / losses.get(reference, math.nan) - 1)
+        step_s = statistics.median(result.gang_step_times_s)
+        figures[each.name] = {"loss": losses[each.name], "deviation": deviation, "step_s": step_s}
+        if each.compiles and eager in figures:
+            figures[each.name]["speedup"] = figures[eager]["step_s"] / step_s
+        if not deviation <= PRECISION_TOLERANCES[each.precision]:
+            failures[each.name] = f"its loss deviates from that of {reference} by {deviation:.2g}"
+    return not failures and bool(figures), {**figures, "failures": failures, "not_run": not_run}
+
+
+# ---- trials
+
+
+def run_trials(runner: LocalRunner, config: Mapping[str, Any], num_trials: int = 1, **rest: Any) -> list[TrialResult]:
+    """Run trials as `trial_results` does; a failed one ends the check."""
+    return [checked(result) for result in trial_results(runner, config, num_trials, **rest)]
+
+
+def trial_results(
     runner: LocalRunner,
     config: Mapping[str, Any],
-    num_trials: int,
+    num_trials: int = 1,
+    *,
+    workload: Workload = digits,
     listener: Callable[[Event], None] = lambda _: None,
+    is_profiled: bool = False,
 ) -> list[TrialResult]:
-    """Run trials of digits in sequence, each with another seed; a failed trial ends the check."""
-    study = Study(workload=digits, config=dict(config), name="gpu_check", num_repeats=num_trials)
+    """Run trials of an epoch (unless the config has another number) in sequence, each with another seed.
+
+    Args:
+        is_profiled: run a single one, for its profile.
+    """
+    study = study_of(workload, config)
     results: list[TrialResult] = []
 
     def listen(event: Event) -> None:
         listener(event)
         if isinstance(event, TrialEnded):
-            results.append(checked(event.result))
+            results.append(event.result)
 
-    runner.run(study, study.trials(), listen)
+    # Runners profile a point's first repeat, which is number 0.
+    repeats = range(1) if is_profiled else range(1, 1 + num_trials)
+    runner.run(study, [study.trial({}, repeat) for repeat in repeats], listen)
     return results
 
 
-def environment(device: Device) -> tuple[bool, Figures]:
-    """The device is there, as seen by a fork: this process leaves CUDA alone until the forks have been checked."""
-
-    def look() -> Figures:
-        name = torch.cuda.get_device_name(0) if device.name == "cuda" else cpu_model()
-        return {"device": device.name, "device_name": name}
-
-    figures = in_fork(look)
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
-    return "error" not in figures, {**figures, **versions, "cores": os.cpu_count()}
+def study_of(workload: Workload, config: Mapping[str, Any]) -> Study:
+    """Return a study of one point; no trial is run a second time."""
+    return Study(workload=workload, config={"epochs": 1, **config}, name="gpu_check", max_retries=0)
 
 
 # ---- one line a check
+
+
+def environment(bench: Bench) -> tuple[bool, Figures]:
+    """The device is there, as seen by a fork: this process leaves CUDA alone until the forks have been checked."""
+
+    def look() -> Figures:
+        name = torch.cuda.get_device_name(0) if bench.device.name == "cuda" else cpu_model()
+        return {"device": bench.device.name, "device_name": name}
+
+    figures = in_fork(look)
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_version()}
+    versions |= {"python": platform.python_version(), "cores": os.cpu_count()}
+    return "error" not in figures, {**figures, **versions}
+
+
+# In this order: what leaves CUDA alone first, what takes longest last.
+CHECKS: Mapping[str, Callable[[Bench], tuple[bool, Figures]]] = {
+    check.__name__: check
+    for check in (
+        *(fork_hygiene, step_timer, memory_after_trials, warm_against_spawned, loaders, warm_up, energy, nccl),
+        *(out_of_memory, profile, precisions),
+    )
+}
 
 
 def run_check(name: str, check: Callable[[], tuple[bool, Figures]]) -> bool:
@@ -323,10 +550,13 @@ def run_check(name: str, check: Callable[[], tuple[bool, Figures]]) -> bool:
     try:
         ok, figures = check()
     except (Exception, SystemExit) as error:
-        ok, figures = False, {"error": _one_line(error)}
-    line = {"check": name, "ok": ok, **figures, "seconds": time.perf_counter() - begin_s}
-    print(json.dumps(_rounded(line)), flush=True)
+        ok, figures = False, {"error": _described(error)}
+    print_line({"check": name, "ok": ok, **figures, "seconds": time.perf_counter() - begin_s})
     return ok
+
+
+def print_line(line: Figures) -> None:
+    print(json.dumps(_rounded(line)), flush=True)
 
 
 def _rounded(value: Any) -> Any:
@@ -337,27 +567,37 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def _described(error: BaseException) -> str:
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with stand-ins for what only a GPU has")
-    device: Device = StandIn() if parser.parse_args().dry_run else Gpu()
+    parser.add_argument("--studies", action="store_true", help="published comparisons of a GPU with a CPU, no checks")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK", help="some checks")
+    args = parser.parse_args()
+    begin_s = time.perf_counter()
+    device: Device = StandIn() if args.dry_run else Gpu()
     torch.set_num_threads(1)  # small layers gain nothing by more, and a dry run shares its cores
-    if not run_check("environment", lambda: environment(device)):
-        return 1
-    passed = [
-        run_check("fork_hygiene", lambda: fork_hygiene(device)),
-        run_check("step_timer", lambda: step_timer(device)),
-    ]
-    with scratch() as folder, LocalRunner(RunSettings(log_dir=folder, preload=digits.preload)) as runner:
-        passed += [
-            run_check("memory_after_trials", lambda: memory_after_trials(device, runner)),
-            run_check("loaders", lambda: loaders(device, runner)),
-        ]
-    return 0 if all(passed) else 1
+    profiling = NO_PROFILING if args.studies else PROFILING
+    with scratch() as folder, Bench(device, folder, profiling) as bench:
+        if not run_check("environment", partial(environment, bench)):
+            return 1
+        if args.studies:
+            checks = {
+                each.name: partial(compare, each, bench.warm, device.name, is_dry_run=args.dry_run)
+                for each in COMPARISONS
+            }
+        else:
+            checks = {name: partial(check, bench) for name, check in CHECKS.items() if name in args.only}
+        failed = [name for name, check in checks.items() if not run_check(name, check)]
+    print_line({"check": "total", "ok": not failed, "failed": failed, "seconds": time.perf_counter() - begin_s})
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

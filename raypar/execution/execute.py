@@ -185,8 +185,7 @@ def _num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
     placements = {spec.placement for spec in (plan.specs if study.until else plan.missing)}
     if study.is_search:
         drawn = [[(key, value) for value in examples(study.space[key])] for key in PLACING if key in study.space]
-        device = plan.cluster.default_device
-        placements = {study.trial(dict(p), 0, default_device=device).placement for p in product(*drawn)}
+        placements = {study.trial(dict(p), 0, auto=plan.auto).placement for p in product(*drawn)}
     counts = [placement.num_workers for placement in placements if placement.device == "cuda"]
     return max(counts, default=0), sum(counts)
 
