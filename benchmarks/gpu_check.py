@@ -54,12 +54,13 @@ from raypar.study.trial import FailureKind, TrialResult
 from raypar.study.workload import Workload
 from raypar.train.job import NO_PROFILING, Profiling, RunSettings
 from raypar.train.loop import StepTimer
+from raypar.train.worker import SHARED_GPU
 from raypar.workloads.digits import digits
 
 Figures = dict[str, Any]
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch.cuda.is_available() then asks NVML and leaves CUDA alone
-TWO_RANKS_A_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # older versions of NCCL ignore it, and refuse the second rank
+TWO_RANKS_A_GPU = {SHARED_GPU: "1"}  # older versions of NCCL ignore it, and refuse the second rank
 PRELOAD = ("gpu_trials", *digits.preload)
 FORK_TIMEOUT_S = 60
 TRIAL_TIMEOUT_S = 120.0

@@ -69,6 +69,7 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 COLLECTIVE_TIMEOUT_S = 1800.0
+SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # 1: NCCL takes several ranks on one GPU, and so does raypar
 # An empty list hides all GPUs from CUDA, and none from HIP.
 NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
 NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
@@ -171,13 +172,16 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
     if config["device"] != "cuda":
         return torch.device(config["device"])
     num_gpus = torch.cuda.device_count()
-    if context.local_rank >= num_gpus:
+    number = context.local_rank
+    if num_gpus and os.environ.get(SHARED_GPU) == "1":
+        number %= num_gpus
+    if number >= num_gpus:
         lists = [f"{name} is {os.environ[name]!r}" for name in (VISIBLE, VISIBLE_AMD) if name in os.environ]
         why = torch_problem(all_gpus()) or "each worker needs one of its own"
         sees = counted(num_gpus, "GPU") if num_gpus else "no GPU"
         lists_text = ", ".join(lists) or f"{VISIBLE} is not set"
         raise ClusterError(NO_GPU_FOR_RANK.format(context.local_rank, sees, lists_text, why), hint=NO_GPU_HINT)
-    device = torch.device("cuda", context.local_rank)
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
 

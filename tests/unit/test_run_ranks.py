@@ -354,6 +354,14 @@ def test_a_ranks_gpu_is_the_one_of_its_number_on_the_node(monkeypatch):
     assert devices == chosen == [torch.device("cuda", i) for i in range(4)]
 
 
+def test_ranks_share_gpus_where_nccl_is_set_to_allow_it(monkeypatch, variables):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    variables[worker.SHARED_GPU] = "1"
+    devices = [worker._device({"device": "cuda"}, a_rank(i, 4, local_rank=i, local_size=4)) for i in range(4)]
+    assert devices == [torch.device("cuda", i) for i in (0, 1, 0, 1)]
+
+
 ADDRESSES = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth1": ["10.0.0.7", "fe80::7%eth1"]}
 
 
