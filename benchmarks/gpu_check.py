@@ -45,6 +45,7 @@ from raypar.analysis.breakdown import BACKWARD, FORWARD, OPTIMIZER, profile_of
 from raypar.gpus import driver_version
 from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
+from raypar.run.forkserver import NVML_CHECK
 from raypar.run.local import LocalRunner
 from raypar.run.ranks import BASE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
@@ -59,7 +60,6 @@ from raypar.workloads.digits import digits
 
 Figures = dict[str, Any]
 
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch.cuda.is_available() then asks NVML and leaves CUDA alone
 TWO_RANKS_A_GPU = {SHARED_GPU: "1"}  # older versions of NCCL ignore it, and refuse the second rank
 PRELOAD = ("gpu_trials", *digits.preload)
 FORK_TIMEOUT_S = 60
@@ -239,7 +239,7 @@ def memory_after_trials(bench: Bench) -> tuple[bool, Figures]:
             left_mb.append(settled_mb(device, base_mb) - base_mb)
 
     base_mb = device.memory_mb()  # before the server starts: what it might take on the device is in `left_mb`
-    # The first trial waits for the server's imports: it is no warm one.
+    # The first trial's fork is the server's first: it is no warm one.
     results = run_trials(bench.warm, {"device": device.name}, 1 + device.num_trials, listener=listen)
     walls_s = [result.wall_s or math.nan for result in results]
     ok = max(left_mb) <= MEMORY_TOLERANCE_MB and min(during_mb) > MEMORY_TOLERANCE_MB

@@ -73,6 +73,7 @@ class Run:
     def __init__(self, specs=(), nodes=FOUR_CPUS, *, max_retries=1, in_lockstep=False, trial_timeout_s=None):
         self.specs, self.pool = specs, Pool(nodes)
         self.now_s = 100.0
+        self.near = frozenset()  # cores of the GPUs' NUMA node
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
         settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
         config = DispatchConfig(b"", settings, GangPolicy(True, 4), max_retries, in_lockstep)
@@ -102,7 +103,9 @@ class Run:
         size, on = gang.placement.num_workers, [n for n, count in gang.nodes.items() for _ in range(count)]
         for rank, node in enumerate(on):
             cores = tuple(Core(n, 0, n) for n in range(4))
-            self.it.worker_is_up(gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores))
+            self.it.worker_is_up(
+                gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores, self.near)
+            )
         self.workers_return(gang)
 
     def workers_return(self, gang):
@@ -134,6 +137,14 @@ class Run:
     @property
     def started(self):
         return [event.spec for event in self.of(TrialStarted)]
+
+
+def test_a_worker_gets_the_cores_that_are_near_to_its_gpu():
+    run = Run(specs(1))
+    run.near = frozenset({2, 3})
+    run.define("a")
+    run.workers_come_up()
+    assert run.running("a").gang.turn.cores == {0: (2,)}
 
 
 def test_a_notice_that_every_worker_has_is_shown_once():
