@@ -38,14 +38,14 @@ _LOST_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOADER_DIED = re.compile(r"DataLoader worker .*(is killed by signal|exited unexpectedly)", re.DOTALL)
 # Torch's and the system's words, and the status of cuBLAS, cuDNN, cuSOLVER and the like.
 _NO_MEMORY = re.compile(
-    r"can't allocate memory|cannot allocate memory|out of memory|\bCU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b", re.IGNORECASE
+    r"can't allocate memory|cannot allocate memory|out of memory|(?-i:\bCU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b)",
+    re.IGNORECASE,
 )
 # Errors that NCCL gives the same type as that of a lost peer.
 _NCCL_MISUSED = re.compile(r"Duplicate GPU detected|ncclInvalid(Usage|Argument)")
 # CUDA's texts (cudaGetErrorString) for hardware that failed; "unspecified launch failure" is a program's own error.
 _DEVICE_FAILED = re.compile(
-    r"uncorrectable (ECC|NVLink) error|hardware stack error|or a hardware error|GPU has fallen off the bus|GPU is lost"
-    r"|\bXid\b",
+    r"uncorrectable (ECC|NVLink) error|hardware stack error|or a hardware error|GPU has fallen off the bus|GPU is lost",
     re.IGNORECASE,
 )
 
