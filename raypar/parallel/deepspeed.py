@@ -8,7 +8,6 @@ Gradients are averaged over the ranks, batch norm's running means are each rank'
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import logging
 import os
@@ -35,18 +34,17 @@ class DeepSpeed(DataParallelism):
         self._context, self._config = task.context, task.config
         self._stage: int = task.config["zero_stage"]
         # An engine takes its model's parameters apart and keeps weights of its own: a new start takes a new one.
-        self._initial = copy.deepcopy(task.model)
-        self._complete = task.model
+        self._initial = strategy.copied(task.model, strategy.HOST)
+        self._complete = strategy.copied(task.model, strategy.HOST)
         self._engine: Any = None
-        self.reset_state()
 
     def reset_state(self) -> None:
         """Put the first weights back as well: what is written into an engine's module does not reach its own copy."""
         if self._engine is not None:
             self._engine.destroy()
             self._engine = None
-        self._model = copy.deepcopy(self._initial)
-        self.module = self._model
+            self._model = strategy.copied(self._initial, self._context.device)
+            self.module = self._model
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [p for p in self._model.parameters() if p.requires_grad]}]
@@ -90,7 +88,7 @@ class DeepSpeed(DataParallelism):
                 full.copy_(part)
         for buffer, full_buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
             full_buffer.copy_(buffer)
-        return strategy.broadcast_buffers(self._complete)
+        return strategy.broadcast_buffers(self._complete, self._context.device)
 
     def _note_norm(self) -> None:
         if self._stage and self._config["clip_grad_norm"] is not None:

@@ -49,7 +49,7 @@ class FullyShard(SplitModel, DataParallelism):
         return do.run_in_parts(self.module, batch, self._num_parts, self._no_sync)
 
     def full_model(self) -> nn.Module:
-        return broadcast_buffers(super().full_model())
+        return broadcast_buffers(super().full_model(), self._device)
 
     @contextlib.contextmanager
     def _no_sync(self) -> Iterator[None]:

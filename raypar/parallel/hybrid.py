@@ -62,7 +62,7 @@ class Hybrid(SplitModel):
 
     def full_model(self) -> nn.Module:
         complete = super().full_model()
-        return broadcast_buffers(self._stages.fill(complete) if self._stages is not None else complete)
+        return broadcast_buffers(self._stages.fill(complete) if self._stages is not None else complete, self._device)
 
 
 def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:

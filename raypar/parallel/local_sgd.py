@@ -7,16 +7,15 @@ example) is not averaged.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers
+from raypar.parallel.strategy import HOST, Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers, copied
 
 
 class LocalSgd(DataParallelism):
@@ -25,7 +24,8 @@ class LocalSgd(DataParallelism):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._period = task.config["sync_every"]
-        self._average = copy.deepcopy(task.model)
+        self._context = task.context
+        self._average = copied(task.model, HOST)
         self.reset_state()
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
@@ -47,10 +47,14 @@ class LocalSgd(DataParallelism):
 
     def full_model(self) -> nn.Module:
         """Return a model of the ranks' average weights and the first rank's buffers; the ranks continue with theirs."""
-        self._average.load_state_dict(self._model.state_dict())
-        assert dist.group.WORLD is not None
-        average_parameters(iter(self._average.parameters()), dist.group.WORLD)
-        return broadcast_buffers(self._average)
+        with torch.no_grad():
+            for part, average in zip(self._model.parameters(), self._average.parameters(), strict=True):
+                mean = (part / self._context.world_size).contiguous()
+                dist.all_reduce(mean)
+                average.copy_(mean)
+            for buffer, copied in zip(self._model.buffers(), self._average.buffers(), strict=True):
+                copied.copy_(buffer)
+        return broadcast_buffers(self._average, self._context.device)
 
 
 STRATEGY = LocalSgd

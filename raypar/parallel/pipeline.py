@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils.flop_counter import FlopCounterMode
 
-from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, meta_model, wait_for_device
+from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, broadcast, meta_model, wait_for_device
 from raypar.study.options import pipeline_size
 from raypar.study.workload import Config, Workload
 
@@ -172,7 +172,7 @@ class Stages:
         for stage, layers in enumerate(self._ranges):
             for name in filter(None, (self._names[i] for i in layers)):  # the others hold no weights of the model
                 for tensor in complete.get_submodule(name).state_dict().values():
-                    dist.broadcast(tensor, group=self._group, group_src=stage % self._size)
+                    broadcast(tensor, self._device, self._group, stage % self._size)
         return complete
 
     def _schedule(self, num_samples: int) -> tuple[int, Any]:

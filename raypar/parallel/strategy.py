@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from raypar.study.workload import Config, Workload
 
+HOST = torch.device("cpu")
 MIXED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # autocast's, by `precision`
 
 
@@ -241,7 +242,10 @@ class Strategy:
         """Continue from a `state_dict`."""
 
     def full_model(self) -> nn.Module:
-        """Return the complete model with the current weights, on every rank; not to be trained. All ranks call it."""
+        """Return the complete model with the current weights, on every rank; not to be trained. All ranks call it.
+
+        It may be in host memory, for `on_device`.
+        """
         return self._model
 
 
@@ -254,11 +258,12 @@ class DataParallelism(Strategy):
 
 
 class SplitModel(Strategy):
-    """Base of the strategies that split the model; a complete copy is filled with its weights for evaluations."""
+    """Base of the strategies that split the model; a complete copy in host memory is filled with its weights."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._complete = copy.deepcopy(task.model)
+        self._device = task.context.device
+        self._complete = copied(task.model, HOST)
         # The ranks that together have all layers of the model; None: each rank has.
         self._layer_group: dist.ProcessGroup | None = None
 
@@ -271,7 +276,7 @@ class SplitModel(Strategy):
         norms = (get_total_norm(part) for part in by_layout([p.grad for p in parameters if p.grad is not None]))
         # The norm of a split gradient is the full one's, the same on every rank.
         squares = [n.full_tensor() ** 2 if isinstance(n, DTensor) else n**2 for n in norms]
-        total = torch.stack(squares).sum() if squares else torch.zeros(())
+        total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device)
         if self._layer_group is not None:
             dist.all_reduce(total, group=self._layer_group)
         norm = total.sqrt()
@@ -282,17 +287,41 @@ class SplitModel(Strategy):
     def full_model(self) -> nn.Module:
         parameters, buffers = dict(self._complete.named_parameters()), dict(self._model.named_buffers())
         with torch.no_grad():
-            for name, part in self._model.named_parameters():
+            for name, part in self._model.named_parameters():  # the device holds one complete parameter at a time
                 parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
             for name, buffer in self._complete.named_buffers():
                 buffer.copy_(buffers[name])
         return self._complete
 
 
-def broadcast_buffers(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a model whose parameters and buffers are on a device, and on no other in between."""
+    copies: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        copies[id(tensor)] = tensor.detach().to(device, copy=True)
+        if isinstance(tensor, nn.Parameter):
+            copies[id(tensor)] = nn.Parameter(copies[id(tensor)], tensor.requires_grad)
+    return copy.deepcopy(model, copies)
+
+
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a model on a device: the model if it is there, a copy if it is in host memory."""
+    is_there = all(parameter.device.type == device.type for parameter in model.parameters())
+    return model if is_there else copied(model, device)
+
+
+def broadcast(tensor: Tensor, device: torch.device, group: dist.ProcessGroup | None = None, group_src: int = 0) -> None:
+    """Take a rank's values of a tensor that may be in host memory: NCCL sends what is on the device only."""
+    sent = tensor.to(device)
+    dist.broadcast(sent, group=group, group_src=group_src)
+    if sent is not tensor:
+        tensor.copy_(sent)
+
+
+def broadcast_buffers(model: nn.Module, device: torch.device) -> nn.Module:
     """Take the first rank's buffers: each rank has seen other samples, which move a batch norm's running means."""
     for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
+        broadcast(buffer, device)
     return model
 
 

@@ -169,14 +169,14 @@ def _dataloader(data: Data, config: Config, _: int, numerics: Numerics, split: _
         assert data.train is not None
         dataset, transform = TensorDataset(data.train.inputs, data.train.targets), data.transform
     indices: list[list[int]] = []  # of the current epoch, which the loader outlives
-    pin_memory, num_loader_workers = config["pin_memory"], config["num_loader_workers"]
+    num_loader_workers = config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=indices,
         num_workers=num_loader_workers,
         persistent_workers=num_loader_workers > 0,
         prefetch_factor=config["prefetch_factor"],
-        pin_memory=device.type == "cuda" if pin_memory is None else pin_memory,
+        pin_memory=pins_memory(config, device),
     )
 
     def stream(order: Tensor) -> Iterator[Batch]:
@@ -187,6 +187,11 @@ def _dataloader(data: Data, config: Config, _: int, numerics: Numerics, split: _
             yield Batch(cast(transform(x) if transform else x), y, share.weight, share.num_samples)
 
     return stream
+
+
+def pins_memory(config: Config, device: torch.device) -> bool:
+    """Return whether a DataLoader pins its batches, so that they are copied to a GPU while it works."""
+    return bool(device.type == "cuda" if config["pin_memory"] is None else config["pin_memory"])
 
 
 # A second's worth of hashing at most; of larger tensors, samples spread evenly make the digest.

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from raypar.parallel.strategy import DistContext
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
+from raypar.train.data import pins_memory
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
 from raypar.workloads.metrics import accuracy
@@ -47,7 +48,12 @@ class Evaluation:
         if isinstance(samples, Split):
             self._batches = lambda: self._from_memory(samples, batch_size)
         else:
-            loader = DataLoader(Subset(samples, self._mine), batch_size, num_workers=config["num_loader_workers"])
+            loader = DataLoader(
+                Subset(samples, self._mine),
+                batch_size,
+                num_workers=config["num_loader_workers"],
+                pin_memory=pins_memory(config, numerics.device),
+            )
             self._batches = lambda: self._from_loader(loader)
 
     def sample(self) -> Tensor:
@@ -85,8 +91,9 @@ class Evaluation:
             yield self._numerics.cast(self._transform(x) if self._transform else x), split.targets[part].to(device)
 
     def _from_loader(self, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        device = self._numerics.device
         for x, y in loader:
-            yield self._numerics.cast(x.to(self._numerics.device)), y.to(self._numerics.device)
+            yield self._numerics.cast(x.to(device, non_blocking=True)), y.to(device, non_blocking=True)
 
 
 def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypar.parallel.strategy import Batch, DistContext, Span, Task, build_strategy, no_span, wait_for_device
+from raypar.parallel.strategy import (
+    Batch,
+    DistContext,
+    Span,
+    Task,
+    build_strategy,
+    no_span,
+    on_device,
+    wait_for_device,
+)
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import checkpoint
@@ -203,10 +212,11 @@ class Training:
             torch.manual_seed(seed)  # the same weights on every rank
             return workload.model(config)  # type: ignore[misc]
 
-        self.full_model: nn.Module = check_workload(workload, self.data, build, self._numerics)
+        model = check_workload(workload, self.data, build, self._numerics)
         self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
         sample = self._evaluation.sample()
-        self._strategy = build_strategy(Task(workload, config, self.full_model, sample, context))
+        self._strategy = build_strategy(Task(workload, config, model, sample, context))
+        self.full_model: nn.Module = self._strategy.full_model()
         if config["compile"]:
             self._strategy.module = compiled(self._strategy.module)
         self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics)
@@ -270,9 +280,7 @@ class Training:
         step_losses = torch.stack(losses).double().tolist()  # read once, after the clock
 
         self.full_model = self._strategy.full_model()
-        eval_start_s = time.perf_counter()
-        scores = evaluation(self.full_model)
-        eval_time_s = time.perf_counter() - eval_start_s
+        scores, eval_time_s = self._evaluate()
 
         totals.step_times_s += timer.step_times_s()
         totals.train_time_s += timer.total_s
@@ -302,6 +310,13 @@ class Training:
         totals.reports.append(report)
         return report
 
+    def _evaluate(self) -> tuple[dict[str, float], float]:
+        """Return the scores of the complete model, and seconds; the device holds a copy only while this runs."""
+        model = on_device(self.full_model, self._context.device)
+        start_s = time.perf_counter()
+        scores = self._evaluation(model)
+        return scores, time.perf_counter() - start_s
+
     def profile(self, num_steps: int, folder: Path | None) -> dict[str, Any]:
         """Run further steps under torch's profiler.
 
@@ -323,7 +338,8 @@ class Training:
         dtype = numerics.mixed or numerics.dtype
         recorded["peak_flops"] = peak_flops(context.device, dtype, self._config["num_threads"])
         if context.rank == 0:
-            recorded["flop_per_sample"] = flop_per_sample(full_model, self._evaluation.sample())
+            model = on_device(full_model, context.device)
+            recorded["flop_per_sample"] = flop_per_sample(model, self._evaluation.sample())
         return recorded
 
     def ends_checkpoint_period(self, first_step: int) -> bool:

@@ -1,13 +1,16 @@
 """Several ranks go on from their checkpoints, by every strategy that can (a trial's retry: test_runner_contract.py)."""
 
 import pytest
+import torch
 from loops import NUM_CLASSES, NUM_FEATURES, data
 from ranks import Reports, on_ranks
 from torch import nn
 
 from raypar import Workload
 from raypar.study.options import resolve
+from raypar.train.job import MODEL_FOLDER
 from raypar.train.loop import train
+from raypar.train.saved_model import WEIGHTS_FILE
 
 
 def model(config):
@@ -90,3 +93,29 @@ def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_
         context.barrier()
 
     check_resumed("ddp", tmp_path, cut_at=2, resumed_at=1, before=write_second)
+
+
+class Stopped(Reports):
+    """Stops the trial at its first report."""
+
+    def report(self, metrics):
+        super().report(metrics)
+        return False
+
+
+def test_a_split_model_is_kept_of_a_trial_that_stops_while_its_reports_are_repeated(tmp_path):
+    workload, config, num_ranks = CASES["fsdp"]
+    options = {**config, "checkpoint_every_epochs": 1, "keep_model": True, "num_workers": num_ranks}
+    folders = {"checkpoint_dir": tmp_path / "cut", "artifact_dir": tmp_path / "kept"}
+
+    def of_rank(context):
+        complete = resolve(workload, options)
+        with pytest.raises(PowerCut):
+            train(workload, complete, 5, context, CutShort(3), start_s=0.0, **folders)
+        return train(workload, complete, 5, context, Stopped(), start_s=0.0, **folders).stopped
+
+    assert on_ranks(of_rank, num_ranks) == [True, True]
+    weights = torch.load(tmp_path / "kept" / MODEL_FOLDER / WEIGHTS_FILE, weights_only=True)
+    assert {key: value.shape for key, value in weights.items()} == {
+        key: value.shape for key, value in model({}).state_dict().items()
+    }

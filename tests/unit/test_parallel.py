@@ -1,21 +1,38 @@
 """Models are cut into stages, batches into parts; strategies refuse the models that they can't split."""
 
 import contextlib
+import gc
 import itertools
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypar import Workload
+from raypar.parallel.deepspeed import DeepSpeed
 from raypar.parallel.fsdp import policy_of, units_of
+from raypar.parallel.local_sgd import LocalSgd
 from raypar.parallel.pipeline import balanced, layers_of, micro_batches_for, names_of, partition
-from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Task, check_compatible, parts_of
+from raypar.parallel.strategy import (
+    Batch,
+    DistContext,
+    ForwardBackward,
+    SplitModel,
+    Task,
+    broadcast_buffers,
+    check_compatible,
+    copied,
+    on_device,
+    parts_of,
+)
 from raypar.parallel.tensor import plan_of
 from raypar.study.options import STRATEGIES, resolve
 from raypar.workloads import digits, resnet, transformer, wide_mlp
@@ -183,3 +200,69 @@ def test_every_strategy_is_the_module_of_its_name_with_a_check_where_it_depends_
     module = import_module(f"raypar.parallel.{strategy}")
     assert callable(module.STRATEGY.forward_backward)
     assert STRATEGIES[strategy].depends_on_model == hasattr(module, "check_compatible")
+
+
+GPU = torch.device("cuda", 0)
+TWO = DistContext(0, 2, GPU)
+
+
+@pytest.fixture
+def sent_from(monkeypatch):
+    """Devices of the tensors that are sent; none arrives."""
+    devices = []
+    for name in ("broadcast", "all_reduce"):
+        monkeypatch.setattr(dist, name, lambda tensor, **_: devices.append(tensor.device))
+    monkeypatch.setattr("raypar.parallel.local_sgd.PeriodicModelAverager", lambda _: SimpleNamespace())
+    return devices
+
+
+def num_on_gpu():
+    """Return the elements of all tensors that a GPU would hold."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) is FakeTensor]
+    return sum(t.numel() for t in tensors if t.device == GPU)
+
+
+HOLDERS = {"fsdp": SplitModel, "deepspeed": DeepSpeed, "local_sgd": LocalSgd}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_gpu_holds_a_second_model_only_while_it_is_evaluated(name, sent_from):
+    config = resolve(Workload(name="own"), {"num_workers": 2, "strategy": name})
+    with FakeTensorMode():  # tensors without memory stand for a GPU's
+        with GPU:
+            model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+            model.register_buffer("scale", torch.ones(8))
+            x = torch.ones(2, 8)
+        size = 2 * (64 + 8) + 8
+        strategy = HOLDERS[name](Task(Workload(name="own"), config, model, x, TWO))
+        full_model = broadcast_buffers(strategy.full_model(), GPU)
+        assert num_on_gpu() == size + x.numel()
+        assert {tensor.device.type for tensor in full_model.state_dict().values()} == {"cpu"}
+        evaluated = on_device(full_model, GPU)
+        assert on_device(evaluated, GPU) is evaluated and evaluated(x).device == GPU
+        assert num_on_gpu() == 2 * size + x.numel()
+        del evaluated
+        assert num_on_gpu() == size + x.numel()
+    assert set(sent_from) == {GPU}  # NCCL sends nothing else
+
+
+def test_a_rank_without_gradients_takes_part_in_the_clipping_from_its_device(sent_from):
+    config = resolve(Workload(name="own"), {})
+    with FakeTensorMode():
+        with GPU:
+            model = nn.Linear(2, 2)
+        strategy = SplitModel(Task(Workload(name="own"), config, model, torch.ones(2, 2), TWO))
+        strategy._layer_group = object()
+        strategy.clip(1.0)
+    assert sent_from == [GPU]
+
+
+def test_a_copy_has_the_weights_that_are_shared_shared_and_those_that_are_frozen_frozen():
+    model = tied({})
+    model[0].bias.requires_grad_(False)
+    copy = copied(model, torch.device("cpu"))
+    assert copy[0].weight is copy[1].weight and not copy[0].bias.requires_grad and copy[1].bias.requires_grad
+    for (name, theirs), ours in zip(copy.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(theirs, ours) and theirs.data_ptr() != ours.data_ptr(), name
+    assert on_device(model, torch.device("cpu")) is model

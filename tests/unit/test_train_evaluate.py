@@ -1,0 +1,66 @@
+"""Evaluations load their samples as the training does, and leave no model on a GPU."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from raypar import Data, Split, Workload
+from raypar.parallel.strategy import DistContext, copied
+from raypar.study.options import resolve
+from raypar.train import data, evaluate
+from raypar.train.data import TrainBatches
+from raypar.train.evaluate import Evaluation
+from raypar.train.loop import train
+from raypar.train.precision import numerics_of
+
+SPLIT = Split(torch.randn(8, 3), torch.zeros(8, dtype=torch.int64))
+IN_MEMORY = Data(train=SPLIT, val=SPLIT)
+SAMPLES = TensorDataset(SPLIT.inputs, SPLIT.targets)
+ONE_BY_ONE = Data(train_dataset=SAMPLES, val_dataset=SAMPLES)
+WORKLOAD = Workload(name="own", model=lambda _: nn.Linear(3, 2), data=lambda _: IN_MEMORY, num_train_samples=8)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("pin_memory", [None, False, True])
+def test_loaders_of_training_and_evaluation_pin_memory_for_a_gpu_unless_the_config_says_otherwise(
+    monkeypatch, device, pin_memory
+):
+    made = []
+    for module in (data, evaluate):
+        monkeypatch.setattr(module, "DataLoader", lambda *_, pin_memory, **__: made.append(pin_memory))
+    config = resolve(WORKLOAD, {"loader": "dataloader", "pin_memory": pin_memory, "batch_size": 4})
+    numerics = numerics_of(config, torch.device(device))
+    TrainBatches(ONE_BY_ONE, config, 0, (0, 1), numerics)
+    Evaluation(WORKLOAD, ONE_BY_ONE, config, numerics, DistContext(0, 1, numerics.device))
+    assert made == 2 * [device == "cuda" if pin_memory is None else pin_memory]
+
+
+class Channel(list):
+    """Notes with every report whether the model that was evaluated for it still exists."""
+
+    def __init__(self, evaluated):
+        self._evaluated = evaluated
+
+    def report(self, metrics):
+        gc.collect()
+        self.append(self._evaluated[-1]() is not None)
+        return True
+
+
+def test_an_evaluation_gets_a_copy_of_a_model_in_host_memory_and_keeps_none(monkeypatch):
+    evaluated, real = [], Evaluation.__call__
+
+    def noted(evaluation, model):
+        evaluated.append(weakref.ref(model))
+        return real(evaluation, model)
+
+    monkeypatch.setattr(Evaluation, "__call__", noted)
+    monkeypatch.setattr("raypar.train.loop.on_device", copied)  # as if the trial ran on a GPU
+    config, context = resolve(WORKLOAD, {"epochs": 2, "batch_size": 4}), DistContext(0, 1, torch.device("cpu"))
+    channel = Channel(evaluated)
+    train(WORKLOAD, config, 0, context, channel, start_s=0.0)
+    assert channel == [False, False]
