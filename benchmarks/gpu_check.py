@@ -69,6 +69,7 @@ MEMORY_SETTLE_S = 2.0  # a driver may free a context shortly after its process h
 NUM_STEPS = 100
 PROFILING = Profiling(num_steps=20, instead_of_training=True)
 STEPS_PER_EPOCH = 32
+NUM_REGIONS = 4
 WARMUPS_S = {"10_steps": 0.0, "1_s": 1.0}  # beside 10 steps
 POWER_INTERVAL_S = 0.05
 LOADERS = (
@@ -334,18 +335,22 @@ def steady_config(device: Device) -> Figures:
 
 
 def energy(bench: Bench) -> tuple[bool, Figures]:
-    """The energy of some seconds of steady work is the device's power times their number."""
+    """The energy of some seconds of steady work is the device's power times their number.
+
+    The power is averaged from the first evaluation on, when it is steady.
+    """
     device, reported_s = bench.device, []
     config = steady_config(device)
     (first,) = run_trials(bench.warm, config, workload=metered)
-    num_epochs = max(10, math.ceil(device.steady_s / (first.train_time_s or math.nan)))
+    regions = {"eval_every_steps": STEPS_PER_EPOCH * math.ceil(device.region_s / (first.train_time_s or math.nan))}
+    regions["epochs"] = NUM_REGIONS * regions["eval_every_steps"] // STEPS_PER_EPOCH
 
     def listen(event: Event) -> None:
         if isinstance(event, TrialReported):
             reported_s.append(time.monotonic())
 
     with sampled(device.power_w) as samples:
-        (result,) = run_trials(bench.warm, {**config, "epochs": num_epochs}, workload=metered, listener=listen)
+        (result,) = run_trials(bench.warm, {**config, **regions}, workload=metered, listener=listen)
     start_s = reported_s[0] + device.power_average_s
     power_w = statistics.fmean(watts for at_s, watts in samples if start_s <= at_s <= reported_s[-1])
     expected_j, reason = power_w * (result.train_time_s or math.nan), result.environment.get("no_energy", "")
@@ -562,7 +567,7 @@ def print_line(line: Figures) -> None:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.4g}") if math.isfinite(value) else None  # JSON has no NaN
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list) else value

@@ -50,7 +50,7 @@ class Device(Protocol):
         max_energy_deviation: allowed between the energy counter and power x time, relative.
         max_utilisation: model FLOP utilisation is below it.
         idle_s: after so many seconds without work, the clocks are down.
-        steady_s: steps whose energy is measured.
+        region_s: steps between two evaluations, whose energy is measured: long against the counter's updates.
         power_average_s: `power_w` is the mean over so many seconds.
         package_w: watts of a made-up CPU package that the ranks read; 0: none, so that only the GPU's energy counts.
         limits_memory: a trial that runs out of memory needs a limit below the machine's memory.
@@ -67,7 +67,7 @@ class Device(Protocol):
     max_energy_deviation: float
     max_utilisation: float
     idle_s: float
-    steady_s: float
+    region_s: float
     power_average_s: float
     package_w: float
     limits_memory: bool
@@ -101,7 +101,7 @@ class Gpu:
     max_energy_deviation = 0.15
     max_utilisation = 1.0
     idle_s = 3.0
-    steady_s = 6.0
+    region_s = 2.0
     power_average_s = 1.0  # NVML's, since Ampere
     package_w = 0.0
     limits_memory = False
@@ -153,7 +153,7 @@ class StandIn:
     max_energy_deviation = 0.5
     max_utilisation = math.inf  # of the peak that the cores had left
     idle_s = 0.0
-    steady_s = 2.0
+    region_s = 0.5
     power_average_s = 0.0
     package_w = 50.0
     limits_memory = True

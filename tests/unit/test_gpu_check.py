@@ -92,6 +92,9 @@ def test_gpu_has_all_combinations_and_the_stand_in_each_part_of_one(gpu_check):
 
 
 def test_error_fails_its_check_alone(gpu_check, capsys):
+    assert gpu_check.run_check("unknown", lambda: (True, {"ratio": float("nan"), "steps_s": [0.123456, 1]}))
+    line = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert line["ratio"] is None and line["steps_s"] == [0.1235, 1]
     assert not gpu_check.run_check("broken", lambda: 1 / 0)
     line = json.loads(capsys.readouterr().out)
     assert line["check"] == "broken" and line["ok"] is False and "ZeroDivisionError" in line["error"]
