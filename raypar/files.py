@@ -1,11 +1,15 @@
-"""Files that raypar keeps: on disk when it says so, and open to nobody but their user."""
+"""Files that raypar keeps: on disk when it says so, open to nobody but their user, and sent in pieces."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+PIECE_BYTES = 8 * 2**20
 
 
 def make_private_folder(path: Path) -> Path:
@@ -41,3 +45,47 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """Some bytes of a file in a folder.
+
+    Attributes:
+        path: of the file, relative to the folder, with slashes.
+        offset: of the bytes in the file.
+    """
+
+    path: str
+    offset: int
+    content: bytes
+
+
+def pieces(folder: Path, max_bytes: int = PIECE_BYTES) -> Iterator[FilePiece]:
+    """Yield a folder's files, except links, piece by piece; an empty file is a piece of no bytes. Raises OSError."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        name = path.relative_to(folder).as_posix()
+        with path.open("rb") as file:
+            is_first = True
+            while (content := file.read(max_bytes)) or is_first:
+                yield FilePiece(name, file.tell() - len(content), content)
+                is_first = False
+
+
+def append_piece(folder: Path, piece: FilePiece) -> None:
+    """Write a piece, which may come from another machine, at the end of its file in the folder.
+
+    Raises:
+        ValueError: its path leads out of the folder, or its offset is not the file's end.
+        OSError: the file can't be written.
+    """
+    path = PurePosixPath(piece.path)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"{piece.path!r} is not the name of a file below its folder")
+    make_private_folder((folder / path).parent)
+    with os.fdopen(open_private(folder / path, os.O_APPEND | os.O_NOFOLLOW), "ab") as file:
+        if (size := os.fstat(file.fileno()).st_size) != piece.offset:
+            raise ValueError(f"{piece.path}: bytes {size} to {piece.offset} are missing or were sent twice")
+        file.write(piece.content)

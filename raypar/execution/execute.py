@@ -395,7 +395,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
         trial_timeout_s=options.trial_timeout_s,
         auto=plan.auto,
-        ships_artifacts=not plan.cluster.is_own,
+        driver_dir=None if plan.cluster.is_own else log_dir.absolute(),
         profiling=options.profiling,
         exclusive=options.exclusive,
     )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import math
 import re
 import shutil
 import signal
-import tarfile
 import time
 import uuid
 from collections import defaultdict
@@ -50,7 +48,6 @@ from raypar.train.job import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, PROFILE_FOLDER
 from raypar.units import value_of
 
 PARTIAL = "Partial: {} when {} of {} were done."
-NOT_KEPT = "{}: what it kept beside its numbers was not unpacked whole, {}"
 JOINED = "{} shares cores or GPUs of this study (--share-machine): trials that run meanwhile are marked"
 BREAKDOWN_FILE = "breakdown.json"
 log = logging.getLogger(__name__)
@@ -198,7 +195,8 @@ class ResultHandler:
 
     def _keep(self, event: TrialEnded) -> None:
         system = self.monitor.end(event.result.spec.identity) if self.monitor else ()
-        artifact_dir = self._artifact_dir(event)
+        folder = self.outcome.log_dir / event.result.spec.identity / ARTIFACT_FOLDER
+        artifact_dir = folder if folder.is_dir() else None
         result, profile = _with_profile(event.result)
         if profile is not None and artifact_dir is not None:
             (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
@@ -211,19 +209,6 @@ class ResultHandler:
             self.recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
         self._record_speedups()
 
-    def _artifact_dir(self, ended: TrialEnded) -> Path | None:
-        """Return the folder of what the trial has kept beside its numbers, if it has."""
-        folder = self.outcome.log_dir / ended.result.spec.identity / ARTIFACT_FOLDER
-        if ended.artifacts:
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                # Not compressed, as `raypar.train.saved_model.pack` makes it: a few bytes can't become a full disk.
-                with tarfile.open(fileobj=io.BytesIO(ended.artifacts), mode="r:") as tar:
-                    tar.extractall(folder, filter=_plain_file)
-            except (tarfile.TarError, OSError, ValueError) as error:
-                self.view(Notice(NOT_KEPT.format(ended.result.spec.label, f"{type(error).__name__}: {error}")))
-        return folder if folder.is_dir() else None
-
     def _record_speedups(self) -> None:
         results, base = self.outcome.results, self._question.baseline.get("num_workers")
         speedups = pair_speedups(self._question, tuple(results.values()))
@@ -235,13 +220,6 @@ class ResultHandler:
                 metrics[identity]["efficiency"] = _rounded(speedups[identity] * base / num_workers)
         self._paired |= metrics.keys()
         self.recorder.record_trial_metrics(metrics)
-
-
-def _plain_file(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Let only files and folders pass: no links, no devices, none with holes, none outside."""
-    if not (member.isfile() or member.isdir()) or member.issparse():
-        return None
-    return tarfile.data_filter(member, folder)
 
 
 def _without_secrets(result: TrialResult) -> TrialResult:

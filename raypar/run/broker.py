@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from raypar.run.dispatcher import DispatchConfig, Dispatcher
+from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
 from raypar.run.gang import Greeting, Turn
 from raypar.run.gang_pool import GangPool
 from raypar.run.ranks import RankEnd
@@ -23,6 +24,7 @@ from raypar.trace import mark
 POLL_S = 10.0  # how long a question waits for news before it is asked anew
 CHECK_S = 5.0
 CLOSE_S = 10.0
+MAX_PIECES = 2  # of a trial's artifacts, on their way to the driver
 
 
 class Broker:
@@ -69,10 +71,15 @@ class Broker:
         """Tune has done with a trial: end it, unless it may finish what it has begun."""
         self._dispatcher.release(uid, let_finish=let_finish)
 
-    async def events(self, after: int) -> list[tuple[str, Event]]:
+    async def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
         """Wait for events after the first `after`; return them with their Tune trials (or ""). Forget those before."""
         await self._until(lambda: self._dispatcher.has_events(after), POLL_S)
         return self._dispatcher.events(after)
+
+    async def piece_taken(self, uid: str, attempt: int, problem: str) -> None:
+        """The driver has taken a piece of a trial's artifacts, or will take no more (the problem; empty: none)."""
+        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+            self._dispatcher.piece_taken(running, problem)
 
     async def close(self) -> None:
         """Stop what runs and close the gangs."""
@@ -117,6 +124,23 @@ class Broker:
     async def notify(self, text: str) -> None:
         """A worker has something for the user to read."""
         self._dispatcher.notify(text)
+
+    async def send(self, uid: str, attempt: int, piece: Sequence[Any]) -> bool:
+        """Pass a piece of a trial's artifacts on to the driver, and wait until there is room for the next.
+
+        Args:
+            piece: a reference to it; empty: that was all, and the driver has it when this returns.
+
+        Returns:
+            False where no more is taken.
+        """
+        running = self._dispatcher.attempt(uid, attempt)
+        if running is None or not running.takes_artifacts:
+            return False
+        self._dispatcher.send(running, piece)
+        max_sent = MAX_PIECES - 1 if piece else 0
+        await self._until(lambda: running.num_pieces <= max_sent or not running.takes_artifacts)
+        return running.takes_artifacts
 
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
         """A rank has ended."""

@@ -39,13 +39,14 @@ from raypar.run.runner import (
 )
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
-from raypar.train.job import RunSettings, TrialJob
+from raypar.train.job import ARTIFACT_FOLDER, RunSettings, TrialJob
 from raypar.units import counted
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
 GANG_START_S = 10.0  # how long a gang takes to start, before any has
 CORES_POLL_S = 5.0  # after so long, cores that another study had are tried again
+NOT_KEPT = "{}: what it kept was not stored, {}; it is in {} on {}"
 WAITING_FOR_CORES = "a trial waits for cores: {}"
 HORIZON = 500  # queued trials that a decision looks at, however many there are
 
@@ -54,6 +55,19 @@ class TrialPhase(Enum):
     QUEUED = "queued"
     RUNNING = "running"
     OVER = "over"
+
+
+@dataclass(frozen=True)
+class ArtifactPiece:
+    """Part of what a trial keeps, on its way to the driver.
+
+    Attributes:
+        content: reference to a `raypar.files.FilePiece`; empty: that was all.
+    """
+
+    identity: str
+    attempt: int
+    content: Sequence[Any]
 
 
 @dataclass(eq=False)
@@ -76,6 +90,19 @@ class Attempt:
     num_sharing: int = 0  # of those on one of its machines, at most at a time
     num_sharing_network: int = 0  # of those over several machines where this is so too, at most at a time
     is_over: bool = False
+    is_sending: bool = False  # rank 0 has ended well, and its artifacts are on their way to the driver
+    is_refused: bool = False  # the driver could not take them
+    num_pieces: int = 0  # of them, that the driver has not taken yet
+
+    @property
+    def takes_artifacts(self) -> bool:
+        """Return whether its artifacts are still of use."""
+        return not (self.is_refused or self.kill_requested or self.is_over)
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether any of its ranks still runs."""
+        return len(self.ends) + (self.is_sending and 0 not in self.ends) < self.gang.placement.num_workers
 
     @property
     def elapsed_s(self) -> float:
@@ -187,7 +214,7 @@ class Dispatcher:
         self._gang_starts_s: list[float] = []
         self._placeable_s: dict[Placement, float] = {}  # when there was last a place for it
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
-        self._events: list[tuple[str, Event]] = []
+        self._events: list[tuple[str, Event | ArtifactPiece]] = []
         self._num_forgotten = 0
         self._last_wait = ""  # for cores of other studies, as last said
         self._notices: set[str] = set()  # of workers, as shown
@@ -217,13 +244,13 @@ class Dispatcher:
     def has_events(self, after: int) -> bool:
         return self._num_forgotten + len(self._events) > after
 
-    def events(self, after: int) -> list[tuple[str, Event]]:
+    def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
         """Return the events after the first `after`, and forget those before."""
         del self._events[: after - self._num_forgotten]
         self._num_forgotten = after
         return list(self._events)
 
-    def _tell(self, event: Event, uid: str = "") -> None:
+    def _tell(self, event: Event | ArtifactPiece, uid: str = "") -> None:
         self._events.append((uid, event))
 
     # ---- what Tune and the driver do
@@ -312,6 +339,23 @@ class Dispatcher:
         self._tell(TrialReported(attempt.trial.spec, metrics), attempt.trial.uid)
         if ends_training(attempt.trial.spec, metrics, self._config.metric):
             self._stop(attempt.trial)
+        self._on_change()
+
+    def send(self, attempt: Attempt, content: Sequence[Any]) -> None:
+        """Rank 0 has ended; what it has kept follows, piece by piece (see `ArtifactPiece`)."""
+        attempt.is_sending = True
+        attempt.num_pieces += 1
+        self._tell(ArtifactPiece(attempt.trial.spec.identity, attempt.number, content), attempt.trial.uid)
+        self._on_change()
+
+    def piece_taken(self, attempt: Attempt, problem: str) -> None:
+        """The driver has taken a piece, or can't take this attempt's artifacts: the problem, which costs no result."""
+        attempt.num_pieces -= 1
+        if problem and not attempt.is_refused:
+            attempt.is_refused = True
+            spec, folder = attempt.trial.spec, self._config.settings.log_dir
+            node = attempt.gang.hostnames.get(0, "its node")
+            self._tell(Notice(NOT_KEPT.format(spec.label, problem, folder / spec.identity / ARTIFACT_FOLDER, node)))
         self._on_change()
 
     def rank_ended(self, attempt: Attempt, rank: int, end: RankEnd) -> None:
@@ -480,8 +524,9 @@ class Dispatcher:
 
     def _kill_later(self, attempt: Attempt, delay_s: float, failure: Failure | None = None) -> None:
         def kill() -> None:
-            attempt.kill(failure)
-            self._on_change()
+            if attempt.is_training:
+                attempt.kill(failure)
+                self._on_change()
 
         attempt.timers.append(self._call_later(delay_s, kill))
 
@@ -553,10 +598,9 @@ class Dispatcher:
         )
         if attempt is not None:
             result = replace(result, wall_s=attempt.elapsed_s)
-        artifacts = b"".join(end.outcome.artifacts for end in ends.values() if end.outcome)
         trial.phase, trial.result = TrialPhase.OVER, result
         if result.is_complete and result.wall_s is not None:
             self._walls_s[point_label(trial.spec.point)].append(result.wall_s)
-        self._tell(TrialEnded(result, artifacts), trial.uid)
+        self._tell(TrialEnded(result), trial.uid)
         if trial.released:
             del self._trials[trial.uid]

@@ -8,12 +8,14 @@ starts in about a second and can stay parked at little cost.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 
-from raypar.files import make_private_folder
+from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.run.locks import Holder, locked_cores
 from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, supervise
@@ -229,7 +231,7 @@ def _run_turn(
 def _run_rank(
     broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
 ) -> RankEnd:
-    job, rank = turn.job, greeting.rank
+    job, rank = turn.job.on_this_node(), greeting.rank
     log_path = job.log_path(rank)
     make_private_folder(log_path.parent)
     on_gpu = job.spec.placement.device == "cuda"
@@ -260,7 +262,19 @@ def _run_rank(
 
     end = supervise(process, job, context, on_report)
     over.set()
+    if rank == 0 and end.outcome is not None and job.sends_artifacts:
+        _send_artifacts(broker, job)
     return end
+
+
+def _send_artifacts(broker: Any, job: TrialJob) -> None:
+    """Move a trial's artifacts to the driver, piece by piece; they stay here where it can't store them."""
+    if not job.artifact_dir.is_dir():
+        return
+    # The bytes go straight to the driver: the broker passes on references, in a list, or Ray would resolve them.
+    messages = chain(([ray.put(piece)] for piece in pieces(job.artifact_dir)), [[]])
+    if all(ray.get(broker.send.remote(job.uid, job.attempt, message)) for message in messages):
+        shutil.rmtree(job.artifact_dir, ignore_errors=True)
 
 
 class ForkAgent:

@@ -44,10 +44,9 @@ class TrialRetried:
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial is over; `artifacts` is what it keeps, packed, where that had to be shipped."""
+    """A trial is over, and what it keeps is in the driver's folder."""
 
     result: TrialResult
-    artifacts: bytes = b""
 
 
 @dataclass(frozen=True)

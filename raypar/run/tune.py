@@ -10,33 +10,36 @@ import contextlib
 import itertools
 import math
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import ray
 from ray import tune
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.tune import TuneError
 from ray.tune.execution import class_cache
 from ray.tune.search import BasicVariantGenerator, Searcher
 
 from raypar.errors import ClusterError, RayparError
+from raypar.files import FilePiece, append_piece
 from raypar.masking import is_secret
 from raypar.run.broker import Broker
 from raypar.run.cluster import TRAIN_ENVIRONMENT
-from raypar.run.dispatcher import DispatchConfig
+from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
 from raypar.run.gang_pool import GangPolicy
-from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded
+from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, abort_reason, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState, bad_losses
 from raypar.trace import mark
 from raypar.train.affinity import Core
-from raypar.train.job import RunSettings
+from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 
 # A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
 ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
@@ -139,12 +142,57 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
         pass
 
 
+class Inbox:
+    """Artifacts of trials on other machines, as they arrive in the driver's folder of logs.
+
+    Those of a trial are in their place once they are complete.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._open: set[str] = set()  # identities of the trials whose artifacts are taken
+
+    def _partial(self, identity: str) -> Path:
+        return self._log_dir / identity / f"{ARTIFACT_FOLDER}.partial"
+
+    def begin(self, identity: str) -> None:
+        """Take the artifacts of a trial that starts; forget those of an attempt before."""
+        self.close(identity)
+        self._open.add(identity)
+
+    def take(self, identity: str, piece: FilePiece | None) -> None:
+        """Write a piece; None: that was all.
+
+        Raises:
+            ValueError: the trial is closed, or the piece is not one that could come next.
+            OSError: it can't be written.
+        """
+        if identity not in self._open:
+            raise ValueError("nothing more of it is taken")
+        partial, folder = self._partial(identity), self._log_dir / identity / ARTIFACT_FOLDER
+        if piece is not None:
+            append_piece(partial, piece)
+        elif partial.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+
+    def close(self, identity: str) -> None:
+        """Take nothing more of a trial, and remove what is incomplete."""
+        self._open.discard(identity)
+        shutil.rmtree(self._partial(identity), ignore_errors=True)
+
+    def close_all(self) -> None:
+        for identity in tuple(self._open):
+            self.close(identity)
+
+
 class ResultCallback(tune.Callback):  # type: ignore[misc]
     """Tune's callback on the driver: defines trials, and passes the broker's events on in the main thread.
 
     Args:
         spec_of: makes a trial of what a search drew; None where the broker has the specs, or has that of a trial.
         generator: draws points or gives out trials; its limit of concurrent trials follows the cluster.
+        inbox: for what trials on other machines keep.
     """
 
     def __init__(
@@ -153,8 +201,10 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         listener: Listener,
         spec_of: Callable[[Mapping[str, Any]], TrialSpec | None] | None,
         generator: BasicVariantGenerator | BlockSearcher | None,
+        inbox: Inbox,
     ) -> None:
         self._broker, self._listener, self._spec_of, self._generator = broker, listener, spec_of, generator
+        self._inbox = inbox
         self._running: set[str] = set()  # Tune's trials
         self._ended: set[str] = set()  # of these, those whose result was passed on
         self._num_events = 0
@@ -200,13 +250,19 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         if not ray.wait([self._reply], timeout=timeout_s)[0]:
             return
         with uninterrupted():
-            events: list[tuple[str, Event]] = ray.get(self._reply)
+            events: list[tuple[str, Event | ArtifactPiece]] = ray.get(self._reply)
             self._num_events += len(events)
             self._reply = self._broker.events.remote(self._num_events)
             for uid, event in events:
-                if isinstance(event, ClusterChanged) and self._generator is not None:
+                if isinstance(event, ArtifactPiece):
+                    self._take(uid, event)
+                    continue
+                if isinstance(event, TrialStarted):
+                    self._inbox.begin(event.spec.identity)
+                elif isinstance(event, ClusterChanged) and self._generator is not None:
                     self._generator.max_concurrent = event.num_slots
                 elif isinstance(event, TrialEnded):
+                    self._inbox.close(event.result.spec.identity)
                     self._ended.add(uid)
                     self.num_ended += 1
                 try:
@@ -214,6 +270,16 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
                 except RayparError as error:
                     self.error = self.error or error
                     raise
+
+    def _take(self, uid: str, piece: ArtifactPiece) -> None:
+        """Store a piece of what a trial has kept, and let the next one come; not if that fails."""
+        problem = ""
+        try:
+            self._inbox.take(piece.identity, ray.get(piece.content[0]) if piece.content else None)
+        except (RayError, OSError, ValueError) as error:
+            self._inbox.close(piece.identity)
+            problem = f"{type(error).__name__}: {error}"
+        self._broker.piece_taken.remote(uid, piece.attempt, problem)
 
 
 QUIET = {
@@ -381,7 +447,8 @@ class TuneRunner:
         if study.searcher is None and generator is None:
             # A search that goes on draws anew, not what it has drawn before.
             generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
-        callback = ResultCallback(broker, listener, spec_of, generator)
+        inbox = Inbox(self._settings.driver_dir or self._settings.log_dir)
+        callback = ResultCallback(broker, listener, spec_of, generator, inbox)
         needs_metric = study.searcher is not None or study.scheduler is not None
         tuner = tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),
@@ -409,6 +476,8 @@ class TuneRunner:
             if callback.error is None:
                 raise
             raise callback.error from None
+        finally:
+            inbox.close_all()
         mark("tuner: fit is over")
         expected = len(given) if not study.is_search else len(results)
         if callback.num_ended < expected:

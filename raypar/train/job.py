@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,7 +44,8 @@ class RunSettings:
         trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
         auto: values of what the study leaves to the machines, for the points that a search draws.
-        ships_artifacts: what trials keep travels with the results: the ranks' machines are not the driver's.
+        driver_dir: the driver's folder of logs, where `log_dir` is another. Nodes that can write to it (shared storage,
+            the driver's machine) keep their trials' artifacts there; the others send them. None: it is `log_dir`.
         profiling: of every trial of the first repeat.
         exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
     """
@@ -56,7 +58,7 @@ class RunSettings:
     trial_timeout_s: float | None = None
     stop_grace_s: float = 10.0
     auto: Auto = ON_CPU
-    ships_artifacts: bool = False
+    driver_dir: Path | None = None
     profiling: Profiling = NO_PROFILING
     exclusive: bool = False
 
@@ -69,6 +71,7 @@ class TrialJob:
         attempt: from 1.
         workload: the Workload, pickled by value where the study file defines it.
         uid: the runner's name for the trial.
+        shares_driver_dir: its node can write to `RunSettings.driver_dir`.
     """
 
     spec: TrialSpec
@@ -76,6 +79,7 @@ class TrialJob:
     workload: bytes
     settings: RunSettings
     uid: str = ""
+    shares_driver_dir: bool = False
 
     @property
     def folder(self) -> Path:
@@ -84,7 +88,18 @@ class TrialJob:
     @property
     def artifact_dir(self) -> Path:
         """Folder in which rank 0 leaves the trained model and a profile's traces."""
-        return self.folder / ARTIFACT_FOLDER
+        shared = self.settings.driver_dir if self.shares_driver_dir else None
+        return (shared or self.settings.log_dir) / self.spec.identity / ARTIFACT_FOLDER
+
+    @property
+    def sends_artifacts(self) -> bool:
+        """Return whether `artifact_dir` is a folder that the driver does not see."""
+        return self.settings.driver_dir is not None and not self.shares_driver_dir
+
+    def on_this_node(self) -> TrialJob:
+        """Return the job with its artifacts in the driver's folder, if this node can write to it."""
+        folder = self.settings.driver_dir  # by its name that of one execution: another machine has no such folder
+        return replace(self, shares_driver_dir=folder is not None and os.access(folder, os.W_OK | os.X_OK))
 
     @property
     def profiling(self) -> Profiling:
@@ -126,7 +141,6 @@ class RankOutcome:
 
     Attributes:
         counters: over the timed regions; None where there were none.
-        artifacts: contents of the job's `artifact_dir`, packed by `raypar.train.saved_model.pack`; empty otherwise.
         profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
         data: rank 0's `raypar.train.data`; empty on the others.
     """
@@ -142,7 +156,6 @@ class RankOutcome:
     step_times_s: tuple[float, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     counters: RankCounters | None = None
-    artifacts: bytes = b""
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,16 +52,6 @@ class BestWeights:
             self._workload.save(model, self._config, self._folder)
         else:
             torch.save(self._weights, self._folder / WEIGHTS_FILE)
-
-
-def pack(folder: Path) -> bytes:
-    """Return a folder's files as a tar archive; empty if there is no folder."""
-    if not folder.is_dir():
-        return b""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(folder, ".")
-    return packed.getvalue()
 
 
 NUM_EXAMPLES = 4

@@ -139,7 +139,6 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
         else:
             from raypar.parallel.strategy import DistContext
             from raypar.train.loop import train
-            from raypar.train.saved_model import pack
 
             outcome = train(
                 workload,
@@ -153,8 +152,6 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
                 checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
                 profiling=job.profiling,
             )
-            if job.settings.ships_artifacts and context.rank == 0:
-                outcome = replace(outcome, artifacts=pack(job.artifact_dir))
     environment = {
         "cores": list(cores),
         "num_threads": torch.get_num_threads(),

@@ -43,6 +43,8 @@ def model(config):
     layers = nn.Sequential(
         Learning(NUM_FEATURES, 32), nn.ReLU(), nn.Dropout(config["dropout"]), Learning(32, NUM_CLASSES)
     )
+    if config["num_ballast"]:
+        layers.register_buffer("ballast", torch.arange(config["num_ballast"], dtype=torch.float32))
     if config["act"] == "fall" and os.environ["RANK"] == "1":
         steps = itertools.count(1)
 
@@ -76,7 +78,7 @@ acting = Workload(
     data=data,
     loss=loss,
     num_train_samples=NUM_TRAIN,
-    options={"act": "train", "scratch": "", "dropout": 0.0},
+    options={"act": "train", "scratch": "", "dropout": 0.0, "num_ballast": 0},
     defaults={"epochs": 2, "batch_size": 64, "lr": 0.5, "num_warmup_steps": 2},
 )
 

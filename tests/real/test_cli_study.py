@@ -1,21 +1,13 @@
 """`raypar study` from the shell: what it prints, what it keeps, what it does when asked again, and what it refuses."""
 
-import io
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
-import torch
-from harness import TIMEOUT_S, Cli, client_of, report_in, run, runs_of, settings_at, weights_path
-from loops import acting
+from harness import TIMEOUT_S, Cli, client_of, report_in, runs_of
 
-from raypar import Study
-from raypar.run.runner import TrialEnded
-from raypar.run.tune import TuneRunner
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.affinity import allowed_cores
-from raypar.train.job import MODEL_FOLDER
 from raypar.train.saved_model import WEIGHTS_FILE
 
 STUDY = '''
@@ -179,21 +171,6 @@ def test_only_the_models_that_validation_chooses_see_the_test_set(tmp_path):
         assert ("test/accuracy" in trial.data.metrics) == (trial.data.params["lr"] == "0.5")
     assert report_in(cli.done("report", "linear")) == report_in(output)
     cli.wait_for_its_processes()
-
-
-@pytest.mark.ray
-def test_a_model_that_was_kept_on_another_machine_travels_with_its_result(fork_address, tmp_path):
-    study = Study(workload=acting, name="ships", config={"keep_model": True})
-    settings = settings_at(tmp_path, ships_artifacts=True)
-    runner = TuneRunner(settings, owns_cluster=True, fork_address=fork_address)
-    (ended,) = run(runner, study, [study.trial({}, 0)]).of(TrialEnded)
-    assert ended.result.failure is None
-    with tarfile.open(fileobj=io.BytesIO(ended.artifacts)) as tar:
-        packed = tar.extractfile(f"./{MODEL_FOLDER}/{WEIGHTS_FILE}")
-        assert packed is not None
-        shipped = torch.load(io.BytesIO(packed.read()))
-    left = torch.load(weights_path(tmp_path, ended.result.spec))
-    assert shipped.keys() == left.keys() and all(torch.equal(shipped[key], left[key]) for key in left)
 
 
 def test_doctor_checks_everything_and_starts_ray(tmp_path):

@@ -2,22 +2,29 @@
 
 import contextlib
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from harness import HERE, PRELOAD, RunEvents, command_line, run, settings_at, until
 from loops import acting, lr_func
 
 from raypar import Study, Workload, choice, grid, loguniform, randint, uniform
+from raypar.files import PIECE_BYTES
+from raypar.run import tune
 from raypar.run.locks import CoreLease, Holder, first_cores, leased_cores
 from raypar.run.ranks import ForkServer
-from raypar.run.runner import GangReady, GangStarting, Notice, TrialRetried, TrialStarted
+from raypar.run.runner import GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
 from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
 from raypar.study.trial import FailureKind, TrialState
 from raypar.train.affinity import allowed_cores, host_cores
+from raypar.train.job import ARTIFACT_FOLDER, MODEL_FOLDER
+from raypar.train.saved_model import WEIGHTS_FILE
 
 pytestmark = pytest.mark.ray
 
@@ -195,3 +202,61 @@ def test_a_search_draws_the_same_for_the_same_seed_and_goes_on_where_it_was(on_r
         else:
             assert result.failure is not None and result.failure.kind is FailureKind.REFUSED
             assert f"needs {too_wide} CPUs in one gang, the cluster has {NUM_CORES}" in result.failure.message
+
+
+NUM_BALLAST = 50_000_000  # floats of a model, 200 MB
+MAX_GROWTH_BYTES = 100e6
+
+
+def memory_of(process, peak=False):
+    """Return the bytes of memory of a process, now or at their peak, without what it sees of Ray's object store."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    total, shared = (int(fields[key].split()[0]) * 2**10 for key in ("VmHWM" if peak else "VmRSS", "RssShmem"))
+    return total - shared
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory that can be reset")
+def test_a_model_kept_on_another_machine_reaches_the_driver_and_no_process_on_its_way_holds_it(
+    fork_address, tmp_path, monkeypatch
+):
+    config = {"keep_model": True, "epochs": 1, "num_ballast": NUM_BALLAST}
+    study, sizes, before, growth = Study(workload=acting, name="sent", config=config), [], {}, {}
+    append = tune.append_piece
+    monkeypatch.setattr(tune, "append_piece", lambda at, piece: (sizes.append(len(piece.content)), append(at, piece)))
+
+    def listen(event):
+        if isinstance(event, TrialStarted):
+            below = psutil.Process().children(recursive=True)
+            carriers = [p for p in below if re.search("::Broker|TrainWorker", command_line(p))]
+            assert len(carriers) == 2
+            for process in (psutil.Process(), *carriers):
+                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+                before[process] = memory_of(process)
+        elif isinstance(event, TrialEnded):
+            assert event.result.failure is None
+            growth.update({p.name(): memory_of(p, peak=True) - bytes_ for p, bytes_ in before.items()})
+
+    # The driver makes its folder when the first piece comes: till then it is one that the rank's node has not.
+    settings = settings_at(tmp_path, driver_dir=tmp_path / "driver")
+    spec = study.trial({}, 0)
+    TuneRunner(settings, owns_cluster=True, fork_address=fork_address).run(study, (spec,), listen)
+    weights = tmp_path / "driver" / spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE
+    assert torch.equal(torch.load(weights)["ballast"], torch.arange(NUM_BALLAST, dtype=torch.float32))
+    assert sum(sizes) == weights.stat().st_size and max(sizes) <= PIECE_BYTES
+    assert len(growth) == 3 and max(growth.values()) < MAX_GROWTH_BYTES, growth
+    assert not (tmp_path / "logs" / spec.identity / ARTIFACT_FOLDER).exists()
+
+
+def test_a_node_that_shares_the_drivers_folder_keeps_a_model_there_and_sends_nothing(
+    fork_address, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tune, "append_piece", None)
+    (tmp_path / "driver").mkdir()
+    study = Study(workload=acting, name="shared", config={"keep_model": True})
+    settings = settings_at(tmp_path, driver_dir=tmp_path / "driver")
+    events = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, [study.trial({}, 0)])
+    (result,) = events.results
+    assert result.failure is None and not events.of(Notice)
+    weights = tmp_path / "driver" / result.spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE
+    assert torch.load(weights).keys()
+    assert not (tmp_path / "logs" / result.spec.identity / ARTIFACT_FOLDER).exists()

@@ -1,9 +1,6 @@
 """Content of a store or a journal is data: it runs nothing, reads nothing else, and fills no disk."""
 
-import io
 import pickle
-import tarfile
-import zlib
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,11 +15,10 @@ from raypar.execution.options import ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.results import ExecutionOutcome, ResultHandler
 from raypar.run.cluster import this_machine
-from raypar.run.runner import Notice, TrialEnded
+from raypar.run.runner import TrialEnded
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.track.store import Store
 from raypar.track.uploader import sync
-from raypar.train.job import ARTIFACT_FOLDER
 from raypar.workloads import digits
 
 ABSENT = {"data_dir": None, "address": None, "trial_timeout": None}
@@ -164,72 +160,16 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path):
 # ---- what ranks send
 
 
-def member(name, content=b"", **fields):
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info, content
-
-
-def packed(*members):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        for info, content in members:
-            tar.addfile(info, io.BytesIO(content))
-    return data.getvalue()
-
-
-def handled(folder, result, sent=b""):
+def handled(folder, result):
     """Handle the end of a trial; return the recorded results, those that failed and what was passed on."""
     recorder, shown = Mock(), []
     study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
     outcome = ExecutionOutcome(ExecutionPlan(study, (), (), (), this_machine()), folder, {})
-    ResultHandler(outcome, recorder, shown.append)(TrialEnded(result, sent))
+    ResultHandler(outcome, recorder, shown.append)(TrialEnded(result))
     return [call.args[0] for call in recorder.record.call_args_list], outcome.failures, shown
 
 
 RESULT = make_result({"num_workers": 1})
-ODD = {
-    "outside": member("../../../caught", b"x"),
-    "absolute": member("/tmp/caught", b"x"),
-    "link": member("model/caught", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-    "hard link": member("model/caught", type=tarfile.LNKTYPE, linkname="../../../x"),
-    "device": member("model/caught", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
-    "fifo": member("model/caught", type=tarfile.FIFOTYPE),
-}
-
-
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_only_files_of_its_own_folder_come_out_of_what_a_trial_sends(odd, tmp_path):
-    logs = tmp_path / "a" / "b" / "c"
-    recorded, _, _ = handled(logs, RESULT, packed(member("model/weights.pt", b"weights"), odd))
-    folder = logs / RESULT.spec.identity / ARTIFACT_FOLDER
-    assert (folder / "model" / "weights.pt").read_bytes() == b"weights"
-    # An absolute name is taken as one below the folder.
-    assert all(path.is_relative_to(folder) and path.is_file() for path in tmp_path.rglob("caught"))
-    assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
-    assert [r.spec for r in recorded] == [RESULT.spec]
-
-
-@pytest.mark.parametrize("sent", [b"no tar", zlib.compress(packed(member("x", b"0" * 10**6))), b"\0" * 10])
-def test_what_can_not_be_unpacked_is_reported_and_costs_no_result(sent, tmp_path):
-    recorded, _, shown = handled(tmp_path, RESULT, sent)
-    (notice,) = [event.text for event in shown if isinstance(event, Notice)]
-    assert "num_workers=1 #1" in notice and [r.spec for r in recorded] == [RESULT.spec]
-
-
-def test_a_file_that_is_all_holes_is_not_unpacked(tmp_path):
-    info, _ = member("model/huge", type=tarfile.GNUTYPE_SPARSE)
-    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    # One piece of no bytes at the end of 1 TB: GNU's old format, offset and size from byte 386 on, real size at 483.
-    block[386:398] = b"%011o\0" % (10**12 % 8**11)
-    block[398:410] = b"%011o\0" % 0
-    block[483:495] = b"\x80" + (10**12).to_bytes(11, "big")
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    recorded, _, _ = handled(tmp_path, RESULT, bytes(block) + b"\0" * 1024)
-    assert not list(tmp_path.rglob("huge")) and len(recorded) == 1
 
 
 def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path, monkeypatch):

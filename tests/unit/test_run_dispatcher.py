@@ -1,5 +1,6 @@
 """A run's trials through all their states, with gangs on paper and a clock of its own."""
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,13 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 from results import make_result
 from scheduled import cluster
 
+from raypar.run import broker as module
 from raypar.run.dispatcher import (
     COME_BACK_S,
     CORES_POLL_S,
     GANG_START_S,
     LEASE_S,
+    ArtifactPiece,
     DispatchConfig,
     Dispatcher,
     TrialPhase,
@@ -76,8 +79,8 @@ class Run:
         self.near = frozenset()  # cores of the GPUs' NUMA node
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
         settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
-        config = DispatchConfig(b"", settings, GangPolicy(True, 4), max_retries, in_lockstep)
-        self.it = Dispatcher(config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
+        self.config = DispatchConfig(b"", settings, GangPolicy(True, 4), max_retries, in_lockstep)
+        self.it = Dispatcher(self.config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
         self.it.dispatch()
 
     def _call_later(self, delay_s, call):
@@ -455,6 +458,83 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
     run.end("a", RankEnd(RankOutcome(stopped=True), failure=CRASH, was_killed=True))
     assert (run.results[0].state, run.results[0].failure) == (TrialState.STOPPED, None)
     assert run.it.trial("a") is None and run.of(TrialRetried) == []
+
+
+@pytest.mark.parametrize("end", ["timeout", "stop"])
+def test_a_trial_that_has_trained_is_not_killed_while_it_sends_what_it_keeps(end):
+    run = one_running(2, trial_timeout_s=5.0, max_retries=0)
+    attempt = run.running("a")
+    run.it.rank_ended(attempt, 1, DONE)
+    run.it.send(attempt, ["reference"])
+    if end == "stop":
+        run.it.release("a", let_finish=False)
+    run.wait(100.0)
+    assert attempt.takes_artifacts and not run.results
+    run.it.rank_ended(attempt, 0, DONE)
+    assert run.results[0].state is TrialState.FINISHED
+    kinds = [type(event) for _, event in run.it.events(0)]
+    assert kinds[-2:] == [ArtifactPiece, TrialEnded]
+
+
+def test_of_a_trial_that_fails_after_all_nothing_more_is_sent():
+    run = one_running(2, trial_timeout_s=5.0, max_retries=0)
+    attempt = run.running("a")
+    run.it.send(attempt, ["reference"])
+    run.wait(5.0)  # rank 1 hangs
+    assert attempt.kill_requested and not attempt.takes_artifacts
+
+
+def test_what_the_driver_can_not_store_stays_on_its_node_and_costs_one_notice_and_no_result():
+    run = one_running()
+    attempt = run.running("a")
+    for _ in range(2):
+        run.it.send(attempt, ["reference"])
+    for problem in ("OSError: no space", "ValueError: nothing more of it is taken"):
+        run.it.piece_taken(attempt, problem)
+    assert not attempt.takes_artifacts and attempt.num_pieces == 0
+    run.end("a")
+    (notice,) = run.of(Notice)
+    (result,) = run.results
+    folder = f"/logs/{result.spec.identity}/artifacts"
+    text = f"what it kept was not stored, OSError: no space; it is in {folder} on n0"
+    assert notice.text == f"{result.spec.label}: {text}"
+    assert result.state is TrialState.FINISHED
+
+
+def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_last_answer_comes_after_all(monkeypatch):
+    monkeypatch.setattr(module, "_import_trainer", lambda: None)
+    run = one_running()
+
+    async def send_all():
+        broker = module.Broker(run.config)
+        broker._dispatcher, run.it._on_change = run.it, broker._notify
+
+        async def settled(sent):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return sent.done()
+
+        async def is_sent(piece):
+            sent = asyncio.ensure_future(broker.send("a", 1, piece))
+            return sent, await settled(sent)
+
+        for piece in range(module.MAX_PIECES - 1):
+            assert await broker.send("a", 1, [piece])
+        sent, is_done = await is_sent(["one too many"])
+        assert not is_done
+        await broker.piece_taken("a", 1, "")
+        assert await settled(sent) and sent.result()
+        end, is_done = await is_sent([])
+        for _ in range(module.MAX_PIECES):
+            assert not await settled(end)
+            await broker.piece_taken("a", 1, "")
+        assert await settled(end) and end.result()
+        sent, _ = await is_sent(["of the next"])
+        await broker.piece_taken("a", 1, "OSError: no space")
+        assert not await broker.send("a", 1, ["more"]) and not await broker.send("b", 1, ["of another"])
+
+    asyncio.run(send_all())
+    assert run.it.attempt("a", 1).num_pieces == 0
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])

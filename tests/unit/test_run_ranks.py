@@ -292,6 +292,19 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
     assert len(text) == pytest.approx(3_000_000, abs=100)
 
 
+def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path):
+    driver_dir, logs = tmp_path / "driver", tmp_path / "logs"
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(logs, driver_dir=driver_dir))
+    here = job.on_this_node()
+    assert here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
+    driver_dir.mkdir()
+    here = job.on_this_node()
+    assert not here.sends_artifacts and here.artifact_dir == driver_dir / job.spec.identity / "artifacts"
+    assert here.log_path(0).is_relative_to(logs)
+    here = TrialJob(make_spec({}), 1, b"", RunSettings(logs)).on_this_node()  # which runs on the driver's machine
+    assert not here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no holes in files elsewhere")
 def test_a_long_log_takes_no_more_of_the_disk_while_it_is_written(tmp_path):
     path, megabyte = tmp_path / "log", bytes(range(256)) * 4000

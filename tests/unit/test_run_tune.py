@@ -1,4 +1,5 @@
-"""Tune's searcher and callback: further blocks are given out in one run, and a listener that fails ends it once.
+"""Tune's searcher and callback: further blocks are given out in one run, a listener that fails ends it once, and what
+trials keep arrives.
 
 Ray's calls are stood in for: which events come together is a matter of luck with a real broker.
 """
@@ -7,21 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 from ray import cloudpickle
+from ray.exceptions import OwnerDiedError
 from ray.tune.search import Searcher
 from ray.tune.search.search_generator import SearchGenerator
 from results import make_spec
 
 from raypar.errors import StoreError
+from raypar.files import FilePiece
 from raypar.run import tune as module
+from raypar.run.dispatcher import ArtifactPiece
 from raypar.run.ranks import trial_result
-from raypar.run.runner import TrialEnded
+from raypar.run.runner import TrialEnded, TrialStarted
+from raypar.train.job import ARTIFACT_FOLDER
 
 
 class Waits(BaseException):
     """The callback waits for an event that never comes."""
 
 
-def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch):
+def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch, tmp_path):
     events = [[(uid, TrialEnded(trial_result(make_spec({}, i), {}))) for i, uid in enumerate(("first", "second"))]]
 
     def wait(_, timeout):
@@ -37,7 +42,7 @@ def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch):
     def listener(_):
         raise error
 
-    callback = module.ResultCallback(broker, listener, None, None)
+    callback = module.ResultCallback(broker, listener, None, None, module.Inbox(tmp_path))
     callback._running |= {"first", "second"}
     first, second = (SimpleNamespace(trial_id=uid) for uid in ("first", "second"))
     with pytest.raises(StoreError):
@@ -45,6 +50,62 @@ def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch):
     assert callback.error is error
     callback.on_trial_complete(0, [], second)
     callback.on_trial_error(0, [], second)
+
+
+WEIGHTS = FilePiece("model/weights.pt", 0, b"weights")
+
+
+def folder_after(tmp_path, *events):
+    """Pass events of a trial on; return its artifacts, the answers to its pieces, and all that is there of it."""
+    answers, spec = [], make_spec({}, 0)
+    broker = SimpleNamespace(piece_taken=SimpleNamespace(remote=lambda *answer: answers.append(answer)))
+    broker.events = SimpleNamespace(remote=lambda _: None)
+    made = {"started": TrialStarted(spec, 1), "ended": TrialEnded(trial_result(spec, {})), "end": None}
+    batches = [[("uid", made.get(e) or ArtifactPiece(spec.identity, 1, () if e == "end" else (e,))) for e in events]]
+
+    def get(ref):
+        if isinstance(ref, Exception):
+            raise ref
+        return batches.pop() if ref is None else ref
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ray", SimpleNamespace(wait=lambda *_, **__: ([None], []), get=get))
+        module.ResultCallback(broker, lambda _: None, None, None, module.Inbox(tmp_path)).pass_on(timeout_s=0)
+    assert all(answer[:2] == ("uid", 1) for answer in answers)
+    below = tmp_path / spec.identity
+    return below / ARTIFACT_FOLDER, [answer[2] for answer in answers], sorted(p.name for p in below.rglob("*"))
+
+
+def test_what_a_trial_sends_is_in_its_place_once_it_is_complete(tmp_path):
+    rest = FilePiece("model/weights.pt", 7, b" of 2 GB")
+    assert folder_after(tmp_path, "started", WEIGHTS, rest, "ended")[1:] == (["", ""], [])
+    folder, answers, names = folder_after(tmp_path, "started", WEIGHTS, rest, "end", "ended")
+    assert (answers, names) == ([""] * 3, ["artifacts", "model", "weights.pt"])
+    assert (folder / "model" / "weights.pt").read_bytes() == b"weights of 2 GB"
+
+
+def test_a_trial_that_is_done_again_replaces_what_it_sent_before(tmp_path):
+    other = FilePiece("other", 0, b"")
+    folder, answers, names = folder_after(
+        tmp_path, "started", WEIGHTS, other, "end", "started", other, "started", WEIGHTS, "end", "ended"
+    )
+    assert answers == [""] * 6 and names == ["artifacts", "model", "weights.pt"]
+    assert (folder / "model" / "weights.pt").read_bytes() == b"weights"
+
+
+BAD = {
+    "ValueError: '../x'": FilePiece("../x", 0, b"x"),
+    "ValueError: model/weights.pt: bytes 7 to 9": FilePiece("model/weights.pt", 9, b"x"),
+    "FileExistsError": FilePiece("model/weights.pt/x", 0, b"x"),
+    "OwnerDiedError": OwnerDiedError("", "", ""),
+}
+
+
+@pytest.mark.parametrize(("problem", "bad"), BAD.items(), ids=BAD)
+def test_after_a_piece_that_could_not_be_taken_none_is_and_the_incomplete_is_removed(tmp_path, problem, bad):
+    folder, answers, names = folder_after(tmp_path, "started", WEIGHTS, bad, FilePiece("z", 0, b""), "end", "ended")
+    assert [bool(answer) for answer in answers] == [False, True, True, True] and names == [] and not folder.exists()
+    assert answers[1].startswith(problem)
 
 
 class Blocks:
