@@ -23,7 +23,7 @@ from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
-from raypar.train.affinity import Core
+from raypar.train.affinity import Core, cores_near_gpu
 from raypar.units import counted
 
 T = TypeVar("T")
@@ -97,7 +97,8 @@ class ExecutionPlan:
                 return frozenset()
             leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
             leases.add_host("here", free)
-            cores = leases.lease(ranks, placement.cpus_per_worker, affinity)
+            near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
+            cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
             if cores is None:  # those that it lists are not all free
                 return frozenset()
             chosen.update(*cores.values() if cores else [[core.number for core in free]])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
+from raypar.execution import plan as plan_module
 from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
 from raypar.study.options import Auto
@@ -284,6 +285,14 @@ FOUR_CORES = tuple(Core(n, n // 2, n) for n in range(4))
 def test_a_study_takes_the_cores_of_its_largest_trial_out_of_the_free_ones(free, space, chosen):
     plan = make_plan(a_study(space=space), own(4, FOUR_CORES), ())
     assert plan.choose_cores([core for core in FOUR_CORES if core.number in free]) == chosen
+
+
+def test_trials_on_gpus_take_cores_of_their_gpus_numa_nodes_first(monkeypatch):
+    monkeypatch.setattr(plan_module, "cores_near_gpu", lambda index: {0: frozenset((2, 3)), 1: frozenset((1,))}[index])
+    for num_workers, chosen in ((1, {2}), (2, {1, 2})):
+        machine = own(4, FOUR_CORES, more={"GPU": 2})
+        plan = plan_of(machine, device="cuda", num_workers=num_workers, cpus_per_worker=1)
+        assert plan.choose_cores(FOUR_CORES) == chosen
 
 
 def test_trials_side_by_side_take_cores_for_as_many_as_there_may_be_or_as_are_free():
