@@ -320,10 +320,10 @@ def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tu
 
 
 def lacks_nodes(study: Study, cluster: Cluster) -> bool:
-    """Return whether the cluster's nodes decide more about the study than those that are there can show.
+    """Return whether a study has to wait for nodes that are being started.
 
-    A gang may not fit on them, or is to be spread over all that there are; or those to come may have the GPUs that
-    ``device="auto"`` asks for.
+    A gang doesn't fit on those that are there, or is to be spread over all; or ``device="auto"`` depends on whether
+    they have GPUs.
     """
     auto, _ = choose_auto(study, cluster)
     if cluster.awaits_unknown_nodes and auto.device == "cpu" and _leaves_device_open(study):
