@@ -24,7 +24,7 @@ from raypar.trace import mark
 POLL_S = 10.0  # how long a question waits for news before it is asked anew
 CHECK_S = 5.0
 CLOSE_S = 10.0
-MAX_PIECES = 2  # of a trial's artifacts, on their way to the driver
+MAX_PIECES = 4  # of a trial's artifacts, on their way to the driver
 
 
 class Broker:
