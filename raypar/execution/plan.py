@@ -28,6 +28,7 @@ from raypar.units import counted
 
 T = TypeVar("T")
 ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: {}"
+NOT_STARTED = "device=auto: cpu, because no node with a GPU is up; --set device=cuda has the cluster start some"
 ADDS_GPUS = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
 
 
@@ -196,8 +197,9 @@ def choose_auto(
 ) -> tuple[Auto, tuple[str, ...]]:
     """Choose what a study leaves to the machines, and return it with what the user should read about it.
 
-    ``device="auto"`` is cuda where every gang of the study fits on the GPUs and torch can use them, else cpu. What
-    stored trials of the same question have used stays: another device or number of cores would make other trials.
+    ``device="auto"`` is cuda where every gang of the study fits on the GPUs and torch can use them, else cpu; for it
+    alone an autoscaler starts no first node with GPUs, which costs money. What stored trials of the same question have
+    used stays: another device or number of cores would make other trials.
 
     Args:
         stored: results of the study that need not be made again.
@@ -214,20 +216,21 @@ def choose_auto(
     if not _leaves_device_open(study):
         return on_gpu, _one_core(study, on_gpu, share)
     problem, fix = _gpu_problem(study, cluster, on_gpu)
-    best = "cpu" if problem else "cuda"
+    best = "cuda" if not problem and cluster.has_gpu else "cpu"
     device = _kept(best, [each.device for each in before if each.device in ("cpu", "cuda")])
     trials = counted(sum(each.device == device for each in before), "stored trial")
     if problem and device == "cuda":
         hint = f"`raypar study {where} --set device=cpu` runs all on the CPU; --fresh decides anew, and runs all again"
         raise RayparError(f"device=auto: cuda, as {trials} of `{study.name}` ran, but {problem}", hint=hint)
     auto = replace(on_gpu, device=device)
+    has_node = any(node.get("GPU", 0) for node in cluster.nodes)
+    if device == "cuda":
+        return auto, (*_one_core(study, auto, share), *(() if has_node else (ADDS_GPUS,)))
     if device != best:
         return auto, (f"device=auto: cpu, as {trials} of `{study.name}` ran; --fresh decides anew",)
-    if problem:
-        has_gpu = cluster.cores_per_gpu is not None
-        return auto, (f"device=auto: cpu, because {problem}{fix}",) if has_gpu else ()
-    has_node = any(node.get("GPU", 0) for node in cluster.nodes)
-    return auto, (*_one_core(study, auto, share), *(() if has_node else (ADDS_GPUS,)))
+    if cluster.cores_per_gpu is None:
+        return auto, ()
+    return auto, (f"device=auto: cpu, because {problem}{fix}" if problem else NOT_STARTED,)
 
 
 def _kept(best: T, before: Sequence[T]) -> T:

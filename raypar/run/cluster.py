@@ -118,6 +118,12 @@ class Cluster:
         return (*self.nodes, *(each.resources for each in self.growth))
 
     @property
+    def has_gpu(self) -> bool:
+        """True where a node with a GPU is up or being started."""
+        promised = (each.resources for each in self.node_types if each.min_count)
+        return any(node.get("GPU", 0) for node in (*self.nodes, *promised))
+
+    @property
     def cores_per_gpu(self) -> int | None:
         """Cores that every GPU's worker can have to itself, on whichever node; None: there is no GPU."""
         shapes = set(map(_shape, self.nodes_to_be))

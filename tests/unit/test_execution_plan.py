@@ -6,7 +6,7 @@ import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
 from raypar.execution import plan as plan_module
-from raypar.execution.plan import check_data, make_plan
+from raypar.execution.plan import NOT_STARTED, check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
 from raypar.study.options import Auto
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
@@ -119,11 +119,11 @@ DRAWN = {"space": {"num_workers": choice(1, 2)}}
         ),
         (gpus(1), DRAWN, {("cpu", 1)}, (TOO_FEW,)),
         (gpus(2), DRAWN, {("cuda", 8)}, ()),
-        (growing(NodeType(0, 1, GPU_NODE)), {}, {("cuda", 3)}, (STILL_TO_ADD,)),
+        (growing(NodeType(0, 1, GPU_NODE)), {}, {("cpu", 1)}, (NOT_STARTED,)),
         (growing(NodeType(1, 1, GPU_NODE)), {}, {("cuda", 3)}, (STILL_TO_ADD,)),
         (growing(NodeType(0, 2, GPU_NODE), nodes=(GPU_NODE,)), {}, {("cuda", 3)}, ()),
         (growing(NodeType(0, 1, {"CPU": 4, "GPU": 1})), {}, {("cpu", 1)}, (TOO_FEW,)),
-        (growing(NodeType(0, 2, {"CPU": 4, "GPU": 1})), {}, {("cuda", 4)}, (STILL_TO_ADD,)),
+        (growing(NodeType(1, 2, {"CPU": 4, "GPU": 1})), {}, {("cuda", 4)}, (STILL_TO_ADD,)),
         (growing(NodeType(0, 2, {"CPU": 8})), {}, {("cpu", 1)}, ()),
         (
             growing(nodes=({"CPU": 1, "GPU": 2}, {"CPU": 8})),
@@ -180,6 +180,7 @@ ON_CUDA = a_study(config={"device": "cuda"})
 @pytest.mark.parametrize(
     ("stored", "cluster", "study", "auto"),
     [
+        (ran(Auto("cuda", 3)), growing(NodeType(0, 1, GPU_NODE)), {}, Auto("cuda", 3)),  # it has scaled down since
         (ran(CPU), gpus(2), {}, Auto("cpu", 8)),
         (ran(EIGHT), gpus(2), {}, EIGHT),
         (ran(FOUR), gpus(2), {}, FOUR),
