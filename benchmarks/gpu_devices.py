@@ -44,6 +44,7 @@ class Device(Protocol):
         widths: of two models: one whose steps wait for the host, and one whose steps wait for the device.
         num_trials: warm trials whose memory is looked at.
         num_spawned: trials in spawned processes, and in warm ones, whose times are compared.
+        min_spawned_ratio: a spawned trial takes more than so many times as long as a warm one.
         combinations: of the check of precisions, in the order of `COMBINATIONS`.
         max_deviation: allowed between two measurements of the same steps, relative.
         max_slow_start: allowed of the first steps after a warm-up against the last ones, relative.
@@ -61,6 +62,7 @@ class Device(Protocol):
     widths: tuple[int, int]
     num_trials: int
     num_spawned: int
+    min_spawned_ratio: float
     combinations: Sequence[Combination]
     max_deviation: float
     max_slow_start: float
@@ -95,6 +97,7 @@ class Gpu:
     widths = (64, 4096)
     num_trials = 10
     num_spawned = 3
+    min_spawned_ratio = 1.0
     combinations = COMBINATIONS
     max_deviation = 0.05
     max_slow_start = 0.05
@@ -141,6 +144,7 @@ class StandIn:
     widths = (64, 256)
     num_trials = 2
     num_spawned = 1
+    min_spawned_ratio = 0.0
     combinations = (
         *COMBINATIONS[: len(NETWORKS)],
         Combination("transformer", "fp64"),

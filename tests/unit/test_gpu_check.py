@@ -133,6 +133,7 @@ def test_memory_has_to_rise_and_come_back(gpu_check, monkeypatch, memory_mb, pas
 @pytest.mark.parametrize(("spawned_s", "passes"), [(4.0, True), (0.4, False)])
 def test_warm_trials_have_to_be_faster_than_spawned_ones(gpu_check, stand_in, spawned_s, passes):
     spawned = runner(lambda _: {"wall_s": spawned_s})
+    stand_in.min_spawned_ratio = 1.0
     ok, figures = gpu_check.warm_against_spawned(bench(stand_in, warm=runner(), spawned=spawned))
     assert ok is passes and figures["ratio"] == pytest.approx(spawned_s / 0.5)
 
