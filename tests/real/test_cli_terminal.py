@@ -47,7 +47,7 @@ class Terminal:
             self.cli.write(name, "")
         self.study.go(next_held(self.study, self.process)[0])
         next_held(self.study, self.process)
-        pattern = r"1/3 trials, 1 running, 1 queued\s[^(]* finishes at about \d\d:\d\d \("
+        pattern = r"1/3 trials, 1 running, 1 queued\s[^(]* finishes at (about \d\d:\d\d \(|any moment)"
         until(lambda: re.search(pattern, self.text), lambda: self.text[-500:], TIMEOUT_S)
 
     def resize(self, num_columns):
