@@ -108,7 +108,7 @@ def parse_quantity(flag: str, text: str | None, scales: Mapping[str, float], nam
 def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     """Return the values by key of ``--set key=A`` and ``key=A,B``, which choose among a stored study's points."""
     from raypar.study.overrides import parse_value, split_setting
-    from raypar.study.space import DOMAINS, Grid
+    from raypar.study.space import DOMAINS, Grid, problem
 
     chosen: dict[str, tuple[Value, ...]] = {}
     for setting in settings:
@@ -120,6 +120,8 @@ def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
         if key in chosen:
             raise RayparError(f"--set {key} is given twice", hint=f"write --set {key}=A,B")
         if isinstance(value, Grid):
+            if wrong := problem(value):
+                raise RayparError(f"--set {setting}: {wrong}", hint=f"give each value once: --set {key}=A,B")
             chosen[key] = value.values
         elif isinstance(value, DOMAINS):
             raise RayparError(f"--set {setting}: is a range", hint=f"give values: --set {key}=A,B")

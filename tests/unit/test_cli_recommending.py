@@ -101,6 +101,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
         ("--set num_workers", "--set num_workers: lacks `=`"),
         ("--set num_workers=3", "--set num_workers=3: no point has it"),
         ("--set lr=uniform(0,1)", "is a range"),
+        ("--set lr=grid()", "--set lr=grid(): is empty: give at least one value"),
         ("--set lr=0.1 --set lr=0.2", "--set lr is given twice"),
     ],
 )
