@@ -95,13 +95,14 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_
     scratch = tmp_path / "waits"
     points = [{}, {"act": "wait", "scratch": str(scratch)}, {"lr": 0.2}]
     before, waits, after = (study.trial({"num_workers": 2, **p}, 0, order=i) for i, p in enumerate(points))
+    others = train_workers()  # that earlier runs on this Ray are still ending
 
     with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, ThreadPoolExecutor() as pool:
 
         def kill():
             until(scratch.exists, "the trial to be under way")
             rank = int(scratch.read_text())
-            workers = train_workers()
+            workers = [worker for worker in train_workers() if worker not in others]
             assert len(workers) == 2
             os.kill({"worker": workers[-1].pid, "rank": rank, "fork server": server.pid}[victim], signal.SIGKILL)
             until(lambda: not is_running(rank), "the end of the rank")
