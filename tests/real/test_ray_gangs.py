@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,9 +44,10 @@ def gang_of(result):
     return result.environment["gang"], result.environment["nth_in_gang"]
 
 
-def train_workers():
-    """Return the workers of the gangs of this process's Ray."""
-    return [p for p in psutil.Process().children(recursive=True) if "TrainWorker" in command_line(p)]
+def processes_of_ray(*names):
+    """Return those processes of this process's Ray that have one of the names."""
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if any(name in command_line(process) for name in names)]
 
 
 def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_own(on_ray):
@@ -95,14 +95,14 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_
     scratch = tmp_path / "waits"
     points = [{}, {"act": "wait", "scratch": str(scratch)}, {"lr": 0.2}]
     before, waits, after = (study.trial({"num_workers": 2, **p}, 0, order=i) for i, p in enumerate(points))
-    others = train_workers()  # that earlier runs on this Ray are still ending
+    others = processes_of_ray("TrainWorker")  # of earlier runs, still ending
 
     with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, ThreadPoolExecutor() as pool:
 
         def kill():
             until(scratch.exists, "the trial to be under way")
             rank = int(scratch.read_text())
-            workers = [worker for worker in train_workers() if worker not in others]
+            workers = [worker for worker in processes_of_ray("TrainWorker") if worker not in others]
             assert len(workers) == 2
             os.kill({"worker": workers[-1].pid, "rank": rank, "fork server": server.pid}[victim], signal.SIGKILL)
             until(lambda: not is_running(rank), "the end of the rank")
@@ -222,13 +222,13 @@ def test_a_model_kept_on_another_machine_reaches_the_driver_and_no_process_on_it
 ):
     config = {"keep_model": True, "epochs": 1, "num_ballast": NUM_BALLAST}
     study, sizes, before, growth = Study(workload=acting, name="sent", config=config), [], {}, {}
-    append = tune.append_piece
+    append, names = tune.append_piece, ("::Broker", "TrainWorker")
+    others = processes_of_ray(*names)  # of earlier runs, still ending
     monkeypatch.setattr(tune, "append_piece", lambda at, piece: (sizes.append(len(piece.content)), append(at, piece)))
 
     def listen(event):
         if isinstance(event, TrialStarted):
-            below = psutil.Process().children(recursive=True)
-            carriers = [p for p in below if re.search("::Broker|TrainWorker", command_line(p))]
+            carriers = [process for process in processes_of_ray(*names) if process not in others]
             assert len(carriers) == 2
             for process in (psutil.Process(), *carriers):
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")
