@@ -15,7 +15,7 @@ from raypar.study.trial import TrialState
 from raypar.track.runs import result_from_tags, result_tags
 from raypar.train.affinity import allowed_cores
 
-SPIN = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
 MIN_LOAD_CORES = 0.2  # of the whole core that each process would take if nothing else ran
 # Long enough for the ticks in which the system counts; evaluated seldom, so that most of it is timed.
 STEPS = {"epochs": 400, "eval_every_steps": 160, "num_workers": 1}
@@ -28,12 +28,13 @@ STUDIES = {
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_a_busy_machine_is_measured_and_reported(study, tmp_path):
-    spinning = []  # one for every core, bound to none
+    spinning = []  # one on every core: unbound, the system may put all of them where no rank is
     results = []
 
     def listen(event):
         if isinstance(event, TrialReported) and not spinning:
-            spinning.extend(subprocess.Popen(SPIN, stdout=subprocess.PIPE) for _ in allowed_cores())
+            commands = ([sys.executable, "-c", SPIN, str(core)] for core in allowed_cores())
+            spinning.extend(subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands)
             for process in spinning:
                 assert process.stdout is not None
                 process.stdout.readline()
