@@ -11,7 +11,7 @@ import warnings
 from common import begin, parser_for, print_row
 
 from raypar import units
-from raypar.report.listings import scaled
+from raypar.reporting.listings import scaled
 from raypar.study.options import resolve
 from raypar.train.flops import work_of
 from raypar.workloads import resnet

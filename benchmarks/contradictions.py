@@ -26,10 +26,10 @@ from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, Decision, recommend
 from raypar.analysis.verdict import Outcome
-from raypar.report import html as page
-from raypar.report.console import print_report
-from raypar.report.export import answer_markdown, markdown_of
-from raypar.report.recommend import print_recommendation
+from raypar.reporting import html as page
+from raypar.reporting.console import print_report
+from raypar.reporting.export import answer_markdown, markdown_of
+from raypar.reporting.recommend import print_recommendation
 from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, point_label
 

@@ -68,9 +68,9 @@ def reports() -> dict[str, str]:
 
 def _files(report: Report, folder: Path, uri: str) -> dict[str, str]:
     from raypar.execution.stored import read_study
-    from raypar.report.figures import figures_of
-    from raypar.report.html import Origin, html_report
-    from raypar.report.vega import Figure, static_svg
+    from raypar.reporting.figures import figures_of
+    from raypar.reporting.html import Origin, html_report
+    from raypar.reporting.vega import Figure, static_svg
 
     study = read_study(report.name, uri, folder)
     results = study.current_results.results

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from raypar.cli.demo import STUDY, demo_folder, demo_uri
 from raypar.execution.stored import read_study
-from raypar.report.console import print_report
+from raypar.reporting.console import print_report
 
 PICTURE = Path(__file__).with_name("quickstart.svg")
 WIDTH = 80

@@ -11,7 +11,7 @@ from raypar.study.study import Study
 from raypar.study.workload import Data, Option, Split, Statistic, Workload
 
 if TYPE_CHECKING:
-    from raypar.report.frame import StudyFrame
+    from raypar.reporting.frame import StudyFrame
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,7 @@ def load(
     """
     from raypar.execution.best_model import last_final_test
     from raypar.execution.stored import read_study
-    from raypar.report.frame import StudyFrame
+    from raypar.reporting.frame import StudyFrame
     from raypar.track.store import default_tracking_uri
 
     project = Path.cwd() if folder is None else Path(folder)

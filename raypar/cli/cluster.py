@@ -17,7 +17,7 @@ import typer
 from raypar.cli.common import EXIT_FAILED
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
-from raypar.report.text import ascii_fallback, strip_control
+from raypar.reporting.text import ascii_fallback, strip_control
 from raypar.scratch import scratch_folder
 from raypar.signals import Interrupted, handle_signals, uninterrupted
 

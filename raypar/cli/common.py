@@ -26,7 +26,7 @@ from raypar.errors import (
 )
 from raypar.files import close_to_others
 from raypar.masking import masked
-from raypar.report.text import strip_control
+from raypar.reporting.text import strip_control
 from raypar.signals import Interrupted, redirected_stderr
 from raypar.units import parsed
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from raypar.execution.results import ExecutionOutcome
-    from raypar.report.documents import AnyDocument
+    from raypar.reporting.documents import AnyDocument
     from raypar.study.space import Value
     from raypar.study.workload import Workload
 
@@ -182,8 +182,8 @@ def document_alone(*, is_asked: bool) -> Iterator[None]:
 
 
 def print_json(document: AnyDocument) -> None:
-    """Print a document of `raypar.report.documents` on standard output."""
-    from raypar.report.documents import to_json
+    """Print a document of `raypar.reporting.documents` on standard output."""
+    from raypar.reporting.documents import to_json
 
     print(to_json(document), file=_document_stream.get(), flush=True)
 
@@ -212,7 +212,7 @@ def notices_on(console: Console) -> Callable[[Any], None]:
 
 
 def stdout() -> Console:
-    from raypar.report.text import TerminalConsole
+    from raypar.reporting.text import TerminalConsole
 
     return TerminalConsole(soft_wrap=False)
 
@@ -223,7 +223,7 @@ def quiet(log_path: Path) -> Iterator[Console]:
 
     With ``--json`` the console is on standard error.
     """
-    from raypar.report.text import TerminalConsole
+    from raypar.reporting.text import TerminalConsole
 
     made = [folder for folder in log_path.parents if not folder.exists()]
     try:

@@ -88,7 +88,7 @@ def predict(
     from raypar.predict.network import Topology, parse_network
     from raypar.predict.predict import communication_of, job_spec_of, worker_counts
     from raypar.predict.predict import predict as predicted
-    from raypar.report.predict import PredictionReport, check_plot_path, plot_of, predict_document, print_prediction
+    from raypar.reporting.predict import PredictionReport, check_plot_path, plot_of, predict_document, print_prediction
 
     asked = _counts(workers)
     worker_counts(asked)  # before anything slow: a mistake is reported at once
@@ -293,7 +293,7 @@ def fit(
     from raypar.analysis.laws import Scaling
     from raypar.analysis.scaling import read_table, worker_groups
     from raypar.execution.stored import read_study
-    from raypar.report.fit import groups_document, print_groups, print_runs, runs_document
+    from raypar.reporting.fit import groups_document, print_groups, print_runs, runs_document
 
     if source.lower().endswith(".csv") or Path(source).is_file():
         runs = read_table(Path(source), by or ()), Scaling(scaling or "strong"), baseline
@@ -349,7 +349,7 @@ def work(
     workload = common.shipped_workload(name)
     config = config_of(workload, settings or [])
 
-    from raypar.report.listings import WorkAssumptions, print_work, work_document
+    from raypar.reporting.listings import WorkAssumptions, print_work, work_document
     from raypar.train.flops import work_of
 
     counted = work_of(workload, config)

@@ -91,8 +91,8 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
 
 def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
     from raypar.execution.execute import execute, new_log_dir
-    from raypar.report.listings import print_failures
-    from raypar.report.profile import print_profile
+    from raypar.reporting.listings import print_failures
+    from raypar.reporting.profile import print_profile
     from raypar.study.trial import point_label
     from raypar.train.job import ARTIFACT_FOLDER, PROFILE_FOLDER
 

@@ -68,7 +68,7 @@ def recommend(
     from raypar.analysis.recommend import recommend as recommended
     from raypar.analysis.time_to_target import Start
     from raypar.execution.stored import read_study
-    from raypar.report.recommend import print_recommendation, recommend_document
+    from raypar.reporting.recommend import print_recommendation, recommend_document
 
     common.check_positive("--max-cost", max_cost)
     common.check_positive("--price", price)

@@ -18,20 +18,20 @@ from raypar.cli import common
 from raypar.errors import RayparError
 from raypar.files import make_private_folder
 from raypar.masking import masked
-from raypar.report.text import strip_control
+from raypar.reporting.text import strip_control
 from raypar.signals import handle_signals
 from raypar.track.names import safe_name
 from raypar.units import counted
 
 if TYPE_CHECKING:
-    from raypar.report.documents import CheckEntry
+    from raypar.reporting.documents import CheckEntry
 
 REPORTS = Path(".raypar/reports")
 
 
 def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """List the studies in the store."""
-    from raypar.report.listings import list_document, print_studies
+    from raypar.reporting.listings import list_document, print_studies
 
     studies = common.store_of(tracking_uri).studies()
     rows = [(s.name, s.num_executions, s.num_finished, s.num_diverged, s.num_failed, s.last_used_at) for s in studies]
@@ -132,7 +132,7 @@ def show(
 ) -> None:
     """Show every trial of a study."""
     from raypar.execution.stored import results_since, unknown_study
-    from raypar.report.listings import print_trials, show_document
+    from raypar.reporting.listings import print_trials, show_document
 
     store = common.store_of(tracking_uri)
     results = store.results(name)
@@ -172,8 +172,8 @@ def report(
 ) -> None:
     """Show a study's answer, from the store; nothing is run."""
     from raypar.execution.stored import read_study
-    from raypar.report.console import print_report, report_document
-    from raypar.report.text import check_file, check_folder, write_text
+    from raypar.reporting.console import print_report, report_document
+    from raypar.reporting.text import check_file, check_folder, write_text
 
     files = {"--html": html, "--open": open_html, "--figures": figures, "--format": figure_format}
     common.check_json_alone(as_json, {**files, "--verbose": verbose})
@@ -194,7 +194,7 @@ def report(
         with contextlib.suppress(OSError):  # reported when the page is written
             make_private_folder(REPORTS)
     if html is not None:
-        from raypar.report.html import Origin, html_report
+        from raypar.reporting.html import Origin, html_report
 
         origin = Origin(study.tags, study.description, study.source)
         write_text(html, html_report(study.analysis, study.current_results.results, origin))
@@ -202,7 +202,7 @@ def report(
         if open_html and not webbrowser.open(html.resolve().as_uri()):
             common.say(common.stdout(), "no browser found here: open the file in one")
     if figures is not None:
-        from raypar.report.figures import figures_of, write_figures
+        from raypar.reporting.figures import figures_of, write_figures
 
         kinds = [figure_format] if figure_format else ["svg", "png"]
         written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
@@ -221,7 +221,7 @@ def workloads(
     ] = None,
 ) -> None:
     """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
-    from raypar.report.listings import print_workload, print_workloads
+    from raypar.reporting.listings import print_workload, print_workloads
 
     if name is None:
         print_workloads(common.stdout(), common.shipped_workloads().values())
@@ -336,8 +336,8 @@ def export(
     step.
     """
     from raypar.execution.stored import read_study
-    from raypar.report.export import MARKDOWN, check_path, markdown_of, write
-    from raypar.report.text import write_text
+    from raypar.reporting.export import MARKDOWN, check_path, markdown_of, write
+    from raypar.reporting.text import write_text
 
     check_path(path, force=force)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
@@ -387,7 +387,7 @@ def compare(
     from raypar.analysis.compare import Gate, Side
     from raypar.analysis.compare import compare as compared
     from raypar.execution.stored import read_study
-    from raypar.report.compare import compare_document, print_comparison, print_gate
+    from raypar.reporting.compare import compare_document, print_comparison, print_gate
 
     uris = [baseline_uri or common.uri_of(tracking_uri), common.uri_of(tracking_uri)]
     if a == b and uris[0] == uris[1]:

@@ -34,7 +34,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
     """Execute a study, print its report and exit as it ended."""
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
-    from raypar.report.live import STARTING_RAY, STARTING_WORKERS, LiveView
+    from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS, LiveView
     from raypar.track.client import has_server
 
     if options.address is None:
@@ -72,9 +72,9 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
         resume: the command that goes on.
         shows_breakdown: where the time of a step goes, too, which is else in the verbose report alone.
     """
-    from raypar.report.console import print_report
-    from raypar.report.listings import print_failures
-    from raypar.report.profile import breakdown_section
+    from raypar.reporting.console import print_report
+    from raypar.reporting.listings import print_failures
+    from raypar.reporting.profile import breakdown_section
 
     if outcome.partial and outcome.num_done:
         common.say(console, outcome.partial)
@@ -302,7 +302,7 @@ def check_can_profile(study: Study, asked: str) -> None:
 def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:
     from raypar.execution.execute import changed_code, cluster_for, stored_results
     from raypar.execution.plan import check_data, make_plan
-    from raypar.report.listings import plan_document, print_plan
+    from raypar.reporting.listings import plan_document, print_plan
 
     check_data(loaded.study)
     done = stored_results(loaded.study.name, options)

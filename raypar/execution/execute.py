@@ -351,7 +351,7 @@ def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
 def _add_report(recorder: Recorder, execution: Execution, outcome: ExecutionOutcome, notice: Listener) -> None:
     """Store the report as HTML with the execution. A failure costs a notice, and nothing else."""
     try:
-        from raypar.report.html import Origin, html_report
+        from raypar.reporting.html import Origin, html_report
 
         origin = Origin(execution.tags, execution.description, execution.study_source, outcome.partial)
         recorder.add_artifact(REPORT_FILE, html_report(outcome.analysis, tuple(outcome.results.values()), origin))

@@ -29,9 +29,9 @@ from raypar.execution.options import Options, ResumeFlags
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
-from raypar.report.export import answer_markdown
-from raypar.report.points import brief_legend, estimates_of, standing_of
-from raypar.report.sentences import caveats_line
+from raypar.reporting.export import answer_markdown
+from raypar.reporting.points import brief_legend, estimates_of, standing_of
+from raypar.reporting.sentences import caveats_line
 from raypar.run.locks import Holder
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, uninterrupted

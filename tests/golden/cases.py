@@ -35,18 +35,18 @@ from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
-from raypar.report import figures as report_figures
-from raypar.report.compare import print_comparison, print_gate
-from raypar.report.console import print_report
-from raypar.report.export import markdown_of
-from raypar.report.figures import figures_of
-from raypar.report.fit import scaling_lines
-from raypar.report.live import STARTING_RAY, LiveView
-from raypar.report.predict import PredictionReport, plot_of, print_prediction
-from raypar.report.profile import print_profile
-from raypar.report.recommend import print_recommendation
-from raypar.report.sentences import effect_lines
-from raypar.report.vega import OmittedFigure
+from raypar.reporting import figures as report_figures
+from raypar.reporting.compare import print_comparison, print_gate
+from raypar.reporting.console import print_report
+from raypar.reporting.export import markdown_of
+from raypar.reporting.figures import figures_of
+from raypar.reporting.fit import scaling_lines
+from raypar.reporting.live import STARTING_RAY, LiveView
+from raypar.reporting.predict import PredictionReport, plot_of, print_prediction
+from raypar.reporting.profile import print_profile
+from raypar.reporting.recommend import print_recommendation
+from raypar.reporting.sentences import effect_lines
+from raypar.reporting.vega import OmittedFigure
 from raypar.run import runner
 from raypar.study.options import OPTIONS
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState

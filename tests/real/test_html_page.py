@@ -18,7 +18,7 @@ from html_studies import question, results
 
 from raypar.analysis.analyse import analyse
 from raypar.execution.stored import read_study
-from raypar.report.html import Origin, html_report
+from raypar.reporting.html import Origin, html_report
 
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
 UNFOLD = "document.querySelectorAll('details').forEach(d => d.open = true)"

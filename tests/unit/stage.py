@@ -46,7 +46,7 @@ class Stage:
             artifact=lambda *_: None,
         )
         # Drawing takes seconds.
-        monkeypatch.setattr("raypar.report.html.html_report", lambda *_: self.report())
+        monkeypatch.setattr("raypar.reporting.html.html_report", lambda *_: self.report())
         monkeypatch.setattr(module, "Store", lambda *_: store)
         monkeypatch.setattr(module, "Recorder", self._recorder)
         monkeypatch.setattr(module, "runner_for", self._runner)

@@ -7,7 +7,7 @@ from results import make_result, make_spec
 
 from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
-from raypar.report.live import interim_text
+from raypar.reporting.live import interim_text
 from raypar.study.trial import TrialState
 
 SCALING = Question("s", {"num_workers": 1}, ("num_workers", "lr"))

@@ -13,7 +13,7 @@ from raypar.analysis.question import current_results, question_from_dict, questi
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import worker_groups
 from raypar.execution.plan import make_plan
-from raypar.report.export import rows_of
+from raypar.reporting.export import rows_of
 from raypar.run.cluster import this_machine
 from raypar.study.options import Auto
 from raypar.study.space import Choice

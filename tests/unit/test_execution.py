@@ -262,7 +262,7 @@ def test_a_workload_that_no_trial_can_be_trained_with_ends_the_study_with_one_me
 @pytest.mark.parametrize(("error", "number"), [(Interrupted(15), 15), (KeyboardInterrupt(), 2)], ids=repr)
 def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(stage, monkeypatch, error, number):
     notes = []
-    monkeypatch.setattr("raypar.report.html.html_report", lambda _, __, origin: notes.append(origin.partial) or "")
+    monkeypatch.setattr("raypar.reporting.html.html_report", lambda _, __, origin: notes.append(origin.partial) or "")
     stage.error = error
     outcome = stage.execute(a_study())
     assert outcome.interrupted_by == number and outcome.was_interrupted and outcome.analysis.num_trials == 1

@@ -13,9 +13,9 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.execution.best_model import FinalTest, chosen_point, last_final_test, with_final_test
 from raypar.execution.results import note_of, point_runs, speedup_curves
-from raypar.report.console import print_report
-from raypar.report.export import answer_markdown
-from raypar.report.html import Origin, html_report
+from raypar.reporting.console import print_report
+from raypar.reporting.export import answer_markdown
+from raypar.reporting.html import Origin, html_report
 from raypar.study.trial import TrialState
 
 SEARCH = Question("s", {}, ("lr",), num_repeats=1)

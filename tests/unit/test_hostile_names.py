@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from raypar.analysis.question import Question
 from raypar.cli.app import app
-from raypar.report.text import strip_control
+from raypar.reporting.text import strip_control
 from raypar.study.trial import TrialState
 
 # Clears the screen, renames the window, types over what stands there, and is bad markup.

@@ -18,7 +18,7 @@ from raypar.analysis.stats import Estimate, Method
 from raypar.cli.app import app
 from raypar.cli.common import document_alone, quiet
 from raypar.doctor import CheckResult
-from raypar.report import documents
+from raypar.reporting import documents
 from raypar.run.cluster import Cluster
 from raypar.study.trial import TrialState
 from raypar.track.store import Store
@@ -207,7 +207,7 @@ def test_every_verb_has_a_document_and_the_docs_an_example():
 
 
 def test_the_schema_of_the_docs_is_that_of_the_code():
-    """Keys of a version are only added. ``python -m raypar.report.documents >docs/schema.json`` writes it anew."""
+    """Keys of a version are only added. ``python -m raypar.reporting.documents >docs/schema.json`` writes it anew."""
     Draft202012Validator.check_schema(SCHEMA)
     assert documents.schema() == SCHEMA
 

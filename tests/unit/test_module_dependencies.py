@@ -11,11 +11,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = "units errors masking files scratch trace signals gpus provenance study workloads parallel train run track "
-ORDER = (ORDER + "analysis predict report execution doctor cli").split()
+ORDER = (ORDER + "analysis predict reporting execution doctor cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
-OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("report", "cli")}
-OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydantic"), ("report",))
+OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("reporting", "cli")}
+OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydantic"), ("reporting",))
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
 OWNERS["pynvml"] = ("gpus",)
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
@@ -81,7 +81,7 @@ WRONG = {
     ),
     "of the package itself, but for its version": lambda i: i.name == "raypar" and i.part != "__version__",
     "of more than the events, from run in report": lambda i: (
-        i.folder == "report" and folder_of(i.name) == "run" and i.name != "raypar.run.runner"
+        i.folder == "reporting" and folder_of(i.name) == "run" and i.name != "raypar.run.runner"
     ),
     "of a heavy package by another than its owner": lambda i: (
         i.folder not in OWNERS.get(i.top, (i.folder,)) and not i.for_types_only

@@ -13,7 +13,7 @@ from results import make_result
 
 import raypar
 from raypar.analysis.question import Question
-from raypar.report.frame import StudyFrame
+from raypar.reporting.frame import StudyFrame
 from raypar.study.trial import TrialState
 
 

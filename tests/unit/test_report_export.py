@@ -12,8 +12,8 @@ from results import make_result
 
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.report.export import check_path, frame_of, rows_of, write
-from raypar.report.text import replacing
+from raypar.reporting.export import check_path, frame_of, rows_of, write
+from raypar.reporting.text import replacing
 from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))

@@ -13,8 +13,8 @@ from results import make_result
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.report.figures import figures_of, write_figures
-from raypar.report.vega import Figure, OmittedFigure, static_svg, thinned, within
+from raypar.reporting.figures import figures_of, write_figures
+from raypar.reporting.vega import Figure, OmittedFigure, static_svg, thinned, within
 from raypar.study.trial import point_label
 
 

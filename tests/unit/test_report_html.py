@@ -16,11 +16,11 @@ from results import make_result
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.analysis.stats import Estimate, Method
-from raypar.report import html as html_tables
-from raypar.report.figures import figures_of
-from raypar.report.html import Origin, brief, html_report
-from raypar.report.text import as_utf8, no_break_values
-from raypar.report.vega import Figure, for_page, static_svg
+from raypar.reporting import html as html_tables
+from raypar.reporting.figures import figures_of
+from raypar.reporting.html import Origin, brief, html_report
+from raypar.reporting.text import as_utf8, no_break_values
+from raypar.reporting.vega import Figure, for_page, static_svg
 from raypar.study.trial import TrialState
 
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from raypar.analysis.question import Question
-from raypar.report.live import REFRESH_PER_S, LiveView
+from raypar.reporting.live import REFRESH_PER_S, LiveView
 from raypar.run.runner import GangStarting, Notice, TrialEnded, TrialReported, TrialsAdded, TrialStarted
 from raypar.study.trial import Placement, TrialState
 

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
-from raypar.report.console import print_report
-from raypar.report.listings import print_trials
-from raypar.report.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
+from raypar.reporting.console import print_report
+from raypar.reporting.listings import print_trials
+from raypar.reporting.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
 from raypar.run.runner import SKIPPED
 from raypar.study.trial import Failure, FailureKind, TrialState
 

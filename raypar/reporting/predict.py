@@ -18,8 +18,8 @@ from raypar.predict.calibration import USUAL_VARIATIONS, Calibration
 from raypar.predict.network import Algorithm, Network, Topology
 from raypar.predict.predict import JobSpec, Prediction, Sweep, job_step_times
 from raypar.predict.step_model import Communication, Limit
-from raypar.report.text import Column, check_file, print_paragraph, print_table
-from raypar.report.vega import (
+from raypar.reporting.text import Column, check_file, print_paragraph, print_table
+from raypar.reporting.vega import (
     COLOURS,
     GREY,
     KINDS,
@@ -34,7 +34,7 @@ from raypar.report.vega import (
 )
 
 if TYPE_CHECKING:
-    from raypar.report.documents import PredictDocument, PredictionEntry
+    from raypar.reporting.documents import PredictDocument, PredictionEntry
 
 AT_BEST = (
     "Upper bounds, no estimates: at best a training is as fast as this. Published systems were up to 12 points of "

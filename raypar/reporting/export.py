@@ -27,10 +27,10 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
 from raypar.analysis.question import Question, after_first_sentence, current_results
 from raypar.errors import RayparError
-from raypar.report.points import FULL, legend, point_columns
-from raypar.report.recommend import recommended_lines
-from raypar.report.sentences import headline, importance_line
-from raypar.report.text import as_utf8, check_file, replacing
+from raypar.reporting.points import FULL, legend, point_columns
+from raypar.reporting.recommend import recommended_lines
+from raypar.reporting.sentences import headline, importance_line
+from raypar.reporting.text import as_utf8, check_file, replacing
 from raypar.study.trial import TrialResult, point_label
 
 if TYPE_CHECKING:

@@ -16,16 +16,24 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.report.fit import details, scaling_entry
-from raypar.report.points import LAYOUTS, brief_legend, legend, point_columns
-from raypar.report.profile import breakdown_section
-from raypar.report.recommend import recommendation_entry, recommended_lines
-from raypar.report.sentences import caveats_line, comparison_columns, header, headline, importance_line
-from raypar.report.text import Column, ascii_fallback, encoded, fits_at_words, table_width, terminal_table, wrap_hanging
+from raypar.reporting.fit import details, scaling_entry
+from raypar.reporting.points import LAYOUTS, brief_legend, legend, point_columns
+from raypar.reporting.profile import breakdown_section
+from raypar.reporting.recommend import recommendation_entry, recommended_lines
+from raypar.reporting.sentences import caveats_line, comparison_columns, header, headline, importance_line
+from raypar.reporting.text import (
+    Column,
+    ascii_fallback,
+    encoded,
+    fits_at_words,
+    table_width,
+    terminal_table,
+    wrap_hanging,
+)
 from raypar.study.trial import point_label
 
 if TYPE_CHECKING:
-    from raypar.report.documents import ReportDocument
+    from raypar.reporting.documents import ReportDocument
 
 MAX_POINTS = 12
 MAX_COMPARISONS = 6

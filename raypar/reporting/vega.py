@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from raypar import units
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
-from raypar.report.text import replacing, strip_control
+from raypar.reporting.text import replacing, strip_control
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 

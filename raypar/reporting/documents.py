@@ -4,7 +4,7 @@ A document holds what the verb's text holds, numbers unrounded. The functions th
 the text, and need this module for its types alone. Dataclasses in a document (an `Estimate`, say) are part of the
 format with all their fields.
 
-docs/json.md describes the format; docs/schema.json is its JSON Schema, which ``python -m raypar.report.documents``
+docs/json.md describes the format; docs/schema.json is its JSON Schema, which ``python -m raypar.reporting.documents``
 prints. Within a version of the format, keys and the values of enumerations are only added.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict  # of `typing`, pydantic takes it from Python 3.12 on
 
-from raypar.report.text import as_utf8
+from raypar.reporting.text import as_utf8
 from raypar.study.space import Value
 from raypar.study.trial import FailureKind, Placement, TrialState
 

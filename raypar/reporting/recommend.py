@@ -17,12 +17,12 @@ from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settl
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.analysis.verdict import Verdict
-from raypar.report.sentences import batch_lines, distrust
-from raypar.report.text import Column, fits_at_words, print_line, print_paragraph, print_table
+from raypar.reporting.sentences import batch_lines, distrust
+from raypar.reporting.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.trial import gain, point_label
 
 if TYPE_CHECKING:
-    from raypar.report.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
+    from raypar.reporting.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
 
 MAX_ROWS = 15
 

@@ -16,12 +16,12 @@ from raypar.analysis.analyse import StudyAnalysis, analyse
 from raypar.analysis.question import Question
 from raypar.analysis.verdict import Verdict
 from raypar.errors import RayparError, suggest
-from raypar.report.console import print_report
-from raypar.report.export import frame_of, tidy
-from raypar.report.figures import figures_of
-from raypar.report.points import estimates_of, standing_of
-from raypar.report.text import TerminalConsole
-from raypar.report.vega import Figure, OmittedFigure, static_svg
+from raypar.reporting.console import print_report
+from raypar.reporting.export import frame_of, tidy
+from raypar.reporting.figures import figures_of
+from raypar.reporting.points import estimates_of, standing_of
+from raypar.reporting.text import TerminalConsole
+from raypar.reporting.vega import Figure, OmittedFigure, static_svg
 from raypar.study.trial import TrialResult
 
 NOTEBOOK_COLUMNS = 100
@@ -82,10 +82,10 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     def of(
         cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, final_test: str = ""
     ) -> StudyFrame:
-        """The frame of `raypar.report.export.frame_of`, with what reports are made of.
+        """The frame of `raypar.reporting.export.frame_of`, with what reports are made of.
 
         Args:
-            all: every column, not those of `raypar.report.export.tidy` alone.
+            all: every column, not those of `raypar.reporting.export.tidy` alone.
             final_test: outcome on the test set, as in `Verdict`.
         """
         plain = frame_of(question, results) if all else tidy(frame_of(question, results))

@@ -11,14 +11,21 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.compare import Changes, Comparison, Difference, Gate, MatchedPoint
 from raypar.analysis.stats import Estimate
-from raypar.report.points import timed_part
-from raypar.report.sentences import distrust
-from raypar.report.text import Column, print_line, print_paragraph, print_table, value_column
+from raypar.reporting.points import timed_part
+from raypar.reporting.sentences import distrust
+from raypar.reporting.text import Column, print_line, print_paragraph, print_table, value_column
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 if TYPE_CHECKING:
-    from raypar.report.documents import CompareDocument, GateEntry, MatchedEntry, PointSideEntry, SideEntry, ValuePair
+    from raypar.reporting.documents import (
+        CompareDocument,
+        GateEntry,
+        MatchedEntry,
+        PointSideEntry,
+        SideEntry,
+        ValuePair,
+    )
 
 MAX_NAMED = 4  # points, or values, that a sentence names one by one
 WIDE = 100  # columns from which a table has room for the metrics themselves

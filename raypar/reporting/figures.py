@@ -28,11 +28,11 @@ from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import Outcome, best_lines, fastest_lines
 from raypar.errors import RayparError
-from raypar.report import vega
-from raypar.report.profile import NAMES
-from raypar.report.recommend import recommended_lines
-from raypar.report.sentences import comparison_columns
-from raypar.report.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
+from raypar.reporting import vega
+from raypar.reporting.profile import NAMES
+from raypar.reporting.recommend import recommended_lines
+from raypar.reporting.sentences import comparison_columns
+from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain, latest, point_label
 

@@ -27,13 +27,13 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
 from raypar.analysis.verdict import Verdict
 from raypar.provenance import versions
-from raypar.report.figures import figures_of
-from raypar.report.fit import details
-from raypar.report.points import legend, point_columns
-from raypar.report.recommend import objective, recommended_lines
-from raypar.report.sentences import comparison_columns, header, headline, importance_line
-from raypar.report.text import Column, as_utf8, no_break_values, strip_control, value_column
-from raypar.report.vega import Figure, OmittedFigure, for_page, is_number, static_svg
+from raypar.reporting.figures import figures_of
+from raypar.reporting.fit import details
+from raypar.reporting.points import legend, point_columns
+from raypar.reporting.recommend import objective, recommended_lines
+from raypar.reporting.sentences import comparison_columns, header, headline, importance_line
+from raypar.reporting.text import Column, as_utf8, no_break_values, strip_control, value_column
+from raypar.reporting.vega import Figure, OmittedFigure, for_page, is_number, static_svg
 from raypar.study.trial import TrialResult, latest, point_label
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
-from raypar.report.text import Column, value_column
+from raypar.reporting.text import Column, value_column
 from raypar.study.trial import TrialState, point_label
 
 

@@ -17,11 +17,11 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
 from raypar.analysis.scaling import WORTHWHILE, Quantity, Runs, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
 from raypar.analysis.stats import LEVEL, Estimate
-from raypar.report.sentences import IndentedLine, distrust, effect_lines, goodput_lines
-from raypar.report.text import Column, print_line, print_paragraph, print_table
+from raypar.reporting.sentences import IndentedLine, distrust, effect_lines, goodput_lines
+from raypar.reporting.text import Column, print_line, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from raypar.report.documents import FitDocument, FittedLawEntry, LawEntry, ScalingEntry
+    from raypar.reporting.documents import FitDocument, FittedLawEntry, LawEntry, ScalingEntry
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # one by one

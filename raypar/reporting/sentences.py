@@ -12,7 +12,7 @@ from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffec
 from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import BaselineComparison, Outcome, Verdict
-from raypar.report.text import Column
+from raypar.reporting.text import Column
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 

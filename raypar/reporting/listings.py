@@ -14,14 +14,14 @@ from rich.text import Text
 
 from raypar import units
 from raypar.errors import cut
-from raypar.report.text import Column, print_line, print_table, value_column
+from raypar.reporting.text import Column, print_line, print_table, value_column
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.workload import Workload
 
 if TYPE_CHECKING:
-    from raypar.report.documents import LeastTimeEntry, ListDocument, PlanDocument, ShowDocument, WorkDocument
+    from raypar.reporting.documents import LeastTimeEntry, ListDocument, PlanDocument, ShowDocument, WorkDocument
     from raypar.train.flops import LayerWork, Work
 
 

@@ -28,7 +28,7 @@ from rich.text import Text
 from raypar import units
 from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, interim_best, remaining_s, trial_kind
 from raypar.analysis.question import Question
-from raypar.report.text import ascii_fallback, wrap_hanging
+from raypar.reporting.text import ascii_fallback, wrap_hanging
 from raypar.run import runner
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, TrialState, point_label
 
