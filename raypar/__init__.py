@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from raypar.errors import RayparError, StudyError
-from raypar.study.space import choice, grid, loguniform, randint, uniform
-from raypar.study.study import Study
-from raypar.study.workload import Data, Option, Split, Statistic, Workload
+from raypar.hooks import report, step
 
 if TYPE_CHECKING:
+    from raypar.errors import RayparError, StudyError
     from raypar.reporting.frame import StudyFrame
+    from raypar.study.space import choice, grid, loguniform, randint, uniform
+    from raypar.study.study import Study
+    from raypar.study.workload import Data, Option, Split, Statistic, Workload
+
+# Imported when asked for: a training script that only reports needs no other package than raypar.
+_MODULES = {
+    **dict.fromkeys(("RayparError", "StudyError"), "raypar.errors"),
+    **dict.fromkeys(("choice", "grid", "loguniform", "randint", "uniform"), "raypar.study.space"),
+    **dict.fromkeys(("Data", "Option", "Split", "Statistic", "Workload"), "raypar.study.workload"),
+    "Study": "raypar.study.study",
+}
 
 __version__ = "0.1.0"
 
@@ -29,8 +39,18 @@ __all__ = [
     "load",
     "loguniform",
     "randint",
+    "report",
+    "step",
     "uniform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'raypar' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def load(
@@ -59,6 +79,7 @@ def load(
     Raises:
         RayparError: there is no such study, or the store can't be read.
     """
+    from raypar.errors import RayparError
     from raypar.execution.best_model import last_final_test
     from raypar.execution.stored import read_study
     from raypar.reporting.frame import StudyFrame

@@ -117,12 +117,16 @@ class SourceFiles:
     packages: tuple[str, ...]
 
 
-def source_files(path: Path, source: str) -> SourceFiles:
-    """Follow the import statements of the study file at `path`, whose text is `source`, through its folder."""
+def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> SourceFiles:
+    """Follow the import statements of the study file at `path`, whose text is `source`, through its folder.
+
+    Args:
+        scripts: files that the study runs, relative to its folder; those that are not there are left out.
+    """
     folder = path.resolve().parent
     digests: dict[str, str] = {}
     packages: set[str] = set()
-    pending = [path.name]
+    pending = [path.name, *(script for script in scripts if (folder / script).is_file())]
     while pending:
         if (file := pending.pop()) in digests:
             continue

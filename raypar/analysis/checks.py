@@ -29,6 +29,7 @@ from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import FailureKind, TrialResult, TrialState, point_label
 
+MAX_LOSS_GAP = 0.05  # relative, up to which last losses of equal work may differ
 MAX_NAMED = 3  # points that a finding names one by one
 
 
@@ -149,9 +150,40 @@ def stalled(evidence: Evidence) -> Iterator[str]:
 def includes_start_up(evidence: Evidence) -> Iterator[str]:
     if evidence.time_metric == WALL_TIME and any(p.time_s for p in evidence.points):
         yield (
-            "Times are of whole trials: process start, data loading, evaluation and reports are in them, because a "
-            "train loop can't be looked into. Speedups come out closer to 1 than those of the training steps."
+            "Times are of whole trials: process start, data loading, evaluation and reports are in them, because "
+            "raypar can't look into this training code. Speedups come out closer to 1 than those of the training steps."
         )
+
+
+def reported_steps(evidence: Evidence) -> Iterator[str]:
+    """Steps that are timed as the training code reports them."""
+    sources = {str(s) for r in evidence.finished for s in r.environment.get("steps_from") or () if s}
+    if evidence.time_metric == WALL_TIME or not sources:
+        return
+    what = "between two calls of raypar.step()" if sources == {"raypar.step"} else "between two of its reports"
+    yield f"Times are of what the training code does {what}; the first step of each trial is not counted."
+
+
+def unproven_work(evidence: Evidence) -> Iterator[str]:
+    """Training code that raypar can't look into: whether its points do equal work shows in their losses at most."""
+    foreign = [p for p in evidence.points if any("steps_from" in r.environment for r in p.measured)]
+    if len(foreign) < 2:
+        return
+    text = "Equal work of the points is not proven: raypar can't look into this training code. "
+    keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]
+    key = keys[0] if keys else evidence.question.metric
+    last = {point_label(p.point): [r.final[key] for r in p.measured if key in r.final] for p in foreign}
+    medians = {label: float(np.median(values)) for label, values in last.items() if values}
+    if len(medians) < 2 or not all(map(math.isfinite, medians.values())):
+        yield f"{text}It reports no metric to compare."
+        return
+    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    gap, largest = medians[high] - medians[low], max(map(abs, medians.values()))
+    spread = max(max(values) - min(values) for values in last.values() if values)
+    if gap <= max(MAX_LOSS_GAP * largest, spread):
+        yield f"{text}Their last {key} agrees: {medians[low]:.4g} to {medians[high]:.4g}."
+    else:
+        yield f"{text}Their last {key} differs: {medians[low]:.4g} ({low}) to {medians[high]:.4g} ({high})."
 
 
 # ---- machines
@@ -715,6 +747,9 @@ CHECKS: dict[Check, str] = {
     "count; add repeats to replace their times.",
     includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
     "then the steps alone are timed.",
+    reported_steps: "Let the code do in each step, or between two reports, what is to be compared, and nothing else.",
+    unproven_work: "Check that every point trains on as many samples; let the code report its loss, so that it can be "
+    "compared.",
     mixed_hardware: "Run the study on machines of one kind: else times say as much about the hardware as about the "
     "point.",
     resumed: "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run "

@@ -204,11 +204,11 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     if num_parameters is not None:
         return one_layer(round(num_parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
     workload, sources = _workload(store, name, result.spec.workload)
-    if workload is None or workload.is_train_loop:
+    if workload is None or workload.foreign_kind:
         lost = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with"
         problem = f"{lost} raypar: its network can't be inspected"
         if workload is not None:
-            problem = f"workload {workload.name} is a train loop: raypar can't look at its network"
+            problem = f"workload {workload.name} is a {workload.foreign_kind}: raypar can't look at its network"
         raise RayparError(problem, hint="give its size: --parameters 25.6M")
     kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
     if (cached_layers := read_layers(kept)) is not None:

@@ -292,11 +292,10 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 def check_can_profile(study: Study, asked: str) -> None:
     """Raise RayparError for a study of a train loop."""
-    if study.workload.is_train_loop:
-        raise RayparError(
-            f"{asked}: workload {study.workload.name} is a train loop, whose steps raypar can't look into",
-            hint="use torch.profiler in the loop, or make a Workload of model and data",
-        )
+    if study.workload.foreign_kind:
+        what = f"{asked}: workload {study.workload.name} is a {study.workload.foreign_kind}"
+        hint = "use torch.profiler in its code, or make a Workload of model and data"
+        raise RayparError(f"{what}, whose steps raypar can't look into", hint=hint)
 
 
 def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:

@@ -87,9 +87,11 @@ NOT_LOGGED = "no model was logged: {}"
 def check_can_log(study: Study) -> None:
     """Raise RayparError where trials keep nothing that could be logged as a model."""
     workload = study.workload
-    if workload.is_train_loop:
-        problem = f"--log-model: workload {workload.name} is a train loop, whose model raypar can't look into"
-        hint = "call mlflow.pytorch.log_model in the loop, or make a Workload of model and data"
+    if workload.foreign_kind:
+        problem = (
+            f"--log-model: workload {workload.name} is a {workload.foreign_kind}, whose model raypar can't look into"
+        )
+        hint = "call mlflow.pytorch.log_model in its code, or make a Workload of model and data"
         raise RayparError(problem, hint=hint)
     if workload.save is not None:
         problem = f"--log-model: workload {workload.name} saves its models in a way of its own"

@@ -235,6 +235,8 @@ def _run_rank(
     log_path = job.log_path(rank)
     make_private_folder(log_path.parent)
     on_gpu = job.spec.placement.device == "cuda"
+    first = rank - greeting.local_rank  # Ray Train numbers the workers of a node in a row
+    node_cores = (turn.cores.get(r, ()) for r in range(first, first + greeting.local_world_size))
     context = RankContext(
         rank=rank,
         world_size=greeting.world_size,
@@ -247,6 +249,7 @@ def _run_rank(
         # Ray sets them for the worker; the rank is no child of it.
         environment=gpus_of_gang(os.environ) if on_gpu else {},
         node_ip=greeting.ip,
+        node_cores=tuple(chain.from_iterable(node_cores)),
     )
     process = forks.fork(log_path, listen) if forks else spawn(log_path, listen)
     over = threading.Event()

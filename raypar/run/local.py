@@ -126,8 +126,11 @@ class _LocalAttempt:
             stack.push(lambda kind, *_: self._kill() if kind else None)
             for rank in range(size):
                 self._start(rank, listen if rank == 0 else None, stack)
+            all_cores = tuple(core for rank in range(size) for core in cores.get(rank, ()))
             contexts = [
-                RankContext(rank, size, rank, size, 0, address, requested_at_s, cores.get(rank, ()))
+                RankContext(
+                    rank, size, rank, size, 0, address, requested_at_s, cores.get(rank, ()), node_cores=all_cores
+                )
                 for rank in range(size)
             ]
             if limit_s is not None:

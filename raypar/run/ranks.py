@@ -239,7 +239,7 @@ def trial_result(
         environment: the runner's values, besides the ranks' own.
         failure: why the trial as a whole failed; None: it did not, where a rank has an outcome, or it diverged.
     """
-    outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None]
+    outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None and not end.outcome.is_idle]
     ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
     ended = end_state(ended, reports, metric)
     if ended is TrialState.DIVERGED:

@@ -111,7 +111,8 @@ def load_study(
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))
-    files = source_files(path, source)
+    command = study.workload.command
+    files = source_files(path, source, command.files if command is not None else ())
     return LoadedStudy(study, path.resolve(), source, module_name, files.packages, local, files.digests)
 
 

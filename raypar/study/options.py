@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from raypar.errors import suggest
 from raypar.study.space import Value
 from raypar.study.workload import Config, Option, Workload, at_least, one_of, whole_number
 
@@ -304,7 +305,10 @@ LOOP_OPTIONS = (
 
 def known_options(workload: Workload) -> dict[str, Option]:
     """Return every option of a trial of this workload by name, with the workload's own defaults in place."""
-    options = {key: OPTIONS[key] for key in LOOP_OPTIONS} if workload.is_train_loop else dict(OPTIONS)
+    options = {key: OPTIONS[key] for key in LOOP_OPTIONS} if workload.foreign_kind else dict(OPTIONS)
+    if workload.command is not None:
+        names = (name for name in workload.command.names if name not in options)
+        options |= {name: Option(None, object, "in braces in the command", optional=True) for name in names}
     for key, value in workload.options.items():
         if not isinstance(value, Option):
             value = Option(value, type(value), f"option of workload {workload.name}")
@@ -330,7 +334,7 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU
     options = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in options.items()}
     config.update(chosen)
-    if not workload.is_train_loop:
+    if not workload.foreign_kind:
         if config["per_worker_batch_size"] is not None:
             config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
         if config["lr_base_batch_size"] is None:
@@ -373,12 +377,16 @@ def conflicts(
         yield "cpu_affinity", problem, f"list a multiple of {workers} cores"
     if isinstance(config["nodes"], int) and config["nodes"] > workers:
         yield "nodes", f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
-    if not workload.is_train_loop:
+    if workload.command is not None:
+        for key in (name for name in workload.command.names if config[name] is None):
+            hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
+            yield key, "is in braces in the command and has no value", hint + suggest(key, list(LOOP_OPTIONS))
+    if not workload.foreign_kind:
         yield from _batch_conflicts(config, num_train_samples)
         yield from _data_conflicts(config, workload)
         yield from _pipeline_conflicts(config, swept)
         yield from _training_conflicts(config, swept)
-    if not workload.is_train_loop and workers > 1:
+    if not workload.foreign_kind and workers > 1:
         yield from _strategy_conflicts(config)
     # Where the study varies the strategy, a fixed option is meant for those strategies that have it.
     for key, option in known_options(workload).items():

@@ -103,7 +103,7 @@ def _parse(study: Study, setting: str) -> tuple[str, Value | Domain]:
     if key not in options and key in {f.name for f in fields(Study)}:
         hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"
         raise StudyError([Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)])
-    if key not in options and not study.workload.is_train_loop:
+    if key not in options and study.workload.train_loop is None:
         raise StudyError([unknown_option(where, text, key, options)])
     try:
         value = parse_value(text)

@@ -81,7 +81,7 @@ def validate(
             called on a cluster only, and only for strategies that depend on the model.
     """
     size = None
-    if not workload.is_train_loop:
+    if not workload.foreign_kind:
         try:
             size = workload.train_size(config)
             wrong = None if isinstance(size, int | None) else f"returns a {type(size).__name__}, not a whole number"
@@ -96,7 +96,7 @@ def validate(
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
-    strategy = "" if workload.is_train_loop or config["num_workers"] == 1 else config["strategy"]
+    strategy = "" if workload.foreign_kind or config["num_workers"] == 1 else config["strategy"]
     depends_on_model = bool(strategy) and STRATEGIES[strategy].depends_on_model
     if check_strategy and depends_on_model and (refusal := check_strategy(workload, config)):
         mistakes.append(Mistake("strategy", strategy, f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
@@ -127,7 +127,7 @@ def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Itera
     if device == "mps" and cluster.is_own and not cluster.has_mps:
         wrong = "this machine has no Apple GPU: mps needs macOS on arm64"
         yield Mistake("device", device, wrong, hint="use --set device=cpu, or device=auto")
-    if not workload.is_train_loop and config["precision"] == "tf32" and device != "cuda":
+    if not workload.foreign_kind and config["precision"] == "tf32" and device != "cuda":
         wrong = f"tf32 exists on NVIDIA GPUs only, and the device is {device}"
         yield Mistake("precision", "tf32", wrong, hint="set precision=fp32 or bf16, or run it where there is a GPU")
 
@@ -175,21 +175,17 @@ def _validate_workload(workload: Workload) -> Iterator[Mistake]:
         **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},
         **dict.fromkeys(("loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
     }
-    if workload.is_train_loop:
+    if workload.train_loop is not None:
         functions = {"train_loop": "give Workload.from_train_loop a function of the config"}
+    elif workload.command is not None:
+        functions = {"prepare": optional_hint}
+        yield from workload.command.mistakes()
     for part, hint in functions.items():
         value = getattr(workload, part)
         if not callable(value) and not (value is None and hint == optional_hint):
             yield Mistake(f"workload.{part}", value, "is no function", hint=hint)
-    if workload.is_train_loop:
-        return
-    size = workload.num_train_samples
-    if size is not None and not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        hint = "give a number, or a function of the config that returns it, or leave it out"
-        yield Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint)
-    if not isinstance(workload.loaders, (tuple, list)) or not workload.loaders or set(workload.loaders) - {*LOADERS}:
-        hint = f"give a tuple of them: loaders={LOADERS}"
-        yield Mistake("workload.loaders", workload.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
+    if not workload.foreign_kind:
+        yield from _validate_data(workload)
     for part in ("options", "defaults", "metrics"):
         value = getattr(workload, part)
         if not isinstance(value, Mapping) and not (part == "metrics" and value is None):
@@ -208,6 +204,16 @@ def _validate_workload(workload: Workload) -> Iterator[Mistake]:
             yield unknown_option(where, value, str(key), options, hint)
         elif _is_default(workload.options.get(key, 0)) and (wrong := validate_value(where, key, value, options[key])):
             yield wrong
+
+
+def _validate_data(workload: Workload) -> Iterator[Mistake]:
+    size = workload.num_train_samples
+    if size is not None and not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        hint = "give a number, or a function of the config that returns it, or leave it out"
+        yield Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint)
+    if not isinstance(workload.loaders, (tuple, list)) or not workload.loaders or set(workload.loaders) - {*LOADERS}:
+        hint = f"give a tuple of them: loaders={LOADERS}"
+        yield Mistake("workload.loaders", workload.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
 
 
 def validate_study(study: Study) -> list[Mistake]:
@@ -323,7 +329,7 @@ def _options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
     for key, default in workload.options.items():
         if not _is_default(default):  # its type is unknown: any value will do
             options[key] = Option(None, object, "", optional=True)
-    return options, not workload.is_train_loop
+    return options, workload.train_loop is None
 
 
 def _validate_config(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
@@ -338,7 +344,7 @@ def _validate_config(study: Study, options: Mapping[str, Option], is_complete: b
             wrong = _validate_key(where, key, value, options, is_complete)
             yield from filter(None, [wrong or _validate_setting(where, key, value, options)])
     both = {**config, **space}
-    if "batch_size" in both and "per_worker_batch_size" in both and is_complete:
+    if "batch_size" in both and "per_worker_batch_size" in both and "epochs" in options:
         hint = (
             "batch_size fixes the global batch (strong scaling), per_worker_batch_size a worker's (weak): leave one out"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar.errors import suggest
+from raypar.study.command import Command
 from raypar.study.space import Value
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class Workload:
         tensor_plan: names of ``nn.Linear`` layers of the model to how each is split among workers: "column" (by
             output features) or "row" (by input features, after a column one). None: pairs of ``nn.Linear`` in an
             ``nn.Sequential`` with only elementwise layers between them.
-        train_loop: an existing ``train_loop_per_worker(config)``; then nothing above but name and options counts.
+        train_loop: an existing ``train_loop_per_worker(config)``, instead of model and data.
+        command: a program to run, instead of a model; see `from_command`.
     """
 
     name: str
@@ -180,6 +182,7 @@ class Workload:
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
     tensor_plan: Callable[[nn.Module], Mapping[str, str]] | None = None
     train_loop: Callable[[dict[str, Any]], Any] | None = None
+    command: Command | None = None
 
     @classmethod
     def from_train_loop(
@@ -187,21 +190,32 @@ class Workload:
         train_loop_per_worker: Callable[[dict[str, Any]], Any],
         *,
         name: str | None = None,
+        options: Mapping[str, Value | Option] | None = None,
+        defaults: Mapping[str, Value] | None = None,
+        metric: str = "accuracy",
+        mode: str = "max",
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
+        dataset: str = "",
     ) -> Workload:
         """Take a Ray Train ``train_loop_per_worker(config)`` as it is.
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
-        Every key of the study's config and space that raypar does not know is handed to it unchecked.
+        Every key of the study's config and space that neither raypar nor `options` knows is handed to it unchecked.
+        What lies between two reports is timed, or each step where the loop calls ``raypar.step()``.
 
         Args:
             train_loop_per_worker: the loop, an importable function.
             name: its name in plans, reports and the store; None: the function's name.
+            options: the loop's hyperparameters, each with its default or an `Option`.
+            defaults: raypar's own options here, unless a study sets them.
+            metric: key of the reports that a study of it is judged by, unless it names another.
+            mode: "max" or "min" of it is better.
             preload: modules that it imports, imported ahead so that no trial pays for it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
+            dataset: the data set's name and size, for people.
 
         Returns:
             The workload. Its metrics are those that the loop reports.
@@ -209,9 +223,70 @@ class Workload:
         return cls(
             name=name or str(getattr(train_loop_per_worker, "__name__", "train_loop")),
             train_loop=train_loop_per_worker,
+            options=options or {},
+            defaults=defaults or {},
+            metric=metric,
+            mode=mode,
             preload=preload,
             prepare=prepare,
             description=description,
+            dataset=dataset,
+        )
+
+    @classmethod
+    def from_command(
+        cls,
+        command: str | Sequence[str],
+        *,
+        metrics: Mapping[str, str] | None = None,
+        tensorboard: str = "",
+        shell: bool = False,
+        name: str | None = None,
+        options: Mapping[str, Value | Option] | None = None,
+        defaults: Mapping[str, Value] | None = None,
+        metric: str = "loss",
+        mode: str = "min",
+        prepare: Callable[[Config], object] = _no_preparation,
+        description: str = "",
+        dataset: str = "",
+    ) -> Workload:
+        """Take a command line, such as ``"torchrun --nproc-per-node={num_workers} train.py --lr {lr}"``.
+
+        It is run in the study file's folder, once on each machine of a trial, on the cores of all its workers there.
+        Reports are its output's JSON lines (``{"step": 10, "loss": 0.5}``), calls of ``raypar.report`` in the script,
+        and what `metrics` finds. An exit code other than 0 is a failure.
+
+        Args:
+            command: the command line, or its words, with any hyperparameter in braces, and ``{num_nodes}``,
+                ``{node_rank}``, ``{workers_per_node}``, ``{master_addr}``, ``{master_port}``, ``{seed}``, ``{repeat}``
+                and ``{output_dir}``. Values are filled in after it is split into words: they need no quotes.
+            metrics: name to a regular expression, whose first group is the value: ``{"loss": r"loss: ([0-9.]+)"}``.
+            tensorboard: folder of event files, whose scalars are reported at the end: ``"{output_dir}/runs"``.
+            shell: hand the text to ``/bin/sh``; values are quoted.
+            name: its name in plans, reports and the store; None: the script's file name.
+            options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
+            defaults: raypar's own options here, unless a study sets them.
+            metric: key of the reports that a study of it is judged by, unless it names another.
+            mode: "max" or "min" of it is better.
+            prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
+            description: one line for a person.
+            dataset: the data set's name and size, for people.
+
+        Returns:
+            The workload. That its points do equal work is not proven: raypar doesn't see what is trained.
+        """
+        words = command if isinstance(command, str) or not isinstance(command, Sequence) else tuple(command)
+        template = Command(words, shell, dict(metrics or {}), tensorboard)
+        return cls(
+            name=name or template.title,
+            command=template,
+            options=options or {},
+            defaults=defaults or {},
+            metric=metric,
+            mode=mode,
+            prepare=prepare,
+            description=description,
+            dataset=dataset,
         )
 
     def train_size(self, config: Config) -> int | None:
@@ -219,5 +294,6 @@ class Workload:
         return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples
 
     @property
-    def is_train_loop(self) -> bool:
-        return self.train_loop is not None
+    def foreign_kind(self) -> str:
+        """``train loop`` or ``command``, into which raypar can't look; empty where the training code is its own."""
+        return "train loop" if self.train_loop is not None else "command" if self.command is not None else ""

@@ -121,6 +121,7 @@ class RankContext:
         cores: what the rank is pinned to; empty: not pinned.
         environment: variables of this rank, besides those of the run.
         node_ip: address by which other nodes reach this one; empty where there are none.
+        node_cores: cores of all of the trial's ranks on this node; empty: not pinned.
     """
 
     rank: int
@@ -133,6 +134,7 @@ class RankContext:
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     node_ip: str = ""
+    node_cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class RankOutcome:
         counters: over the timed regions; None where there were none.
         profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
         data: rank 0's `raypar.train.data`; empty on the others.
+        is_idle: it only held its cores for the command that the first rank of its node ran.
     """
 
     stopped: bool = False
@@ -158,6 +161,7 @@ class RankOutcome:
     counters: RankCounters | None = None
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    is_idle: bool = False
 
 
 class StopTrial(BaseException):

@@ -6,14 +6,15 @@ Ray Train's local mode, meant for torchrun, makes ``ray.train.report``, ``get_co
 
 from __future__ import annotations
 
-import numbers
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
+from raypar.hooks import numbers_of, record_with
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
+from raypar.train.laps import LapTimer
 from raypar.train.telemetry import Telemetry
 
 # raypar's entries of a config, which the loop does not get.
@@ -28,13 +29,19 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         super().__init__(experiment_name="raypar", world_rank=context.rank, **same)
         self._channel = channel
         self._count = 0
+        self.laps = LapTimer()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
+        reported_at_s = time.monotonic()
         super().report(metrics, checkpoint, *args, **kwargs)
         self._count += 1
-        numeric = {k: float(v) for k, v in metrics.items() if isinstance(v, numbers.Real) and not isinstance(v, bool)}
-        if not self._channel.report({"epoch": self._count, **numeric}):
+        goes_on = self._channel.report({"epoch": self._count, **numbers_of(metrics)})
+        self.laps.report(reported_at_s, time.monotonic())
+        if not goes_on:
             raise StopTrial
+
+    def step(self) -> None:
+        self.laps.step(time.monotonic())
 
     def barrier(self) -> None:
         import torch.distributed as dist
@@ -54,10 +61,12 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
 def run_train_loop(
     loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, telemetry: Telemetry
 ) -> RankOutcome:
-    """Run the loop with the trial's config; load and energy are measured over all of it, steps are not."""
+    """Run the loop with the trial's config; load and energy are measured over all of it, steps as it reports them."""
     import inspect
 
-    set_train_fn_utils(ReportingUtils(context, channel))
+    session = ReportingUtils(context, channel)
+    set_train_fn_utils(session)
+    record_with(session)
     config = {key: value for key, value in config.items() if key not in OWN_KEYS}
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False
@@ -68,5 +77,10 @@ def run_train_loop(
         stopped = True
     telemetry.stop()
     return RankOutcome(
-        stopped=stopped, startup_s=startup_s, environment=telemetry.summary(), counters=telemetry.counters()
+        stopped=stopped,
+        startup_s=startup_s,
+        train_time_s=session.laps.train_time_s,
+        step_times_s=session.laps.times_s,
+        environment={**telemetry.summary(), "steps_from": session.laps.source},
+        counters=telemetry.counters(),
     )

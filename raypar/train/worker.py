@@ -128,10 +128,14 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    workload = pickle.loads(job.workload)
+    if workload.command is not None:
+        from raypar.train.command import run_command
+
+        return run_command(workload.command, job, context, channel, listen_fd)
     device = _device(config, context)
     with _process_group(context, device, listen_fd):
-        workload = pickle.loads(job.workload)
-        if workload.is_train_loop:
+        if workload.train_loop is not None:
             from raypar.train.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
-ORDER = "units errors masking files scratch trace signals gpus provenance study workloads parallel train run track "
+ORDER = (
+    "hooks units errors masking files scratch trace signals gpus provenance study workloads parallel train run track "
+)
 ORDER = (ORDER + "analysis predict reporting execution doctor cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.

@@ -1,0 +1,90 @@
+"""Hooks for training code that raypar didn't write: `raypar.report` and `raypar.step`.
+
+They need Python's own library alone, and do nothing where no study runs the code, so that it goes on running anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+REPORT_FILE = "RAYPAR_REPORT_FILE"  # where the process of a command writes its reports
+
+
+class Recorder(Protocol):
+    """Receiver of the hooks' calls."""
+
+    def report(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def step(self) -> None: ...
+
+
+class ReportFile:
+    """Recorder of a command's process: a JSON line for each call, with the time on the machine's monotonic clock."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        self._write({"report": numbers_of(metrics)})
+
+    def step(self) -> None:
+        self._write({})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        # One write, and short: lines of several processes don't mix.
+        os.write(self._descriptor, json.dumps({"at_s": time.monotonic(), **line}).encode() + b"\n")
+
+
+_recorders: list[Recorder | None] = []  # at most one: that of this process, once it is known
+
+
+def record_with(recorder: Recorder | None) -> None:
+    """Send the calls of this process to a recorder; None: nowhere."""
+    _recorders[:] = [recorder]
+
+
+def report(metrics: Mapping[str, Any]) -> None:
+    """Report metrics of the training so far, say once per epoch.
+
+    Outside of a study, and on other ranks than the first of a command's, it does nothing. In a train loop it does what
+    ``ray.train.report`` does: every rank calls it at the same points.
+
+    Args:
+        metrics: by name; what is no number is ignored. A loss that is not finite ends the trial (``stop_on_nan``).
+    """
+    if (recorder := _recorder()) is not None:
+        recorder.report(metrics)
+
+
+def step() -> None:
+    """Mark the end of a training step, which is timed from the end of the one before, or from the last report.
+
+    The first call is the end of the warm-up. Outside of a study it does nothing.
+    """
+    if (recorder := _recorder()) is not None:
+        recorder.step()
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers, or become some (a tensor of one element), as floats."""
+    numbers = {}
+    for key, value in metrics.items():
+        if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+            continue
+        try:
+            numbers[str(key)] = float(value)
+        except (TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
+            continue
+    return numbers
+
+
+def _recorder() -> Recorder | None:
+    if not _recorders:
+        path = os.environ.get(REPORT_FILE)
+        is_first = os.environ.get("RANK", "0") == "0"
+        _recorders.append(ReportFile(path) if path and is_first else None)
+    return _recorders[0]

@@ -1,0 +1,119 @@
+"""Commands as workloads: any program, with hyperparameters in braces, and how its output is read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from string import Formatter
+from typing import Any
+
+from raypar.errors import Mistake
+
+# Braces besides hyperparameters, with what stands for them in a trial.
+PLACES = {
+    "num_nodes": "number of machines",
+    "node_rank": "number of this machine, from 0",
+    "workers_per_node": "workers on each machine",
+    "master_addr": "address of the first machine",
+    "master_port": "free port on the first machine",
+    "seed": "the trial's seed",
+    "repeat": "number of the repeat, from 0",
+    "output_dir": "empty folder, whose files are kept with the trial",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program to run as a trial, once on each machine.
+
+    Attributes:
+        template: the command line, with hyperparameters and `PLACES` in braces; a literal brace is written twice. A
+            text is split into words as a shell does, before values are filled in: a value never becomes two words.
+        shell: hand the text to ``/bin/sh``; values are quoted.
+        metrics: name to a regular expression whose first group is the value, looked for in each line of output.
+        tensorboard: folder of event files to read at the end, with braces like the template; empty: none.
+    """
+
+    template: str | tuple[str, ...]
+    shell: bool = False
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    tensorboard: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The template's words; with a shell, the one text. Raises ValueError where a quote is not closed."""
+        if not isinstance(self.template, str):
+            return tuple(map(str, self.template))
+        return (self.template,) if self.shell else tuple(shlex.split(self.template))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Hyperparameters in braces, in their order; none where the template is faulty."""
+        try:
+            found = [name for text in (*self.words, self.tensorboard) for name in _names(text)]
+        except (ValueError, AttributeError):
+            return ()
+        return tuple(name for name in dict.fromkeys(found) if name not in PLACES)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Words that may name a Python file of the study's folder."""
+        try:
+            words = shlex.split(self.template) if isinstance(self.template, str) else self.words
+        except ValueError:
+            return ()
+        return tuple(word for word in words if word.endswith(".py") and not PurePath(word).is_absolute())
+
+    @property
+    def title(self) -> str:
+        """Short name: that of the Python file, or of the program."""
+        words = self.files or self.template if isinstance(self.template, tuple) else self.files or self.template.split()
+        return PurePath(str(words[0])).name if words else "command"
+
+    def filled(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the command line of a trial.
+
+        Args:
+            values: of every name in braces.
+        """
+        if self.shell:
+            values = {name: shlex.quote(str(value)) for name, value in values.items()}
+            return ("/bin/sh", "-c", *(word.format_map(values) for word in self.words))
+        return tuple(word.format_map(values) for word in self.words)
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield what is wrong with it, before any trial."""
+        where = "workload.command"
+        hint = 'such as "python train.py --lr {lr}"'
+        if not isinstance(self.template, (str, tuple)) or not self.template:
+            yield Mistake(where, self.template, "is no command line", hint=hint)
+            return
+        try:
+            words = self.words
+        except ValueError as error:
+            yield Mistake(where, self.template, f"can't be split into words: {error}", hint="close the quote")
+            return
+        for text in (*words, self.tensorboard):
+            try:
+                _names(text)
+            except ValueError as error:
+                yield Mistake(where, text, str(error), hint="write {name}; a literal brace is written twice: {{ }}")
+        for name, pattern in self.metrics.items():
+            try:
+                wrong = "" if re.compile(pattern).groups else "has no group for the value"
+            except (re.error, TypeError) as error:
+                wrong = f"is no regular expression: {error}"
+            if wrong:
+                yield Mistake(f"workload.metrics[{name!r}]", pattern, wrong, hint=r'such as r"loss[ =:]+([0-9.e+-]+)"')
+
+
+def _names(text: str) -> list[str]:
+    """Return the names in braces. Raises ValueError where braces are unbalanced, or hold no plain name."""
+    names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+    for name in names:
+        if not name.isidentifier():
+            raise ValueError(f"{{{name}}} is no name of a hyperparameter")
+    return names

@@ -1,0 +1,300 @@
+"""A command as a trial: started once on each machine, its output read, its processes ended together.
+
+The first rank of a machine runs it, on the cores of all ranks of that machine; the others only hold theirs. The fork
+server ends whatever a rank leaves behind, in whichever session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from raypar.errors import WorkloadError
+from raypar.hooks import REPORT_FILE, numbers_of
+from raypar.study.command import PLACES, Command
+from raypar.train.affinity import pin
+from raypar.train.job import Channel, RankContext, RankOutcome, TrialJob
+from raypar.train.laps import LapTimer
+
+MAX_ERROR_LINES = 20
+STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
+PORT_TIMEOUT_S = 120.0  # for the first machine to say which port is free
+
+
+class CommandFailed(RuntimeError):
+    """The command ended with an exit code other than 0."""
+
+
+class OutputReader:
+    """Reads reports out of a command's output: JSON lines, and values by regular expressions.
+
+    A line ``{"loss": 0.5, "step": 10}`` is a report. Values by expression make a report once every metric has one, or
+    one of them comes again.
+    """
+
+    def __init__(self, metrics: Mapping[str, str]) -> None:
+        self._patterns = {name: re.compile(pattern) for name, pattern in metrics.items()}
+        self._pending: dict[str, float] = {}
+
+    def reports(self, line: str) -> Iterator[dict[str, float]]:
+        """Yield the reports that a line completes."""
+        text = line.strip()
+        if text.startswith("{") and text.endswith("}"):
+            with contextlib.suppress(ValueError):
+                content = json.loads(text)
+                if numbers := numbers_of(content):
+                    yield numbers
+                return
+        values = {}
+        for name, pattern in self._patterns.items():
+            if match := pattern.search(line):
+                with contextlib.suppress(ValueError, TypeError):
+                    values[name] = float(match[1])
+        if self._pending.keys() & values.keys():
+            yield from self.rest()
+        self._pending |= values
+        if values and len(self._pending) == len(self._patterns):
+            yield from self.rest()
+
+    def rest(self) -> Iterator[dict[str, float]]:
+        """Yield the report that is not complete at the end, if there is one."""
+        if self._pending:
+            pending, self._pending = self._pending, {}
+            yield pending
+
+
+def run_command(
+    command: Command, job: TrialJob, context: RankContext, channel: Channel, listen_fd: int | None
+) -> RankOutcome:
+    """Run the command of this rank's machine to its end; other ranks of the machine return at once.
+
+    Raises:
+        CommandFailed: it ended with an exit code other than 0.
+        WorkloadError: it can't be started, or its event files can't be read.
+    """
+    if context.local_rank:
+        return RankOutcome(is_idle=True)
+    if context.world_size % context.local_world_size:
+        machines = f"{context.local_world_size} of {context.world_size} workers are on this machine"
+        raise WorkloadError(f"{machines}: a command needs as many on each", hint="choose num_workers or nodes so")
+    import torch
+
+    from raypar.train.telemetry import Telemetry
+
+    cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
+    num_nodes = context.world_size // context.local_world_size
+    with contextlib.ExitStack() as stack:
+        port, link = _meet(context, num_nodes, listen_fd, stack)
+        values: dict[str, Any] = {
+            **job.spec.config,
+            **dict.fromkeys(PLACES),
+            "num_nodes": num_nodes,
+            "node_rank": context.node_rank,
+            "workers_per_node": context.local_world_size,
+            "master_addr": context.master_address[0],
+            "master_port": port,
+            "seed": job.spec.seed,
+            "repeat": job.spec.repeat,
+            "output_dir": str(job.artifact_dir),
+        }
+        Path(job.artifact_dir).mkdir(parents=True, exist_ok=True)
+        telemetry = Telemetry(cores, torch.device("cpu"))
+        running = _Running(command, command.filled(values), job, channel if context.rank == 0 else None, stack)
+        startup_s = time.monotonic() - context.requested_at_s
+        telemetry.start()
+        running.wait(link)
+        telemetry.stop()
+        if command.tensorboard and context.rank == 0 and not running.is_stopped:
+            running.report_events(Path(job_folder(job), command.tensorboard.format_map(values)))
+        laps = running.laps
+    environment = {"cores": list(cores), "num_threads": job.spec.config["num_threads"], "pid": os.getpid()}
+    return RankOutcome(
+        stopped=running.is_stopped,
+        startup_s=startup_s,
+        train_time_s=laps.train_time_s,
+        step_times_s=laps.times_s,
+        wall_s=time.monotonic() - context.requested_at_s,
+        environment={**telemetry.summary(), **environment, "steps_from": laps.source},
+        counters=telemetry.counters(),
+    )
+
+
+def job_folder(job: TrialJob) -> Path:
+    """Return the folder in which a trial's command runs: that of the study file."""
+    return Path(job.settings.sys_path[0]) if job.settings.sys_path else Path.cwd()
+
+
+def _meet(
+    context: RankContext, num_nodes: int, listen_fd: int | None, stack: contextlib.ExitStack
+) -> tuple[int, socket.socket | None]:
+    """Agree on a free port of the first machine; on other machines, return the connection to it too."""
+    if context.rank:
+        link = stack.enter_context(socket.create_connection(context.master_address, PORT_TIMEOUT_S))
+        with link.makefile() as lines:
+            return int(lines.readline()), link
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = int(free.getsockname()[1])
+    if num_nodes > 1 and listen_fd is not None:
+        listener = stack.enter_context(socket.socket(fileno=os.dup(listen_fd)))
+        for _ in range(num_nodes - 1):
+            peer = stack.enter_context(listener.accept()[0])  # closed at the end, which ends the others
+            peer.sendall(f"{port}\n".encode())
+    return port, None
+
+
+class _Running:
+    """A started command."""
+
+    def __init__(
+        self,
+        command: Command,
+        words: tuple[str, ...],
+        job: TrialJob,
+        channel: Channel | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.laps, self.is_stopped = LapTimer(), False
+        self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
+        self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
+        fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
+        os.mkfifo(fifo, 0o600)
+        # Open for both: the end of one of its writers is not the end of the file.
+        self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+        stack.callback(os.close, self._fifo)
+        environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
+            "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
+            REPORT_FILE: str(fifo),
+        }
+        folder = job_folder(job)
+        print(f"$ {shlex.join(words)}", flush=True)
+        try:
+            self._process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        except OSError as error:
+            hint = "check the command's first word: it is looked for in PATH, and in the folder of this Python"
+            raise WorkloadError(f"{words[0]}: can't be started: {error.strerror}", hint=hint) from None
+
+    def wait(self, link: socket.socket | None) -> None:
+        """Read the output until the command has ended, or is stopped. Raises CommandFailed."""
+        process, buffers = self._process, {"output": b"", "reports": b""}
+        assert process.stdout is not None
+        ended, has_ended = os.pipe()
+        threading.Thread(target=lambda: (process.wait(), os.write(has_ended, b".")), daemon=True).start()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, "output")
+            selector.register(self._fifo, selectors.EVENT_READ, "reports")
+            selector.register(ended, selectors.EVENT_READ, "ended")
+            if link is not None:
+                selector.register(link, selectors.EVENT_READ, "link")
+            is_over = False
+            while True:
+                ready = selector.select(0 if is_over else None)
+                sources = {key.data: key for key, _ in ready}
+                for source in buffers.keys() & sources.keys():
+                    key = sources[source]
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:  # its output is closed
+                        selector.unregister(key.fileobj)
+                    *lines, buffers[source] = (buffers[source] + data).split(b"\n")
+                    for line in lines:
+                        self._take(source, line.decode(errors="replace"))
+                if "link" in sources:  # the first machine has ended its command
+                    selector.unregister(sources["link"].fd)
+                    if process.poll() is None:
+                        self._stop()
+                if "ended" in sources and not is_over:
+                    is_over = True
+                    selector.unregister(ended)
+                elif is_over and not buffers.keys() & sources.keys():
+                    break
+        if buffers["output"]:
+            self._take("output", buffers["output"].decode(errors="replace"))
+        for report in self._reader.rest():
+            self._report(report, time.monotonic())
+        process.stdout.close()
+        if process.returncode and not self.is_stopped:
+            raise CommandFailed(self._failure(process.returncode))
+
+    def report_events(self, folder: Path) -> None:
+        """Report the scalars of TensorBoard's event files, a report for each step. Raises WorkloadError."""
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        except ImportError:
+            problem = "event files can't be read: tensorboard is not installed"
+            raise WorkloadError(problem, hint="pip install tensorboard") from None
+        if not folder.is_dir():
+            hint = "give Workload.from_command the tensorboard= folder that the script writes to"
+            raise WorkloadError(f"{folder}: the command has left no such folder of event files", hint=hint)
+        by_step: dict[int, tuple[float, dict[str, float]]] = {}
+        for path in sorted({path.parent for path in folder.rglob("*tfevents*")}):
+            events = EventAccumulator(str(path))
+            events.Reload()
+            for tag in events.Tags()["scalars"]:
+                for event in events.Scalars(tag):
+                    at_s, values = by_step.setdefault(event.step, (event.wall_time, {}))
+                    by_step[event.step] = max(at_s, event.wall_time), {**values, tag: float(event.value)}
+        for step, (at_s, values) in sorted(by_step.items()):
+            if not self.is_stopped:
+                self._report({"step": float(step), **values}, at_s)
+
+    def _take(self, source: str, line: str) -> None:
+        if source == "output":
+            at_s = time.monotonic()
+            print(line, flush=True)
+            self._last_lines.append(line)
+            for report in self._reader.reports(line):
+                self._report(report, at_s)
+            return
+        with contextlib.suppress(ValueError, KeyError):
+            content = json.loads(line)
+            if "report" in content:
+                self._report(content["report"], content["at_s"])
+            else:
+                self.laps.step(content["at_s"])
+
+    def _report(self, metrics: Mapping[str, float], at_s: float) -> None:
+        self.laps.report(at_s)
+        self._num_reports += 1
+        if self._channel is not None and not self._channel.report({"epoch": self._num_reports, **metrics}):
+            self._channel = None
+            self._stop()
+
+    def _stop(self) -> None:
+        self.is_stopped = True
+        for number, grace_s in ((signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+                return
+
+    def _failure(self, code: int) -> str:
+        how = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        last = next((line.strip() for line in reversed(self._last_lines) if line.strip()), "it printed nothing")
+        return "\n".join([f"{shlex.join(self._words)} {how}: {last}", *self._last_lines])
