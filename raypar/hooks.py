@@ -14,8 +14,8 @@ from typing import Any, Protocol
 REPORT_FILE = "RAYPAR_REPORT_FILE"  # where the process of a command writes its reports
 
 
-class Recorder(Protocol):
-    """Receiver of the hooks' calls."""
+class HookReceiver(Protocol):
+    """Receiver of the hooks' calls, one per process."""
 
     def report(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -23,7 +23,7 @@ class Recorder(Protocol):
 
 
 class ReportFile:
-    """Recorder of a command's process: a JSON line for each call, with the time on the machine's monotonic clock."""
+    """Receiver in a command's process: a JSON line for each call, with the time on the machine's monotonic clock."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -39,12 +39,12 @@ class ReportFile:
         os.write(self._descriptor, json.dumps({"at_s": time.monotonic(), **line}).encode() + b"\n")
 
 
-_recorders: list[Recorder | None] = []  # at most one: that of this process, once it is known
+_receivers: list[HookReceiver | None] = []  # at most one: that of this process, once it is known
 
 
-def record_with(recorder: Recorder | None) -> None:
-    """Send the calls of this process to a recorder; None: nowhere."""
-    _recorders[:] = [recorder]
+def receive_with(receiver: HookReceiver | None) -> None:
+    """Send the calls of this process to a receiver; None: nowhere."""
+    _receivers[:] = [receiver]
 
 
 def report(metrics: Mapping[str, Any]) -> None:
@@ -56,8 +56,8 @@ def report(metrics: Mapping[str, Any]) -> None:
     Args:
         metrics: by name; what is no number is ignored. A loss that is not finite ends the trial (``stop_on_nan``).
     """
-    if (recorder := _recorder()) is not None:
-        recorder.report(metrics)
+    if (receiver := _receiver()) is not None:
+        receiver.report(metrics)
 
 
 def step() -> None:
@@ -65,8 +65,8 @@ def step() -> None:
 
     The first call is the end of the warm-up. Outside of a study it does nothing.
     """
-    if (recorder := _recorder()) is not None:
-        recorder.step()
+    if (receiver := _receiver()) is not None:
+        receiver.step()
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -82,9 +82,9 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def _recorder() -> Recorder | None:
-    if not _recorders:
+def _receiver() -> HookReceiver | None:
+    if not _receivers:
         path = os.environ.get(REPORT_FILE)
         is_first = os.environ.get("RANK", "0") == "0"
-        _recorders.append(ReportFile(path) if path and is_first else None)
-    return _recorders[0]
+        _receivers.append(ReportFile(path) if path and is_first else None)
+    return _receivers[0]

@@ -24,12 +24,16 @@ from scipy.special import ndtr
 from raypar import units
 from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, is_equivalent, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import WALL_TIME, Question, point_key
+from raypar.analysis.question import WALL_TIME, PointKey, Question, point_key
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import FailureKind, TrialResult, TrialState, point_label
 
 MAX_LOSS_GAP = 0.05  # relative, up to which last losses of equal work may differ
+# Hyperparameters that should leave the work of a point, and so its loss, as it is.
+OF_EQUAL_WORK = frozenset(
+    ("num_workers", "nodes", "node_label", "device", "cpus_per_worker", "cpu_affinity", "num_threads", "revision")
+)
 MAX_NAMED = 3  # points that a finding names one by one
 
 
@@ -157,7 +161,7 @@ def includes_start_up(evidence: Evidence) -> Iterator[str]:
 
 def reported_steps(evidence: Evidence) -> Iterator[str]:
     """Steps that are timed as the training code reports them."""
-    sources = {str(s) for r in evidence.finished for s in r.environment.get("steps_from") or () if s}
+    sources = {str(each) for r in evidence.finished for each in _steps_from(r) if each}
     if evidence.time_metric == WALL_TIME or not sources:
         return
     what = "between two calls of raypar.step()" if sources == {"raypar.step"} else "between two of its reports"
@@ -166,24 +170,43 @@ def reported_steps(evidence: Evidence) -> Iterator[str]:
 
 def unproven_work(evidence: Evidence) -> Iterator[str]:
     """Training code that raypar can't look into: whether its points do equal work shows in their losses at most."""
-    foreign = [p for p in evidence.points if any("steps_from" in r.environment for r in p.measured)]
+    foreign = [p for p in evidence.points if any(_steps_from(r) for r in p.measured)]
     if len(foreign) < 2:
         return
-    text = "Equal work of the points is not proven: raypar can't look into this training code. "
     keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]
     key = keys[0] if keys else evidence.question.metric
-    last = {point_label(p.point): [r.final[key] for r in p.measured if key in r.final] for p in foreign}
-    medians = {label: float(np.median(values)) for label, values in last.items() if values}
-    if len(medians) < 2 or not all(map(math.isfinite, medians.values())):
-        yield f"{text}It reports no metric to compare."
+    alike: dict[PointKey, dict[str, list[float]]] = {}
+    for p in foreign:
+        values = [r.final[key] for r in p.measured if key in r.final]
+        if values and all(map(math.isfinite, values)):
+            rest = point_key({k: v for k, v in p.point.items() if k not in OF_EQUAL_WORK})
+            alike.setdefault(rest, {})[point_label(p.point)] = values
+    text = "Equal work of the points is not proven: raypar can't look into this training code."
+    gaps = [_gap(group) for group in alike.values() if len(group) > 1]
+    if not gaps:
+        yield text
         return
-    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-    gap, largest = medians[high] - medians[low], max(map(abs, medians.values()))
-    spread = max(max(values) - min(values) for values in last.values() if values)
-    if gap <= max(MAX_LOSS_GAP * largest, spread):
-        yield f"{text}Their last {key} agrees: {medians[low]:.4g} to {medians[high]:.4g}."
+    gap, low, high = max(gaps)
+    medians = {label: float(np.median(values)) for group in alike.values() for label, values in group.items()}
+    if gap > 1:
+        yield f"{text} Their last {key} differs: {medians[low]:.4g} ({low}) to {medians[high]:.4g} ({high})."
     else:
-        yield f"{text}Their last {key} differs: {medians[low]:.4g} ({low}) to {medians[high]:.4g} ({high})."
+        yield f"{text} Their last {key} agrees: {medians[low]:.4g} to {medians[high]:.4g}."
+
+
+def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
+    """Return how far apart the medians of some points are, over what is allowed, and the points at both ends."""
+    medians = {label: float(np.median(values)) for label, values in losses.items()}
+    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    spread = max(max(values) - min(values) for values in losses.values())
+    allowed = max(MAX_LOSS_GAP * max(map(abs, medians.values())), spread)
+    return ((medians[high] - medians[low]) / allowed if allowed else 0.0), low, high
+
+
+def _steps_from(result: TrialResult) -> tuple[object, ...]:
+    """Return what the steps of each rank were timed by, where the training code is not raypar's; else nothing."""
+    sources = result.environment.get("steps_from")
+    return tuple(sources) if isinstance(sources, (list, tuple)) else ()
 
 
 # ---- machines

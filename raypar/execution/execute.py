@@ -398,6 +398,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         driver_dir=None if plan.cluster.is_own else log_dir.absolute(),
         profiling=options.profiling,
         exclusive=options.exclusive,
+        sources={} if plan.cluster.is_own else loaded.sources,
     )
     if not options.with_ray:
         from raypar.run.local import LocalRunner

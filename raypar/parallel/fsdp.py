@@ -90,11 +90,11 @@ def policy_of(task: Task) -> MixedPrecisionPolicy:
     if mixed is None or not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
         return MixedPrecisionPolicy()
     chosen = _converted_by_autocast(task, mixed)
+    by_parameter: dict[str, Any] = {
+        "param_dtype_override_fn": lambda parameter: mixed if id(parameter) in chosen else parameter.dtype
+    }
     return MixedPrecisionPolicy(
-        param_dtype=mixed,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
-        param_dtype_override_fn=lambda parameter: mixed if id(parameter) in chosen else parameter.dtype,
+        param_dtype=mixed, reduce_dtype=torch.float32, cast_forward_inputs=False, **by_parameter
     )
 
 

@@ -8,6 +8,7 @@ threads, environment, working folder and memory are the server's, which no trial
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
-from raypar.train.job import RankContext, RankOutcome, TrialJob
+from raypar.train.job import REPLACED_VARIABLES, RankContext, RankOutcome, TrialJob
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
@@ -151,11 +152,12 @@ class ForkServer:
         self.address = str(make_folder() / "fork")
         server_end, self._owner_end = os.pipe()
         modules = (*base_preload, *preload)
+        # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
+        replaced = {**({"OPENBLAS_NUM_THREADS": "1"} if modules else {}), **ALLOCATOR}
         environment = {
             **os.environ,
-            # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
-            **({"OPENBLAS_NUM_THREADS": "1"} if modules else {}),
-            **ALLOCATOR,
+            **replaced,
+            REPLACED_VARIABLES: json.dumps({name: os.environ.get(name) for name in replaced}),
             "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -263,7 +265,8 @@ def trial_result(
         **slowest,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
-        step_times_s=tuple(outcome.step_times_s for outcome in outcomes),
+        # Of a command, the first machine's alone.
+        step_times_s=tuple(o.step_times_s for o in outcomes if o.step_times_s or "steps_from" not in o.environment),
         energy_j=energy_j,
         environment={**(environment or {}), **by_rank, **measured},
         failure=failure,

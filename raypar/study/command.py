@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from string import Formatter
 from typing import Any
@@ -53,19 +54,21 @@ class Command:
     def names(self) -> tuple[str, ...]:
         """Hyperparameters in braces, in their order; none where the template is faulty."""
         try:
-            found = [name for text in (*self.words, self.tensorboard) for name in _names(text)]
+            names = [name for text in (*self.words, self.tensorboard) for name in _names(text)]
         except (ValueError, AttributeError):
             return ()
-        return tuple(name for name in dict.fromkeys(found) if name not in PLACES)
+        return tuple(name for name in dict.fromkeys(names) if name not in PLACES)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Words that may name a Python file of the study's folder."""
+        """Paths that may be Python files of the study's folder: a script, or a module after ``-m``."""
         try:
             words = shlex.split(self.template) if isinstance(self.template, str) else self.words
         except ValueError:
             return ()
-        return tuple(word for word in words if word.endswith(".py") and not PurePath(word).is_absolute())
+        scripts = (word for word in words if word.endswith(".py") and not PurePath(word).is_absolute())
+        modules = (f"{word.replace('.', '/')}.py" for flag, word in pairwise(words) if flag == "-m")
+        return (*scripts, *modules)
 
     @property
     def title(self) -> str:

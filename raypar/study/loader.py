@@ -71,8 +71,18 @@ class LoadedStudy:
 
     @property
     def module_files(self) -> tuple[Path, ...]:
-        """Files of the local modules."""
-        return tuple(Path(str(sys.modules[name].__file__)) for name in self.local_modules)
+        """Files of the local modules, and those that its command runs."""
+        modules = (Path(str(sys.modules[name].__file__)) for name in self.local_modules)
+        return tuple(dict.fromkeys((*modules, *(self.path.parent / name for name in self._command_files))))
+
+    @property
+    def sources(self) -> dict[str, bytes]:
+        """Contents of the files that its command runs, by name in the study's folder."""
+        return {name: (self.path.parent / name).read_bytes() for name in self._command_files}
+
+    @property
+    def _command_files(self) -> tuple[str, ...]:
+        return tuple(name for name in self.code if self.study.workload.command and name != self.path.name)
 
 
 def load_study(

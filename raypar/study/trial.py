@@ -190,13 +190,13 @@ class TrialResult:
         startup_s: from the start of its ranks to the first warm-up step: process group, data, model.
         data_time_s: of that, loading and preparing the data.
         warmup_s: the undone steps before the clock.
-        train_time_s: the timed region: all counted steps, without evaluation. None for a train loop, which raypar
-            can't look into.
+        train_time_s: the timed region: all counted steps, without evaluation. None where raypar can't
+            look into the training code, and it reports no steps.
         eval_time_s: evaluations.
         energy_j: joules of the timed region, over all nodes: of their CPU packages and the trial's GPUs, as far as they
             can be read (``environment["energy_of"]``). None where they can't.
         throughput_samples_per_s: samples trained on in the timed region, whole gang, over train_time_s.
-        reports: one mapping per epoch (or per ``ray.train.report`` of a train loop): ``epoch``, ``train_loss``,
+        reports: one mapping per epoch (or per report of a train loop or a command): ``epoch``, ``train_loss``,
             ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` …
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, the largest numbers of the

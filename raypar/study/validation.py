@@ -341,7 +341,7 @@ def _validate_config(study: Study, options: Mapping[str, Option], is_complete: b
         if isinstance(value, DOMAINS):
             yield Mistake(where, value, "is no single value", hint=f"put it into space={{{key!r}: …}}")
         else:
-            wrong = _validate_key(where, key, value, options, is_complete)
+            wrong = _validate_key(study, where, key, value, options, is_complete)
             yield from filter(None, [wrong or _validate_setting(where, key, value, options)])
     both = {**config, **space}
     if "batch_size" in both and "per_worker_batch_size" in both and "epochs" in options:
@@ -355,7 +355,7 @@ def _validate_config(study: Study, options: Mapping[str, Option], is_complete: b
 def _validate_space(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
     for key, domain in _mapping(study, "space").items():
         where = f"space[{key!r}]"
-        yield from filter(None, [_validate_key(where, key, domain, options, is_complete)])
+        yield from filter(None, [_validate_key(study, where, key, domain, options, is_complete)])
         if not isinstance(domain, DOMAINS):
             values = domain if isinstance(domain, (list, tuple)) else (domain,)
             yield Mistake(where, domain, "is not a grid, choice or range", hint=f"write grid({_listed(values)})")
@@ -376,12 +376,15 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _validate_key(
-    where: str, key: object, value: object, options: Mapping[str, Option], is_complete: bool
+    study: Study, where: str, key: object, value: object, options: Mapping[str, Option], is_complete: bool
 ) -> Mistake | None:
     if not isinstance(key, str):
         hint = f"put it in quotes: {str(key)!r}"
         return Mistake(where, value, f"its name must be text, not {type(key).__name__}", hint=hint)
-    return unknown_option(where, value, key, options) if is_complete and key not in options else None
+    if not is_complete or key in options:
+        return None
+    takes_any = isinstance(study.workload, Workload) and study.workload.command is not None
+    return unknown_option(where, value, key, options, f"; the command has no {{{key}}}" if takes_any else "")
 
 
 def _validate_setting(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:

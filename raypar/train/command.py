@@ -28,11 +28,12 @@ from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.study.command import PLACES, Command
 from raypar.train.affinity import pin
-from raypar.train.job import Channel, RankContext, RankOutcome, TrialJob
-from raypar.train.laps import LapTimer
+from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
+from raypar.train.laps import UNTIMED, LapTimer, num_steps_of
 
 MAX_ERROR_LINES = 20
 STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
+FINISHED = b"finished\n"  # from the first machine to the others
 PORT_TIMEOUT_S = 120.0  # for the first machine to say which port is free
 
 
@@ -98,8 +99,9 @@ def run_command(
 
     cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
     num_nodes = context.world_size // context.local_world_size
+    folder = _folder(job)
     with contextlib.ExitStack() as stack:
-        port, link = _meet(context, num_nodes, listen_fd, stack)
+        port, links = _meet(context, num_nodes, listen_fd, stack)
         values: dict[str, Any] = {
             **job.spec.config,
             **dict.fromkeys(PLACES),
@@ -113,18 +115,23 @@ def run_command(
             "output_dir": str(job.artifact_dir),
         }
         Path(job.artifact_dir).mkdir(parents=True, exist_ok=True)
+        is_first = context.rank == 0
+        events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
-        running = _Running(command, command.filled(values), job, channel if context.rank == 0 else None, stack)
+        process = _CommandProcess(command, command.filled(values), folder, job, channel if is_first else None, stack)
         startup_s = time.monotonic() - context.requested_at_s
         telemetry.start()
-        running.wait(link)
+        process.wait(None if is_first else links[0])
         telemetry.stop()
-        if command.tensorboard and context.rank == 0 and not running.is_stopped:
-            running.report_events(Path(job_folder(job), command.tensorboard.format_map(values)))
-        laps = running.laps
+        if is_first and not process.is_stopped:
+            for link in links:
+                link.sendall(FINISHED)
+            if events is not None:
+                process.report_events(events)
+        laps = process.laps
     environment = {"cores": list(cores), "num_threads": job.spec.config["num_threads"], "pid": os.getpid()}
     return RankOutcome(
-        stopped=running.is_stopped,
+        stopped=process.is_stopped,
         startup_s=startup_s,
         train_time_s=laps.train_time_s,
         step_times_s=laps.times_s,
@@ -134,37 +141,111 @@ def run_command(
     )
 
 
-def job_folder(job: TrialJob) -> Path:
-    """Return the folder in which a trial's command runs: that of the study file."""
-    return Path(job.settings.sys_path[0]) if job.settings.sys_path else Path.cwd()
+def _folder(job: TrialJob) -> Path:
+    """Return the folder in which a trial's command runs: the study file's, or a copy of what of it the command needs.
+
+    Raises:
+        WorkloadError: this machine doesn't have the folder, and there is nothing to copy.
+    """
+    folder = Path(job.settings.sys_path[0]) if job.settings.sys_path else Path.cwd()
+    if folder.is_dir():
+        return folder
+    if not job.settings.sources:
+        hint = "put the study's folder on shared storage, or on every machine under the same name"
+        raise WorkloadError(f"{folder}: {socket.gethostname()} has no such folder to run the command in", hint=hint)
+    copy = job.folder / "sources"
+    for name, content in job.settings.sources.items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+    return copy
 
 
 def _meet(
     context: RankContext, num_nodes: int, listen_fd: int | None, stack: contextlib.ExitStack
-) -> tuple[int, socket.socket | None]:
-    """Agree on a free port of the first machine; on other machines, return the connection to it too."""
+) -> tuple[int, list[socket.socket]]:
+    """Agree on a free port of the first machine.
+
+    Returns:
+        The port, and the connections to the other machines; on these, the one to the first machine. They close when
+        the first machine's command is over, after `FINISHED` if it came to its end.
+    """
     if context.rank:
         link = stack.enter_context(socket.create_connection(context.master_address, PORT_TIMEOUT_S))
         with link.makefile() as lines:
-            return int(lines.readline()), link
+            port = int(lines.readline())
+        link.settimeout(None)
+        return port, [link]
     with socket.socket() as free:
         free.bind(("", 0))
         port = int(free.getsockname()[1])
+    links: list[socket.socket] = []
     if num_nodes > 1 and listen_fd is not None:
         listener = stack.enter_context(socket.socket(fileno=os.dup(listen_fd)))
         for _ in range(num_nodes - 1):
-            peer = stack.enter_context(listener.accept()[0])  # closed at the end, which ends the others
-            peer.sendall(f"{port}\n".encode())
-    return port, None
+            links.append(stack.enter_context(listener.accept()[0]))
+            links[-1].sendall(f"{port}\n".encode())
+    return port, links
 
 
-class _Running:
-    """A started command."""
+def _original_environment() -> dict[str, str]:
+    """Return this process's environment without what the fork server has set for ranks."""
+    environment = dict(os.environ)
+    for name, value in json.loads(environment.pop(REPLACED_VARIABLES, "{}")).items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
+
+
+class EventFiles:
+    """TensorBoard's event files below a folder that a command writes; those that are there before are not its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._others = frozenset(self._paths())
+
+    def _paths(self) -> Iterator[Path]:
+        return self.folder.rglob("*tfevents*")
+
+    def scalars(self) -> dict[int, tuple[float, dict[str, float]]]:
+        """Return Unix time and values by tag of each step, in order.
+
+        Raises:
+            WorkloadError: there are none, or they can't be read here.
+        """
+        paths = sorted(set(self._paths()) - self._others)
+        if not paths:
+            hint = "give Workload.from_command the tensorboard= folder that the script writes to"
+            raise WorkloadError(f"{self.folder}: the command has left no event files there", hint=hint)
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        except ImportError:
+            problem = "event files can't be read: tensorboard is not installed"
+            raise WorkloadError(problem, hint="pip install tensorboard") from None
+        by_step: dict[int, tuple[float, dict[str, float]]] = {}
+        for path in paths:
+            events = EventAccumulator(str(path), size_guidance={"scalars": 0})
+            events.Reload()
+            for tag in events.Tags()["scalars"]:
+                for event in events.Scalars(tag):
+                    at_s, values = by_step.get(event.step, (event.wall_time, {}))
+                    by_step[event.step] = max(at_s, event.wall_time), {**values, tag: float(event.value)}
+        return dict(sorted(by_step.items()))
+
+
+class _CommandProcess:
+    """A started command.
+
+    Attributes:
+        laps: of its steps and reports.
+        is_stopped: it was ended before its end.
+    """
 
     def __init__(
         self,
         command: Command,
         words: tuple[str, ...],
+        folder: Path,
         job: TrialJob,
         channel: Channel | None,
         stack: contextlib.ExitStack,
@@ -177,14 +258,14 @@ class _Running:
         # Open for both: the end of one of its writers is not the end of the file.
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
         stack.callback(os.close, self._fifo)
+        inherited = _original_environment()
         environment = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            **inherited,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")]),
             "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
             "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
             REPORT_FILE: str(fifo),
         }
-        folder = job_folder(job)
         print(f"$ {shlex.join(words)}", flush=True)
         try:
             self._process = subprocess.Popen(
@@ -201,7 +282,11 @@ class _Running:
             raise WorkloadError(f"{words[0]}: can't be started: {error.strerror}", hint=hint) from None
 
     def wait(self, link: socket.socket | None) -> None:
-        """Read the output until the command has ended, or is stopped. Raises CommandFailed."""
+        """Read the output until the command has ended, or is stopped. Raises CommandFailed.
+
+        Args:
+            link: to the first machine, whose command ends this one, unless it came to its end; None: this is the first.
+        """
         process, buffers = self._process, {"output": b"", "reports": b""}
         assert process.stdout is not None
         ended, has_ended = os.pipe()
@@ -224,44 +309,37 @@ class _Running:
                     *lines, buffers[source] = (buffers[source] + data).split(b"\n")
                     for line in lines:
                         self._take(source, line.decode(errors="replace"))
-                if "link" in sources:  # the first machine has ended its command
-                    selector.unregister(sources["link"].fd)
-                    if process.poll() is None:
+                if link is not None and "link" in sources:
+                    selector.unregister(link)
+                    if link.recv(len(FINISHED)) != FINISHED and process.poll() is None:
                         self._stop()
                 if "ended" in sources and not is_over:
                     is_over = True
                     selector.unregister(ended)
                 elif is_over and not buffers.keys() & sources.keys():
                     break
+        os.close(ended)
+        os.close(has_ended)
         if buffers["output"]:
             self._take("output", buffers["output"].decode(errors="replace"))
         for report in self._reader.rest():
-            self._report(report, time.monotonic())
+            self._report(report, time.monotonic(), is_ordered=False)
         process.stdout.close()
         if process.returncode and not self.is_stopped:
             raise CommandFailed(self._failure(process.returncode))
 
-    def report_events(self, folder: Path) -> None:
-        """Report the scalars of TensorBoard's event files, a report for each step. Raises WorkloadError."""
-        try:
-            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        except ImportError:
-            problem = "event files can't be read: tensorboard is not installed"
-            raise WorkloadError(problem, hint="pip install tensorboard") from None
-        if not folder.is_dir():
-            hint = "give Workload.from_command the tensorboard= folder that the script writes to"
-            raise WorkloadError(f"{folder}: the command has left no such folder of event files", hint=hint)
-        by_step: dict[int, tuple[float, dict[str, float]]] = {}
-        for path in sorted({path.parent for path in folder.rglob("*tfevents*")}):
-            events = EventAccumulator(str(path))
-            events.Reload()
-            for tag in events.Tags()["scalars"]:
-                for event in events.Scalars(tag):
-                    at_s, values = by_step.setdefault(event.step, (event.wall_time, {}))
-                    by_step[event.step] = max(at_s, event.wall_time), {**values, tag: float(event.value)}
-        for step, (at_s, values) in sorted(by_step.items()):
+    def report_events(self, events: EventFiles) -> None:
+        """Report the scalars of event files, a report for each step. Raises WorkloadError.
+
+        Their own clock times them, where nothing else did.
+        """
+        laps = LapTimer()
+        if self.laps.source == UNTIMED:
+            self.laps = laps
+        for step, (at_s, values) in events.scalars().items():
             if not self.is_stopped:
-                self._report({"step": float(step), **values}, at_s)
+                laps.report(at_s, num_steps=step)
+                self._send({"step": float(step), **values})
 
     def _take(self, source: str, line: str) -> None:
         if source == "output":
@@ -269,17 +347,20 @@ class _Running:
             print(line, flush=True)
             self._last_lines.append(line)
             for report in self._reader.reports(line):
-                self._report(report, at_s)
+                self._report(report, at_s, is_ordered=False)
             return
         with contextlib.suppress(ValueError, KeyError):
             content = json.loads(line)
             if "report" in content:
-                self._report(content["report"], content["at_s"])
+                self._report(content["report"], content["at_s"], is_ordered=True)
             else:
                 self.laps.step(content["at_s"])
 
-    def _report(self, metrics: Mapping[str, float], at_s: float) -> None:
-        self.laps.report(at_s)
+    def _report(self, metrics: Mapping[str, float], at_s: float, *, is_ordered: bool) -> None:
+        self.laps.report(at_s, num_steps=num_steps_of(metrics), is_ordered=is_ordered)
+        self._send(metrics)
+
+    def _send(self, metrics: Mapping[str, float]) -> None:
         self._num_reports += 1
         if self._channel is not None and not self._channel.report({"epoch": self._num_reports, **metrics}):
             self._channel = None

@@ -298,4 +298,6 @@ _OPERATIONS: tuple[tuple[str, Callable[..., int] | None, str], ...] = (
     (POOLING, _per_element(1), "max_pool2d_with_indices_backward _adaptive_avg_pool2d mean amax"),
 )
 _FORMULAS = {getattr(_aten, name): formula for _, formula, names in _OPERATIONS if formula for name in names.split()}
+# By overload as well: torch up to 2.14 takes apart what it doesn't find so.
+_FORMULAS |= {getattr(each, overload): formula for each, formula in _FORMULAS.items() for overload in each.overloads()}
 _KIND_OF = {getattr(_aten, name): kind for kind, _, names in _OPERATIONS for name in names.split()}

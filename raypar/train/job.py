@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
 MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts
 NUM_PROFILED_STEPS = 20  # unless the user names another number
+# Variable of a fork server: the values, in JSON, that the variables it runs with had before.
+REPLACED_VARIABLES = "RAYPAR_REPLACED_VARIABLES"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class RunSettings:
             the driver's machine) keep their trials' artifacts there; the others send them. None: it is `log_dir`.
         profiling: of every trial of the first repeat.
         exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
+        sources: files of the study's folder by name, for machines that don't have the folder and run its command.
     """
 
     log_dir: Path
@@ -61,6 +64,7 @@ class RunSettings:
     driver_dir: Path | None = None
     profiling: Profiling = NO_PROFILING
     exclusive: bool = False
+    sources: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

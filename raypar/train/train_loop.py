@@ -12,9 +12,9 @@ from typing import Any
 
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
-from raypar.hooks import numbers_of, record_with
+from raypar.hooks import numbers_of, receive_with
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
-from raypar.train.laps import LapTimer
+from raypar.train.laps import LapTimer, num_steps_of
 from raypar.train.telemetry import Telemetry
 
 # raypar's entries of a config, which the loop does not get.
@@ -35,8 +35,9 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         reported_at_s = time.monotonic()
         super().report(metrics, checkpoint, *args, **kwargs)
         self._count += 1
-        goes_on = self._channel.report({"epoch": self._count, **numbers_of(metrics)})
-        self.laps.report(reported_at_s, time.monotonic())
+        numbers = numbers_of(metrics)
+        goes_on = self._channel.report({"epoch": self._count, **numbers})
+        self.laps.report(reported_at_s, time.monotonic(), num_steps=num_steps_of(numbers))
         if not goes_on:
             raise StopTrial
 
@@ -66,7 +67,7 @@ def run_train_loop(
 
     session = ReportingUtils(context, channel)
     set_train_fn_utils(session)
-    record_with(session)
+    receive_with(session)
     config = {key: value for key, value in config.items() if key not in OWN_KEYS}
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False

@@ -229,3 +229,30 @@ seeing = Workload(
     options={"in_memory": True},
     defaults={"epochs": 2, "batch_size": 64, "lr": 0.2, "num_warmup_steps": 2},
 )
+
+# A script of torchrun, whose losses are the same for any number of processes.
+TORCHRUN_SCRIPT = """
+import argparse, os, torch, torch.distributed as dist
+import raypar
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--note")
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+inputs = torch.randn(64, 8)[dist.get_rank() :: dist.get_world_size()]
+for epoch in range(2):
+    for _ in range(5):
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        raypar.step()
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        mean = loss.item() / dist.get_world_size()
+        print(f"epoch {epoch} loss: {mean:.6f} {args.note} on {len(os.sched_getaffinity(0))} cores")
+dist.destroy_process_group()
+"""

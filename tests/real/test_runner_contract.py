@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from harness import RunEvents, losses, run, settings_at, until
-from loops import NUM_TRAIN, acting, diverging_func, train_func
+from loops import NUM_TRAIN, TORCHRUN_SCRIPT, acting, diverging_func, train_func
 
 from raypar import Study, Workload, grid
 from raypar.run.local import LocalRunner
@@ -283,7 +283,26 @@ def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in, tmp_path):
         assert {report["rank"] for report in result.reports} == {0}  # rank 0 speaks for all
         assert result.final["loss"] < result.reports[0]["loss"]
         assert "note" not in result.final
-        assert result.train_time_s is None and result.startup_s is not None and result.wall_s is not None
+        assert [len(times) for times in result.step_times_s] == [2] * spec.placement.num_workers  # between its reports
+        assert 0 < result.train_time_s < result.wall_s and result.startup_s is not None
+
+
+def test_a_torchrun_script_trains_the_same_on_one_worker_and_on_two_and_its_steps_are_timed(run_in, tmp_path):
+    (tmp_path / "train.py").write_text(TORCHRUN_SCRIPT)
+    text = "torchrun --standalone --nproc-per-node={num_workers} train.py --lr {lr} --note {note}"
+    workload = Workload.from_command(text, metrics={"loss": r"loss: ([0-9.]+)"})
+    study = Study(workload=workload, name="torchrun", config={"lr": 0.1, "note": "it's; $HOME"}, num_repeats=1)
+    specs = [study.trial({"num_workers": n}, 0, order=n) for n in (1, 2)]
+    results = run_in(study, specs, tmp_path, sys_path=(str(tmp_path),)).results
+    assert [(result.state, result.failure) for result in results] == [(TrialState.FINISHED, None)] * 2
+    losses = {tuple(report["loss"] for report in result.reports) for result in results}
+    assert len(losses) == 1 and len(results[0].reports) == 2  # equal, to the digits that are printed
+    for result in results:
+        # 10 steps, less the first one; of the first process alone.
+        assert [len(times) for times in result.step_times_s] == [9]
+        assert 0 < result.train_time_s < result.wall_s
+        log = (tmp_path / "logs" / result.spec.identity / "attempt1-rank0.log").read_text()
+        assert f"it's; $HOME on {result.spec.config['num_workers']} cores" in log
 
 
 def test_a_diverging_train_loop_stops_at_the_same_report_on_all_ranks(run_in, tmp_path):

@@ -115,6 +115,20 @@ CASES = {
     ],
     "baseline_missing": [(sound()[6:], "1 point without a speedup: no timed * the baseline num_workers=1.")],
     "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials: *")],
+    "reported_steps": [
+        (
+            sound(environment={"steps_from": ["raypar.step", ""]}),
+            "Times are of * between two calls of raypar.step()*",
+        ),
+        (sound(environment={"steps_from": ["reports"]}), "Times are of what * between two of its reports; *"),
+        (sound(environment={"steps_from": "?"}), None),
+        (sound(), None),
+    ],
+    "unproven_work": [
+        (sound(environment={"steps_from": [""]}), "Equal work of the points is not proven: *"),
+        (sound(environment={"steps_from": "?"}), None),
+        (sound(), None),
+    ],
     "other_code": [
         (of_code("py3.11:1", "py3.11:2"), "6 of 12 trials ran other code than the latest one: model.py changed *"),
         (of_code("py3.11:2", "py3.11:2"), None),

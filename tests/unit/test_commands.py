@@ -16,7 +16,7 @@ from raypar.study.command import Command
 from raypar.study.options import resolve
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.command import OutputReader
-from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
+from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer, num_steps_of
 
 TORCHRUN = "torchrun --nproc-per-node={num_workers} train.py --lr {lr}"
 
@@ -50,6 +50,7 @@ def test_a_name_in_braces_is_an_option_and_raypars_own_keep_their_meaning():
     [
         (TORCHRUN, {}, {}, "lr = None: is in braces in the command and has no value"),
         ("train.py {num_worker}", {}, {}, "did you mean 'num_workers'"),
+        ("train.py", {}, {"rate": 1}, "the command has no {rate}"),
         (TORCHRUN, {}, {"lr": 0.1, "rate": 1}, "unknown option 'rate'"),
         ("train.py 'open", {}, {}, "can't be split into words"),
         ("train.py {lr", {}, {"lr": 1}, "a literal brace is written twice"),
@@ -108,6 +109,28 @@ def test_the_first_step_is_not_counted_and_what_lies_beside_a_report_is_in_no_st
     laps.report(20, until_s=21)  # evaluated before, and reported for a second
     laps.step(22)
     assert laps.times_s == (1, 2, 1) and laps.train_time_s == 4 and laps.source == BY_STEP
+
+
+def test_a_report_in_the_output_begins_no_step_as_it_may_be_read_late():
+    laps = LapTimer()
+    laps.step(10)
+    laps.report(13, is_ordered=False)  # written before the next step, and read after it
+    laps.step(12)
+    laps.step(14)
+    assert laps.times_s == (2, 2)
+
+
+def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
+    laps = LapTimer()
+    for at_s, num_steps in ((0, 100), (10, 200), (14, 204), (15, 204), (17, None)):
+        laps.report(at_s, num_steps=num_steps)
+    assert laps.times_s == (0.1, 1.0, 1.0, 2.0) and laps.train_time_s == 17
+    assert num_steps_of({"loss": 1.0, "global_step": 7.0}) == 7 and num_steps_of({"epoch": 7.0}) is None
+
+
+def test_the_files_of_a_command_are_its_scripts_and_modules():
+    command = Command("python -m parts.train --config a.yaml helpers/run.py /opt/other.py")
+    assert command.files == ("helpers/run.py", "parts/train.py") and command.title == "run.py"
 
 
 def test_without_steps_reports_are_timed_and_without_both_nothing_is():
