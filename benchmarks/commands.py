@@ -1,0 +1,117 @@
+"""Overhead of a command as a trial: a torchrun script under raypar, and the same script by hand.
+
+Both run in turns, in random order, on as many cores as there are workers, with one thread each, after a first trial
+that starts Ray and its gang and is not counted. A trial's time under raypar is from the permission to continue to the
+result's arrival at the driver, by hand from the start to the end of torchrun. The script calls `raypar.step` after
+every step and prints a line of JSON after each epoch, by hand too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common import (
+    BASELINES,
+    Figure,
+    SteppedChild,
+    begin,
+    parser_for,
+    print_bar,
+    print_row,
+    progress,
+    run_on_ray,
+    scratch,
+    send_result,
+    times,
+    wait_for_go,
+)
+
+from raypar import Study, Workload, units
+from raypar.study.trial import TrialResult
+from raypar.train.affinity import allowed_cores, pin
+
+SCRIPT = BASELINES / "torchrun_train.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+EPOCHS = 20
+MAX_RATIO, MAX_EXTRA_S = 1.05, 0.3
+PAUSE_S = 1.0  # for processes of the previous variant to end
+
+
+def serve(num_workers: int, num_trials: int) -> None:
+    """Run trials of the script in one gang, one per request."""
+    workload = Workload.from_command([*TORCHRUN, "{num_workers}", str(SCRIPT), "--epochs", "{epochs}"])
+    study = Study(workload=workload, name="benchmark", config={"epochs": EPOCHS, "device": "cpu"})
+
+    def listen(result: TrialResult, time_s: float) -> None:
+        (step_times_s,) = result.step_times_s
+        send_result({"seconds": time_s, "steps": len(step_times_s), "loss": result.final["loss"]})
+        if not wait_for_go():
+            raise SystemExit
+
+    specs = [study.trial({"num_workers": num_workers}, i, order=i) for i in range(num_trials)]
+    run_on_ray(study, specs, listen)
+
+
+def by_hand(num_workers: int) -> float:
+    cores = allowed_cores()[:num_workers]
+    begun_s = time.perf_counter()
+    subprocess.run(
+        [*TORCHRUN, str(num_workers), str(SCRIPT), "--epochs", str(EPOCHS)],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: pin(cores),
+    )
+    return time.perf_counter() - begun_s
+
+
+def compare(num_workers: int, num_rounds: int, folder: Path) -> None:
+    prefix = units.counted(num_workers, "worker")
+    sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_rounds + 2)]  # the last one is never requested
+    child = SteppedChild([Path(__file__), "--serve", *sizes], folder / f"{num_workers}.log")
+    times_s: dict[str, list[float]] = {"raypar": [], "by hand": []}
+    shuffled = random.Random(num_workers)
+    try:
+        child.next_result()
+        by_hand(num_workers)
+        for i in range(num_rounds):
+            for name in shuffled.sample(list(times_s), 2):
+                time.sleep(PAUSE_S)
+                if name == "raypar":
+                    result = child.step()
+                    assert result["steps"] == EPOCHS * 64 // num_workers - 1, result
+                times_s[name].append(result["seconds"] if name == "raypar" else by_hand(num_workers))
+            progress(f"round {i + 1}: " + ", ".join(f"{name} {values[-1]:.2f} s" for name, values in times_s.items()))
+    finally:
+        child.close()
+    for name, values in times_s.items():
+        print_row(f"{prefix}, {name}: wall time of a trial", Figure.of(values).show(units.seconds))
+    pairs = list(zip(times_s["raypar"], times_s["by hand"], strict=True))
+    print_row(f"{prefix}, raypar / by hand", Figure.ratio(*times_s.values()).show(times))
+    over = Figure.of([(mine - MAX_EXTRA_S) / hand for mine, hand in pairs])
+    print_bar(f"{prefix}, (raypar - {MAX_EXTRA_S} s) / by hand", over, times, at_most=MAX_RATIO)
+
+
+def main() -> None:
+    parser = parser_for(__doc__, rounds=11, quick_rounds=2)
+    parser.add_argument("--workers", nargs="+", type=int, default=(1, 2))
+    for internal in ("--num-workers", "--num-trials"):
+        parser.add_argument(internal, type=int, help="(internal)")
+    parser.add_argument("--serve", action="store_true", help="(internal)")
+    if "--serve" in sys.argv:
+        args = parser.parse_args()
+        serve(args.num_workers, args.num_trials)
+        return
+    args = begin(parser)
+    with scratch() as folder:
+        for num_workers in args.workers:
+            compare(num_workers, args.rounds, folder)
+
+
+if __name__ == "__main__":
+    main()
