@@ -164,7 +164,7 @@ def reported_steps(evidence: Evidence) -> Iterator[str]:
     sources = {str(each) for r in evidence.finished for each in _steps_from(r) if each}
     if evidence.time_metric == WALL_TIME or not sources:
         return
-    what = "between two calls of raypar.step()" if sources == {"raypar.step"} else "between two of its reports"
+    what = "between two calls of raypar.step" if sources == {"raypar.step"} else "between two of its reports"
     yield f"Times are of what the training code does {what}; the first step of each trial is not counted."
 
 

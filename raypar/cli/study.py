@@ -291,7 +291,7 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 
 def check_can_profile(study: Study, asked: str) -> None:
-    """Raise RayparError for a study of a train loop."""
+    """Raise RayparError for a study of training code that raypar can't look into."""
     if study.workload.foreign_kind:
         what = f"{asked}: workload {study.workload.name} is a {study.workload.foreign_kind}"
         hint = "use torch.profiler in its code, or make a Workload of model and data"

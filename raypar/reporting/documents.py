@@ -84,7 +84,7 @@ class TrialEntry(TypedDict):
         log_path: output of the rank that failed first.
         started_at_s: Unix time.
         wall_s: from the start of its ranks to their end.
-        train_time_s: the timed steps alone; None for a train loop, which raypar can't look into.
+        train_time_s: the timed steps alone; None where raypar can't look into the training code.
         energy_j: joules of the timed steps.
         metric: the study's metric in the last report.
         final: the last report.

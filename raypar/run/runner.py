@@ -30,7 +30,7 @@ class TrialStarted:
 
 @dataclass(frozen=True)
 class TrialReported:
-    """One epoch of a running trial (or one ``ray.train.report`` of a train loop)."""
+    """One epoch of a running trial (or one report of a train loop or a command)."""
 
     spec: TrialSpec
     report: Mapping[str, float]

@@ -118,7 +118,7 @@ CASES = {
     "reported_steps": [
         (
             sound(environment={"steps_from": ["raypar.step", ""]}),
-            "Times are of * between two calls of raypar.step()*",
+            "Times are of * between two calls of raypar.step;*",
         ),
         (sound(environment={"steps_from": ["reports"]}), "Times are of what * between two of its reports; *"),
         (sound(environment={"steps_from": "?"}), None),

@@ -180,7 +180,7 @@ def result_of(spec, loss, time_s, source):
 @pytest.mark.parametrize(
     ("losses", "source", "sentences"),
     [
-        ((0.5, 0.51), BY_STEP, ("between two calls of raypar.step()", "Their last loss agrees: 0.5 to 0.51.")),
+        ((0.5, 0.51), BY_STEP, ("between two calls of raypar.step", "Their last loss agrees: 0.5 to 0.51.")),
         ((0.5, 0.8), BY_REPORT, ("between two of its reports", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2).")),
         ((0.5, 0.5), UNTIMED, ("Times are of whole trials", "Their last loss agrees: 0.5 to 0.5.")),
     ],
