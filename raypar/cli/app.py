@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, document_alone, report_errors
 from raypar.cli.demo import demo
+from raypar.cli.init import init
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend
@@ -154,6 +155,7 @@ def command(
     app.command(name, cls=Verb, epilog=epilog, context_settings=settings)(reported)
 
 
+command(init, "Examples:  raypar init    raypar init train.py && raypar study train_study.py")
 command(study, "Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5")
 command(plan, "Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4")
 command(resume, "Example:  raypar resume batch_size")

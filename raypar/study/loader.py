@@ -106,7 +106,7 @@ def load_study(
         RayparError: with the file, the line, the problem and the fix; a StudyError with all mistakes of the study, or
             of the flags.
     """
-    source = _read(path)
+    source = read_python(path)
     module_name = _module_name(path)
     with _limited(path, timeout_s):
         module = _execute(path, source, module_name)
@@ -128,7 +128,7 @@ def load_study(
 
 def name_of(path: Path) -> str:
     """Return the name of the study in a file that can't be run here, by its text; else its default name."""
-    tree = ast.parse(_read(path))
+    tree = ast.parse(read_python(path))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     studies = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Study"]
     given = [word for call in studies for word in call.keywords if word.arg == "name"]
@@ -140,28 +140,30 @@ def _default_name(path: Path) -> str:
     return re.sub(r"[^\w .-]", "_", path.stem).lstrip(" .-") or "study"
 
 
-def _read(path: Path) -> str:
+def read_python(path: Path, what: str = "study file") -> str:
+    """Return the text of a Python file; `what` it is, for messages. Raises RayparError."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = None
     except (OSError, ValueError) as error:  # links in a circle, too long a name; a null byte in it
-        what = getattr(error, "strerror", None) or error
-        raise RayparError(f"{cut(str(path))}: can't be read: {what}", hint="check the path to the study file") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RayparError(f"{cut(str(path))}: can't be read: {reason}", hint=f"check the path to the {what}") from None
     if mode is not None and stat.S_ISDIR(mode):
-        raise RayparError(f"{path}: is a folder, not a study file", hint=_files_in(path))
+        raise RayparError(f"{path}: is a folder, not a {what}", hint=_files_in(path))
     if mode is None:
         folder = path.parent
         if not folder.is_dir():
-            raise RayparError(f"{path}: there is no folder {folder}", hint="check the path to the study file")
+            raise RayparError(f"{path}: there is no folder {folder}", hint=f"check the path to the {what}")
         names = [p.name for p in folder.glob("*.py")]
         close = closest(path.name if path.suffix else path.name + ".py", names)
         hint = f"did you mean {folder / close[0]}?" if close else _files_in(folder)
         raise RayparError(f"{path}: there is no such file", hint=hint)
     if not stat.S_ISREG(mode):  # to read a pipe would wait, a device would not end
-        raise RayparError(f"{path}: is no regular file", hint="a study file is a text that ends in .py")
+        raise RayparError(f"{path}: is no regular file", hint=f"a {what} is a text that ends in .py")
     if path.suffix != ".py":
-        raise RayparError(f"{path}: is not a Python file", hint="a study file ends in .py and defines a Study")
+        defines = " and defines a Study" if what == "study file" else ""
+        raise RayparError(f"{path}: is not a Python file", hint=f"a {what} ends in .py{defines}")
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -193,7 +195,7 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
     try:
         code = compile(source, file, "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise _syntax_error(path, error) from None
+        raise syntax_error(path, error) from None
     except ValueError as error:  # null bytes
         raise RayparError(f"{path}: is not Python: {error}", hint="is it really a text file?") from None
     except (MemoryError, RecursionError):
@@ -299,7 +301,7 @@ def _load_error(path: Path, error: BaseException) -> RayparError:
     if isinstance(error, StudyError):
         return error.at(path)
     if isinstance(error, SyntaxError) and error.filename != str(path.resolve()):  # in a module that it imports
-        return _syntax_error(Path(error.filename or path), error)
+        return syntax_error(Path(error.filename or path), error)
     where = _where(path, traceback.extract_tb(error.__traceback__))
     if isinstance(error, ModuleNotFoundError) and is_for_training(error):
         return NotForTraining(f"{where}: {error.name} is not in this environment")
@@ -346,7 +348,7 @@ def _hint_for(error: BaseException) -> str:
     return "fix that line and try again"
 
 
-def _syntax_error(path: Path, error: SyntaxError) -> RayparError:
+def syntax_error(path: Path, error: SyntaxError) -> RayparError:
     line = f", line {error.lineno}" if error.lineno else ""
     message = f"{path}{line}: syntax error: {error.msg}"
     if error.text:

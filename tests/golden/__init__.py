@@ -10,6 +10,8 @@ writes about them; ``cases/*`` are reports on small made-up studies. A change in
 written anew: ``journal.jsonl``, with a record of every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older
 raypar.
 
+``init/*`` are the studies that `raypar init` writes for ``scripts/*``.
+
 Commands run in this process, in a folder that has the studies' journals and no database, 80 columns wide, in UTC.
 Of a page, `page.readable` leaves out what is the same in every page, and drawings, which stand in it as figures' specs.
 """
@@ -17,6 +19,7 @@ Of a page, `page.readable` leaves out what is the same in every page, and drawin
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -69,6 +72,9 @@ COMMANDS = {
     "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
     "search/fit.txt": ("fit", "search"),
 }
+SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
+DRAFTS = {f"init/{path.stem}.txt": ("init", path.name, "--output", "-") for path in SCRIPTS}
+DRAFTS["init/starter.txt"] = ("init", "--output", "-")
 STORED = {"store/list.txt": ("list",), "store/trials.txt": ("show", "digits"), "store/report.txt": ("report", "digits")}
 
 
@@ -79,6 +85,8 @@ def outputs():
     with unpacked_store() as folder:
         yield from ((name, output(folder, name, args)) for name, args in STORED.items())
         yield RESULTS, pretty(stored_results(folder)) + "\n"
+    with scripts() as folder:
+        yield from ((name, output(folder, name, args)) for name, args in DRAFTS.items())
     for name, text in cases.texts():
         yield name, same_everywhere(text)
     everything = {path.stem: identities_of(path) for path in STUDY_FILES}
@@ -119,6 +127,13 @@ def studies():
         for path in sorted((HERE / "studies").glob("*.json")):
             journal(folder, json.loads(path.read_text(encoding="utf-8")))
         yield folder
+
+
+@contextlib.contextmanager
+def scripts():
+    """A folder with the training scripts of ``scripts``, to be written into."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(shutil.copytree(HERE / "scripts", Path(name).resolve() / "scripts"))
 
 
 @contextlib.contextmanager

@@ -37,6 +37,17 @@ def test_a_store_of_an_older_raypar_is_read_as_it_was(name, store):
     assert golden.output(store, name, golden.STORED[name]) == written(name)
 
 
+@pytest.fixture(scope="module")
+def scripts():
+    with golden.scripts() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", golden.DRAFTS)
+def test_a_script_gets_the_study_that_it_got(name, scripts):
+    assert golden.output(scripts, name, golden.DRAFTS[name]) == written(name)
+
+
 def test_every_sentence_of_a_report_is_what_it_was():
     for name, text in golden.cases.texts():
         assert golden.same_everywhere(text) == written(name), name
@@ -58,7 +69,7 @@ def test_the_trials_of_a_shipped_study_keep_their_identities(path):
 def test_every_golden_file_is_looked_at():
     studies = {f"studies/{name}.json" for name in ("scaling", "search")}
     inputs = {"journal.jsonl", "store.tar.gz", *studies}
-    outputs = {*golden.COMMANDS, *golden.STORED, *(f"cases/{name}.txt" for name in golden.cases.FILES)}
+    outputs = {*golden.COMMANDS, *golden.STORED, *golden.DRAFTS, *(f"cases/{name}.txt" for name in golden.cases.FILES)}
     paths = [path for path in golden.HERE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     names = {str(path.relative_to(golden.HERE)) for path in paths}
     assert names == inputs | outputs | {golden.RESULTS, golden.IDENTITIES}

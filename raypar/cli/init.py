@@ -1,0 +1,102 @@
+"""Command that writes a study file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raypar.cli.common import path_from_here
+from raypar.errors import RayparError
+from raypar.reporting.text import strip_control
+from raypar.units import counted, listed
+
+if TYPE_CHECKING:
+    from raypar.study.script import Script, ScriptOption
+
+STARTER_FILE = Path("first_study.py")
+MAX_SHOWN = 6
+
+
+def init(
+    script: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCRIPT]", help="The training script; without one, a study to start from is written."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write; -: print it. (default: SCRIPT_study.py beside it)",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a study of a training script, which is read, not run: its options, its metrics, and how it is started."""
+    from raypar.study.draft import draft_of, starter
+    from raypar.study.script import read_script
+
+    code = read_script(script) if script is not None else None
+    is_printed = output == Path("-")
+    path = STARTER_FILE if script is None else script.with_name(f"{script.stem}_study.py")
+    if output is not None and not is_printed:
+        path = output
+    if not is_printed:
+        _check_writable(path, force=force)
+    draft = draft_of(code, path) if code is not None else starter()
+    for line in _summary(code) if code is not None else ():
+        typer.echo(strip_control(line), err=is_printed)
+    if is_printed:
+        typer.echo(draft.text, nl=False)
+        return
+    try:
+        path.write_text(draft.text, encoding="utf-8")
+    except OSError as error:
+        raise RayparError(
+            f"{path}: can't be written: {error.strerror}", hint="name another file: --output FILE"
+        ) from None
+    shown = path_from_here(path)
+    typer.echo(f"wrote {shown}: {draft.swept}")
+    todo = f"fill in {listed(draft.open_options, MAX_SHOWN)}, then " if draft.open_options else ""
+    typer.echo(f"next: {todo}raypar study {shown}    (raypar plan {shown} shows first what it runs)")
+
+
+def _check_writable(path: Path, *, force: bool) -> None:
+    if path.suffix != ".py":
+        raise RayparError(f"{path}: is no name of a study file", hint="a study file ends in .py: --output my_study.py")
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise RayparError(f"{path}: {what}", hint="name another file: --output FILE")
+    if path.exists() and not force:
+        raise RayparError(f"{path} exists", hint="--force replaces it; or name another file: --output FILE")
+
+
+def _summary(script: Script) -> list[str]:
+    """Return what was read of a script."""
+    lines = [f"{script.path}: a {script.kind}" + (f" ({script.evidence})" if script.evidence else "")]
+    options = script.model.options if script.model else script.options
+    kind = f" of {script.parser}" if script.parser else ""
+    if options:
+        lines.append(f"{counted(len(options), 'option')}{kind}: {listed([_shown(o) for o in options], MAX_SHOWN)}")
+    elif script.model is None:
+        lines.append("no options: its command line is not parsed here, or in a way that is not known")
+    if script.metrics:
+        metrics = [f"{m.name} (line {m.line})" if m.line else m.name for m in script.metrics]
+        lines.append(f"{counted(len(metrics), 'metric')}: {listed(metrics, MAX_SHOWN)}")
+    elif script.model is None:
+        lines.append('no metrics: only times are measured; raypar.report({"loss": loss}) in the script adds them')
+    return [*lines, *(f"note: {note}" for note in script.notes)]
+
+
+def _shown(option: ScriptOption) -> str:
+    name = option.flag or option.name
+    return (
+        f"{name} {option.default}"
+        if option.default is not None
+        else f"{name} (required)"
+        if option.is_required
+        else name
+    )

@@ -1,0 +1,220 @@
+"""`raypar init`: what it reads of a script, and that the study it writes is one."""
+
+import contextlib
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from command import raypar, refused
+
+from raypar.study.loader import load_study
+from raypar.study.script import ScriptKind, read_script
+from raypar.study.validation import validate
+from raypar.train.command import OutputReader
+
+SCRIPTS = Path(__file__).parents[1] / "golden" / "scripts"
+pytestmark = pytest.mark.usefixtures("modules_as_they_were")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def read(folder, text):
+    (folder / "train.py").write_text(text)
+    return read_script(folder / "train.py")
+
+
+# ---- metrics: what a line prints is what is read of it
+
+
+@pytest.mark.parametrize(
+    ("code", "metrics"),
+    [
+        ("print(f'epoch {epoch} loss: {loss:.4f}')", {"loss": 0.5}),
+        ("print('epoch', epoch, 'loss', loss)", {"loss": 0.5}),
+        ("print('loss = %.3f after %d steps' % (loss, 3))", {"loss": 0.5}),
+        ("print('Train Epoch: {} [{}/{} ({:.0f}%)]\\tLoss: {:.6f}'.format(epoch, 1, 2, 50, loss))", {"loss": 0.5}),
+        ("print('Test set: Average loss: {:.4f}, Accuracy: {}/{} ({:.0f}%)'.format(loss, 9, 10, 90.0))",
+         {"test_loss": 0.5, "test_accuracy_percent": 90}),
+        ("print(f'train loss {tiny:.3g} | val loss {loss:8.3f} | val acc {acc:.2f}')",
+         {"train_loss": 1e-5, "val_loss": 0.5, "val_accuracy": 0.25}),
+        ("print(f'loss {loss}');print(f'val_loss {tiny}')", {"loss": 0.5, "val_loss": 1e-5}),
+        ("print(f'val loss: {tiny}');print(f'loss: {loss}')", {"loss": 0.5, "val_loss": 1e-5}),
+        ("print(f'{epoch}: {loss:.2f}')", {}),
+        ("print(f'[{epoch}] {loss:.2f} ({epoch} s)')", {}),
+        ("print(f'epoch {epoch} -> {loss:.2f}.')", {"loss": 0.5}),
+        ("print(f'Accuracy of the network on the 10000 test images: {100 * acc} %')", {"test_accuracy_percent": 25}),
+        ("print('lossless', epoch, 'glossary', tiny)", {}),
+        ("print('perplexity: ' + str(loss))", {"perplexity": 0.5}),
+        ("print(json.dumps({'step': epoch, 'val_loss': loss}))", {"val_loss": 0.5}),
+    ],
+)  # fmt: skip
+def test_a_printed_metric_is_read_by_the_expression_that_is_guessed(code, metrics, folder):
+    script = read(folder, f"import json\n{code}\n")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(f"import json\nepoch, loss, tiny, acc = 3, 0.5, 1e-5, 0.25\n{code}")
+    reader = OutputReader({metric.name: metric.pattern for metric in script.metrics if metric.pattern})
+    values = {}
+    for line in printed.getvalue().splitlines():
+        values |= {key: value for report in reader.reports(line) for key, value in report.items()}
+    values |= next(iter(reader.rest()), {})
+    assert {key: value for key, value in values.items() if key != "step"} == metrics
+    assert {metric.name for metric in script.metrics} == set(metrics)
+
+
+def test_logging_calls_are_read_too_and_a_tensor_shows_its_number(folder):
+    script = read(folder, "import logging\nlogging.info('step %d: loss %.3f', 3, loss)\nprint('val loss:', val_loss)\n")
+    patterns = {metric.name: metric.pattern for metric in script.metrics}
+    reader = OutputReader(patterns)
+    assert [*reader.reports("INFO:root:step 3: loss 0.250"), *reader.reports("val loss: tensor(0.5000)")] == [
+        {"loss": 0.25, "val_loss": 0.5}
+    ]
+
+
+# ---- options
+
+
+def options_of(script):
+    return {option.flag or option.name: option.default for option in script.options if not option.is_switch}
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("parser.add_argument('-b', '--batch-size', default=2**6)", {"--batch-size": 64}),
+        ("LR = 1e-3 / 2\nparser.add_argument('--lr', type=float, default=LR)", {"--lr": 5e-4}),
+        ("parser.add_argument('--n', type=int, default=len(x))", {"--n": None}),
+        ("parser.add_argument('--no-cuda', action='store_true')", {}),
+        ("parser.add_argument('path')", {"path": None}),
+        ("parser.add_argument('--n', default=10**10**10)", {"--n": None}),
+    ],
+)
+def test_options_of_argparse_have_the_defaults_that_their_code_shows(text, options, folder):
+    script = read(folder, f"import argparse\nparser = argparse.ArgumentParser()\n{text}\nargs = parser.parse_args()\n")
+    assert options_of(script) == options
+
+
+def test_of_subcommands_the_one_that_trains_is_taken(folder):
+    script = read(
+        folder,
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=0)\n"
+        "commands = parser.add_subparsers()\nexport = commands.add_parser('export')\n"
+        "export.add_argument('--format', default='onnx')\n"
+        "train = commands.add_parser('train')\ntrain.add_argument('--lr', type=float, default=0.1)\n",
+    )
+    assert (script.subcommand, options_of(script)) == ("train", {"--seed": 0, "--lr": 0.1})
+
+
+def test_the_signature_of_a_function_that_fire_calls_gives_its_options(folder):
+    script = read(folder, "import fire\ndef train(path, lr: float = 0.1, bf16=False): ...\nfire.Fire(train)\n")
+    assert (script.parser, options_of(script)) == ("fire", {"--path": None, "--lr": 0.1})
+
+
+# ---- kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("import torch.distributed as dist\ndist.init_process_group()", ScriptKind.TORCHRUN),
+        ("import os\nos.environ['LOCAL_RANK']", ScriptKind.TORCHRUN),
+        ("from accelerate import Accelerator\nAccelerator()", ScriptKind.TORCHRUN),
+        (
+            "import torch.distributed as dist, torch.multiprocessing as mp\ndist.init_process_group()\nmp.spawn(main)",
+            ScriptKind.PLAIN,
+        ),
+        ("from lightning.pytorch import Trainer\nTrainer().fit(1)", ScriptKind.LIGHTNING),
+        ("from transformers import Seq2SeqTrainer\nSeq2SeqTrainer()", ScriptKind.HUGGING_FACE),
+        ("from ray import train\ndef loop(config):\n    train.report({'loss': 1})", ScriptKind.TRAIN_LOOP),
+        ("from torch import nn\ndef model(width=8):\n    return nn.Sequential(nn.Linear(width, 1))", ScriptKind.MODEL),
+        ("from torch import nn\nclass Net(nn.Module): ...\nloss.backward()", ScriptKind.PLAIN),
+        ("print(1)", ScriptKind.PLAIN),
+        ("", ScriptKind.PLAIN),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_script_shows_in_its_calls(text, kind, folder):
+    assert read(folder, text).kind is kind
+
+
+def test_a_train_loop_that_trains_when_it_is_imported_is_run_as_a_command_and_the_fix_is_named(folder):
+    text = (SCRIPTS / "ray_script.py").read_text().replace('if __name__ == "__main__":', "if True:")
+    script = read(folder, text)
+    assert script.kind is ScriptKind.PLAIN and 'if __name__ == "__main__":' in script.notes[0]
+
+
+# ---- what it writes
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.py")))
+def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_no_default_for(name, folder):
+    shutil.copy(SCRIPTS / f"{name}.py", folder)
+    code, out, err = raypar("init", f"{name}.py")
+    assert (code, err) == (0, "") and 3 <= len(out.splitlines()) <= 6
+    assert f"raypar study {name}_study.py" in out
+    if "fill in" in out:
+        missing = out.split("fill in ")[1].split(", then")[0].replace(" and ", ", ").split(", ")
+        _, _, refusal = raypar("plan", f"{name}_study.py")
+        assert missing and all(f"{option} = None" in refusal for option in missing)
+        return
+    study = load_study(folder / f"{name}_study.py").study
+    assert study.description.endswith("?") or study.description
+    assert len(study.points()) == 2 and study.baseline
+    assert all(validate(trial.config, study.workload) == [] for trial in study.trials())
+
+
+def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "my train.py").write_text("print(f'loss {1}')")
+    assert raypar("init", "sub/my train.py")[0] == 0
+    path = folder / "sub" / "my train_study.py"
+    command = load_study(path).study.workload.command
+    assert command.filled({}) == ("python", "my train.py")
+    path.write_text("mine")
+    refused("my train_study.py exists", "init", "sub/my train.py")
+    assert path.read_text() == "mine"
+    assert raypar("init", "sub/my train.py", "--force")[0] == 0 and path.read_text() != "mine"
+
+
+def test_from_another_folder_the_command_names_the_scripts_path(folder):
+    (folder / "src").mkdir()
+    (folder / "src" / "train.py").write_text("print(1)")
+    assert raypar("init", "src/train.py", "-o", "study.py")[0] == 0
+    assert load_study(folder / "study.py").study.workload.command.filled({}) == ("python", "src/train.py")
+
+
+def test_without_a_script_it_writes_one_to_start_from(folder):
+    code, out, _ = raypar("init")
+    assert code == 0 and "raypar study first_study.py" in out
+    assert len(load_study(folder / "first_study.py").study.points()) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("absent.py", None, "absent.py: there is no such file"),
+        ("notes.txt", "x", "notes.txt: is not a Python file"),
+        ("train.py", "def (", "train.py, line 1: syntax error"),
+        ("train.py", "x = '\0'", "null bytes"),
+        (".", None, "is a folder, not a script"),
+    ],
+)
+def test_what_is_no_script_is_refused(name, text, message, folder):
+    if text is not None:
+        (folder / name).write_text(text)
+    refused(message, "init", name)
+    assert not list(folder.glob("*_study.py"))
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [("study.txt", "is no name of a study file"), ("nowhere/s.py", "there is no folder nowhere")],
+)
+def test_a_place_that_no_study_can_be_written_to_is_refused(output, message, folder):
+    (folder / "train.py").write_text("print(1)")
+    refused(message, "init", "train.py", "--output", output)
