@@ -21,7 +21,7 @@ _UNKNOWN: Any = object()  # default that only running the script would show
 
 
 class ScriptKind(StrEnum):
-    """How a script is started."""
+    """Kind of script, by which it is started."""
 
     TRAIN_LOOP = "Ray Train loop"
     HUGGING_FACE = "Hugging Face Trainer script"
