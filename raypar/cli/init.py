@@ -81,7 +81,7 @@ def _summary(script: Script) -> list[str]:
     kind = f" of {script.parser}" if script.parser else ""
     if options:
         lines.append(f"{counted(len(options), 'option')}{kind}: {listed([_shown(o) for o in options], MAX_SHOWN)}")
-    elif script.model is None:
+    elif script.model is None and not script.notes:
         lines.append("no options: its command line is not parsed here, or in a way that is not known")
     if script.metrics:
         metrics = [f"{m.name} (line {m.line})" if m.line else m.name for m in script.metrics]

@@ -91,7 +91,7 @@ def _of_command(script: Script, path: str) -> Draft:
         words = ["python", *words]
     if script.subcommand:
         words.append(script.subcommand)
-    if any(option.name == "do_train" for option in script.options):
+    if script.needs_do_train:
         words.append("--do_train")
     entries: list[_Entry] = []
     tensorboard, metrics = "", script.metrics
@@ -118,6 +118,8 @@ def _of_command(script: Script, path: str) -> Draft:
     ]
     if tensorboard:
         parts.append(f'    tensorboard="{tensorboard}",  # its event files are read when it has ended')
+        if not metric:
+            parts.append('    # metric="train_loss",  # one of their tags, that its points are judged by')
     parts += [*_metric_lines(metric), ")\n", *_study_lines(space, entries), *_others(script)]
     if script.kind is ScriptKind.PLAIN:
         parts.append('# It runs on one core unless you give it more: config={..., "cpus_per_worker": 4}.')
@@ -211,7 +213,7 @@ def _metrics_lines(metrics: Sequence[ScriptMetric], tensorboard: str) -> list[st
 
 
 def _others(script: Script) -> list[str]:
-    given = {option.name for option, _ in _passed(script)} | {"do_train"}
+    given = {option.name for option, _ in _passed(script)}
     others = [option for option in script.options if option.name not in given and option.flag]
     if not others:
         return []

@@ -101,6 +101,7 @@ class Script:
         train_loop: name of its ``train_loop_per_worker``.
         model: the network of a module without training code.
         event_option: the option for the folder of its TensorBoard events.
+        needs_do_train: it trains only with ``--do_train``, as examples of transformers do.
         notes: what stands in the way, one sentence each.
     """
 
@@ -114,6 +115,7 @@ class Script:
     train_loop: str = ""
     model: ModelCode | None = None
     event_option: str = ""
+    needs_do_train: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -437,6 +439,12 @@ class _Reader:
                 unique = {option.name: option for option in options if option.name.isidentifier()}
                 script = replace(script, parser=parser, subcommand=subcommand, options=tuple(unique.values()))
                 break
+        if script.parser == "HfArgumentParser":
+            asks = any(isinstance(node, ast.Attribute) and node.attr == "do_train" for node in self.nodes)
+            script = replace(script, needs_do_train=asks)
+        if any(name.startswith("hydra.") or name == "hydra" for name in self.imports.values()):
+            note = "its options come from hydra: add those to set to the command, such as training.lr={lr}"
+            script = replace(script, notes=(*script.notes, note))
         if self.calls_of("SummaryWriter"):
             folders = [o.flag for o in script.options if re.search(r"log_?dir|tensorboard|tb_dir", o.name)]
             script = replace(script, event_option=folders[0] if folders else "")
@@ -557,7 +565,6 @@ TRAINING_ARGUMENTS = (
     ScriptOption("learning_rate", "--learning_rate", 5e-5, float),
     ScriptOption("per_device_train_batch_size", "--per_device_train_batch_size", 8, int),
     ScriptOption("num_train_epochs", "--num_train_epochs", 3.0, float),
-    ScriptOption("do_train", "--do_train", is_switch=True),
 )
 
 
@@ -689,20 +696,14 @@ def _fire(reader: _Reader) -> Parsed:
 
 
 def _lightning_cli(reader: _Reader) -> Parsed:
-    if not reader.calls_of("LightningCLI"):
+    calls = reader.calls_of("LightningCLI")
+    if not calls:
         return None
-    defaults = [
-        reader._entries(value)
-        for call in reader.calls_of("LightningCLI")
-        for value in [_keyword(call, "trainer_defaults")]
-        if value
-    ]
-    max_epochs = next((d["max_epochs"] for d in defaults if isinstance(d.get("max_epochs"), int)), None)
-    return (
-        "LightningCLI",
-        "fit",
-        [ScriptOption("max_epochs", "--trainer.max_epochs", max_epochs, int, is_required=True)],
-    )
+    given = _keyword(calls[0], "trainer_defaults")
+    max_epochs = reader._entries(given).get("max_epochs") if given is not None else None
+    subcommand = "" if reader.value(_keyword(calls[0], "run")) is False else "fit"
+    kind = max_epochs if isinstance(max_epochs, int) else None
+    return "LightningCLI", subcommand, [_option("max_epochs", "--trainer.max_epochs", kind, int, is_required=True)]
 
 
 # ---- metrics

@@ -2,10 +2,13 @@
 
 import ast
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command import refused
 
 from raypar import StudyError
 from raypar.execution.plan import make_plan
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("modules_as_they_were")
 
 FOLDER = Path(__file__).parents[2] / "studies"
 FILES = sorted(FOLDER.glob("*.py"))
+FOREIGN = sorted(path for path in (FOLDER / "foreign").glob("*.py") if path.stem != "foreign_scripts")
 TEXT = (FOLDER.parent / "docs" / "reports.md").read_text(encoding="utf-8")
 REPORTS = re.findall(r"^\| \*([^*]+)\* ", TEXT, re.MULTILINE)
 REPEATS_REPORT = (
@@ -47,6 +51,20 @@ def test_a_study_file_loads_into_trials_that_can_be_compared(path):
     if path.stem in REPEATS_REPORT:
         docstring = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
         assert any(f'"{title}"' in docstring for title in REPORTS)
+
+
+@pytest.mark.parametrize("name", [p.stem for p in FOREIGN])
+def test_a_study_of_another_projects_script_loads_and_names_the_command_that_brings_it(name, tmp_path, monkeypatch):
+    for path in (FOLDER / "foreign").glob("*.py"):
+        shutil.copy(path, tmp_path)  # there is no clone beside it
+    monkeypatch.delitem(sys.modules, "foreign_scripts", raising=False)
+    monkeypatch.chdir(tmp_path)
+    study = load_study(tmp_path / f"{name}.py").study
+    assert len(study.points()) == 2 and study.baseline and study.description
+    docstring = ast.get_docstring(ast.parse((FOLDER / "foreign" / f"{name}.py").read_text(encoding="utf-8")))
+    (clone,) = re.findall(r"^ +git clone --depth 1 (\S+) studies/foreign/(\S+)$", docstring, re.MULTILINE)
+    refused("the script is not there", "plan", f"{name}.py", out=None)
+    refused(f"git clone --depth 1 {clone[0]} {tmp_path / clone[1]}", "study", f"{name}.py", "--no-ray", out=None)
 
 
 ON_CPU, ON_BOTH = ("cpu_affinity", "iris_threads", "quickstart"), ("cpu_vs_gpu", "mnist_cnn_device")

@@ -1,0 +1,33 @@
+"""Does a second worker pay off for Lightning's autoencoder example?
+
+The script is not part of raypar; it runs unchanged, and downloads MNIST into its own clone:
+
+    git clone --depth 1 https://github.com/Lightning-AI/pytorch-lightning studies/foreign/pytorch-lightning
+    pip install lightning 'jsonargparse[signatures]' tensorboard
+
+Its batch is that of one worker: two of them take half the steps over the same samples. Its losses are read of
+TensorBoard's event files, at the end; what lies between two of them is timed.
+"""
+
+from foreign_scripts import cloned
+
+from raypar import Study, Workload, grid
+
+LIGHTNING, FOLDER = "https://github.com/Lightning-AI/pytorch-lightning", "pytorch-lightning/examples/pytorch/basics"
+autoencoder = Workload.from_command(
+    # It writes images into the folder where it runs.
+    "script=$PWD/" + FOLDER + "/autoencoder.py; cd {output_dir} && python $script"
+    " --trainer.devices={num_workers} --trainer.accelerator={device} --trainer.default_root_dir={output_dir}"
+    " --trainer.max_epochs={max_epochs} --trainer.limit_train_batches={num_batches} --data.batch_size={batch_size}",
+    shell=True,
+    name="autoencoder.py",
+    tensorboard="{output_dir}/lightning_logs",
+    metric="train_loss_step",
+    prepare=cloned(LIGHTNING, f"{FOLDER}/autoencoder.py"),
+)
+study = Study(
+    workload=autoencoder,
+    space={"num_workers": grid(1, 2)},
+    baseline={"num_workers": 1},
+    config={"max_epochs": 1, "num_batches": 400, "batch_size": 64},
+)

@@ -1,0 +1,30 @@
+"""Does a second GPU pay off for the last script of PyTorch's DDP tutorial?
+
+The script is not part of raypar; it runs unchanged:
+
+    git clone --depth 1 https://github.com/pytorch/examples studies/foreign/examples
+
+It needs a GPU for each worker, as it asks for NCCL and `cuda:N` whatever there is. It prints no loss: only times are
+measured, of the whole command, and equal work is unknown. Its batch is that of one worker.
+"""
+
+from foreign_scripts import cloned
+
+from raypar import Study, Workload, grid
+
+EXAMPLES = "https://github.com/pytorch/examples"
+SCRIPT = "examples/distributed/ddp-tutorial-series/multigpu_torchrun.py"
+torchrun = Workload.from_command(
+    # It goes on from a snapshot.pt of its folder: each trial gets an empty one.
+    "script=$PWD/" + SCRIPT + "; cd {output_dir} && torchrun --standalone --nproc-per-node={num_workers}"
+    ' "$script" {total_epochs} {save_every} --batch_size {batch_size}',
+    shell=True,
+    name="multigpu_torchrun.py",
+    prepare=cloned(EXAMPLES, SCRIPT),
+)
+study = Study(
+    workload=torchrun,
+    space={"num_workers": grid(1, 2)},
+    baseline={"num_workers": 1},
+    config={"total_epochs": 20, "save_every": 20, "batch_size": 32, "device": "cuda"},
+)

@@ -1,0 +1,45 @@
+"""Studies that `raypar init` has written, run as they are: each of a script whose kind it has found out."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harness import Cli
+
+SCRIPTS = Path(__file__).parents[1] / "golden" / "scripts"
+
+
+def run_unedited(folder, name, *flags):
+    """Return what the study of a script prints, written by `raypar init` and run at once."""
+    cli = Cli(folder)
+    if name:
+        shutil.copy(SCRIPTS / f"{name}.py", folder)
+    drafted = cli.done("init", *([f"{name}.py"] if name else []))
+    command = drafted.split("next: raypar ")[1].split("    (")[0].split()
+    output = cli.done(*command, *flags)
+    cli.wait_for_its_processes()
+    return output
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("torchrun_script", "val_loss"),
+        ("plain_script", "test_accuracy_percent"),
+        ("model_module", "accuracy"),
+        ("", "accuracy"),
+    ],
+)
+def test_the_study_of_a_script_runs_as_it_is_written(name, metric, tmp_path):
+    repeats = ("--set", "epochs=2") if not name else ()
+    output = run_unedited(tmp_path, name, "--no-ray", "--repeats", "1", *repeats)
+    assert metric in output and "failed" not in output
+    num_points = 2 if name else 4
+    assert f"[{num_points}/{num_points}]" in output
+
+
+@pytest.mark.ray
+def test_the_study_of_a_train_loop_runs_as_it_is_written(tmp_path):
+    output = run_unedited(tmp_path, "ray_script", "--repeats", "1")
+    assert "[2/2]" in output and "loss" in output and "failed" not in output
