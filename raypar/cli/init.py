@@ -46,6 +46,9 @@ def init(
         path = output
     if not is_printed:
         _check_writable(path, force=force)
+    if code is not None and code.is_imported and path.resolve().parent != code.path.resolve().parent:
+        what = f"{path}: a study of a {code.kind} imports it, which works in its own folder alone"
+        raise RayparError(what, hint=f"--output {code.path.parent / path.name}")
     draft = draft_of(code, path) if code is not None else starter()
     for line in _summary(code) if code is not None else ():
         typer.echo(strip_control(line), err=is_printed)

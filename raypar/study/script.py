@@ -118,6 +118,11 @@ class Script:
     needs_do_train: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_imported(self) -> bool:
+        """True if a study of it imports it, rather than running it."""
+        return self.kind in (ScriptKind.TRAIN_LOOP, ScriptKind.MODEL)
+
 
 def read_script(path: Path) -> Script:
     """Read a script.

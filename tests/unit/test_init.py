@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -168,6 +169,13 @@ def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_
     assert all(validate(trial.config, study.workload) == [] for trial in study.trials())
 
 
+def test_what_the_documentation_shows_is_what_it_prints(folder):
+    docs = (SCRIPTS.parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(torchrun_script.py: .*?)^```", docs, re.MULTILINE | re.DOTALL)
+    shutil.copy(SCRIPTS / "torchrun_script.py", folder)
+    assert raypar("init", "torchrun_script.py")[1] == shown
+
+
 def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(folder):
     (folder / "sub").mkdir()
     (folder / "sub" / "my train.py").write_text("print(f'loss {1}')")
@@ -186,6 +194,13 @@ def test_from_another_folder_the_command_names_the_scripts_path(folder):
     (folder / "src" / "train.py").write_text("print(1)")
     assert raypar("init", "src/train.py", "-o", "study.py")[0] == 0
     assert load_study(folder / "study.py").study.workload.command.filled({}) == ("python", "src/train.py")
+
+
+def test_a_script_that_is_imported_has_its_study_beside_it(folder):
+    (folder / "src").mkdir()
+    shutil.copy(SCRIPTS / "ray_script.py", folder / "src")
+    refused("imports it, which works in its own folder alone", "init", "src/ray_script.py", "--output", "s.py")
+    assert raypar("init", "src/ray_script.py", "--output", "src/s.py")[0] == 0
 
 
 def test_without_a_script_it_writes_one_to_start_from(folder):
