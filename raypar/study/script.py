@@ -450,9 +450,11 @@ class _Reader:
         if any(name.startswith("hydra.") or name == "hydra" for name in self.imports.values()):
             note = "its options come from hydra: add those to set to the command, such as training.lr={lr}"
             script = replace(script, notes=(*script.notes, note))
-        if self.calls_of("SummaryWriter"):
-            folders = [o.flag for o in script.options if re.search(r"log_?dir|tensorboard|tb_dir", o.name)]
-            script = replace(script, event_option=folders[0] if folders else "")
+        folders = [o.flag for o in script.options if re.search(r"log_?dir|tensorboard|tb_dir", o.name) and o.flag]
+        if self.calls_of("SummaryWriter") and folders:
+            tags = {self.value(call.args[0]): call.lineno for call in self.calls_of("add_scalar") if call.args}
+            logged = [ScriptMetric(tag, "", tag, line) for tag, line in tags.items() if _is_metric(str(tag))]
+            script = replace(script, event_option=folders[0], metrics=(*script.metrics, *logged))
         if re.search(r"[\"']nccl[\"']", ast.unparse(self.tree)) and "gloo" not in ast.unparse(self.tree):
             script = replace(script, notes=(*script.notes, "it asks for NCCL: it runs on GPUs only"))
         return script

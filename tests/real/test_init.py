@@ -27,6 +27,7 @@ def run_unedited(folder, name, *flags):
     [
         ("torchrun_script", "val_loss"),
         ("plain_script", "test_accuracy_percent"),
+        ("tensorboard_script", "val/loss"),
         ("model_module", "accuracy"),
         ("", "accuracy"),
     ],
