@@ -412,7 +412,11 @@ class _Reader:
         used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(modules)
         for part in (node, *(self.definitions[name] for name in sorted(used))):
             calls = [n for n in ast.walk(part) if isinstance(n, ast.Call) and self.dotted(n.func).startswith(_LAYERS)]
-            calls = [n for n in calls if self.dotted(n.func).rpartition(".")[2] in ("Linear", "Conv2d", "Embedding")]
+            calls = [
+                n
+                for n in calls
+                if self.dotted(n.func).rpartition(".")[2] in ("Linear", "Conv2d", "Embedding", "EmbeddingBag")
+            ]
             layers = layers or sorted(calls, key=lambda n: n.lineno)
 
         def number(call: ast.Call, position: int) -> int | None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command import raypar, refused
 
 from raypar.study.loader import load_study
@@ -194,6 +195,40 @@ def test_from_another_folder_the_command_names_the_scripts_path(folder):
     (folder / "src" / "train.py").write_text("print(1)")
     assert raypar("init", "src/train.py", "-o", "study.py")[0] == 0
     assert load_study(folder / "study.py").study.workload.command.filled({}) == ("python", "src/train.py")
+
+
+MODELS = {
+    "images": (
+        "def model():\n    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(2704, 10))",
+        (1, 28, 28),
+    ),
+    "numbers": (
+        "def make_net(width: int):\n    return nn.Sequential(nn.Linear(5, width), nn.Linear(width, 1))",
+        (5,),
+    ),
+    "tokens": (
+        "class Bag(nn.Module):\n    def __init__(self, vocab_size=50):\n        super().__init__()\n"
+        "        self.embed, self.last = nn.EmbeddingBag(vocab_size, 8), nn.Linear(8, 3)\n"
+        "    def forward(self, x):\n        return self.last(self.embed(x))",
+        (32,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_gets_random_samples_of_the_shape_that_its_first_layer_takes(name, folder):
+    code, shape = MODELS[name]
+    (folder / f"helper_of_{name}.py").write_text(f"from torch import nn\n{code}\n")
+    assert raypar("init", f"helper_of_{name}.py")[0] == 0
+    study = load_study(folder / f"helper_of_{name}_study.py").study
+    config = study.trials()[0].config
+    val = study.workload.data(config).val
+    assert val.inputs.shape[1:] == shape
+    outputs = study.workload.model(config)(val.inputs)
+    loss = (study.workload.loss or torch.nn.functional.cross_entropy)(outputs, val.targets)
+    assert loss.ndim == 0
+    for metric in (study.workload.metrics or {}).values():
+        assert metric(outputs, val.targets).shape == (len(val.targets),)
 
 
 def test_a_script_that_is_imported_has_its_study_beside_it(folder):
