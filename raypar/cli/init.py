@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from raypar.cli.common import path_from_here
 from raypar.errors import RayparError
-from raypar.reporting.text import strip_control
+from raypar.reporting.text import check_file, strip_control, write_text
 from raypar.units import counted, listed
 
 if TYPE_CHECKING:
@@ -45,36 +46,32 @@ def init(
     if output is not None and not is_printed:
         path = output
     if not is_printed:
-        _check_writable(path, force=force)
-    if code is not None and code.is_imported and path.resolve().parent != code.path.resolve().parent:
-        what = f"{path}: a study of a {code.kind} imports it, which works in its own folder alone"
-        raise RayparError(what, hint=f"--output {code.path.parent / path.name}")
+        _check_output(path, code, force=force)
     draft = draft_of(code, path) if code is not None else starter()
     for line in _summary(code) if code is not None else ():
         typer.echo(strip_control(line), err=is_printed)
     if is_printed:
         typer.echo(draft.text, nl=False)
         return
-    try:
-        path.write_text(draft.text, encoding="utf-8")
-    except OSError as error:
-        raise RayparError(
-            f"{path}: can't be written: {error.strerror}", hint="name another file: --output FILE"
-        ) from None
-    shown = path_from_here(path)
+    write_text(path, draft.text)
+    shown = shlex.quote(path_from_here(path))
     typer.echo(f"wrote {shown}: {draft.swept}")
     todo = f"fill in {listed(draft.open_options, MAX_SHOWN)}, then " if draft.open_options else ""
     typer.echo(f"next: {todo}raypar study {shown}    (raypar plan {shown} shows first what it runs)")
 
 
-def _check_writable(path: Path, *, force: bool) -> None:
+def _check_output(path: Path, script: Script | None, *, force: bool) -> None:
+    """Raise RayparError where the study can't be written, or would not work."""
     if path.suffix != ".py":
         raise RayparError(f"{path}: is no name of a study file", hint="a study file ends in .py: --output my_study.py")
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise RayparError(f"{path}: {what}", hint="name another file: --output FILE")
-    if path.exists() and not force:
-        raise RayparError(f"{path} exists", hint="--force replaces it; or name another file: --output FILE")
+    check_file(path, force=force)
+    if script is None:
+        return
+    if path.resolve() == script.path.resolve():
+        raise RayparError(f"{path}: is the script itself", hint="name another file: --output FILE")
+    if script.is_imported and path.resolve().parent != script.path.resolve().parent:
+        what = f"{path}: a study of a {script.kind} imports it, which works in its own folder alone"
+        raise RayparError(what, hint=f"--output {script.path.parent / path.name}")
 
 
 def _summary(script: Script) -> list[str]:

@@ -235,9 +235,7 @@ def check_path(path: Path, *, force: bool) -> None:
     if path.suffix.lower() not in (*TABLES, MARKDOWN):
         hint = "end the name in .csv, .json, .parquet (all trials) or .md (a summary)"
         raise RayparError(f"{path}: unknown file format", hint=hint)
-    check_file(path)
-    if path.exists() and not force:
-        raise RayparError(f"{path}: is there already", hint="choose another name, or replace it with --force")
+    check_file(path, force=force)
 
 
 def write(path: Path, question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> None:

@@ -223,11 +223,13 @@ def _unwritable(path: Path, error: OSError) -> RayparError:
     return RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint)
 
 
-def check_file(path: Path) -> None:
-    """Raise RayparError, before the work, where `replacing` could not write a file."""
+def check_file(path: Path, *, force: bool = True) -> None:
+    """Raise RayparError, before the work, where `replacing` could not write a file, or should not, without `force`."""
     if path.is_dir():
         raise RayparError(f"{path}: is a folder", hint="name a file")
     _check_folder(path.parent, path)
+    if path.exists() and not force:
+        raise RayparError(f"{path}: is there already", hint="choose another name, or replace it with --force")
 
 
 def check_folder(folder: Path) -> None:

@@ -185,7 +185,7 @@ def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(fold
     command = load_study(path).study.workload.command
     assert command.filled({}) == ("python", "my train.py")
     path.write_text("mine")
-    refused("my train_study.py exists", "init", "sub/my train.py")
+    refused("my train_study.py: is there already", "init", "sub/my train.py")
     assert path.read_text() == "mine"
     assert raypar("init", "sub/my train.py", "--force")[0] == 0 and path.read_text() != "mine"
 
@@ -263,8 +263,13 @@ def test_what_is_no_script_is_refused(name, text, message, folder):
 
 @pytest.mark.parametrize(
     ("output", "message"),
-    [("study.txt", "is no name of a study file"), ("nowhere/s.py", "there is no folder nowhere")],
+    [
+        ("study.txt", "is no name of a study file"),
+        ("nowhere/s.py", "nowhere/s.py"),
+        ("train.py", "is the script itself"),
+    ],
 )
 def test_a_place_that_no_study_can_be_written_to_is_refused(output, message, folder):
     (folder / "train.py").write_text("print(1)")
-    refused(message, "init", "train.py", "--output", output)
+    refused(message, "init", "train.py", "--output", output, "--force")
+    assert (folder / "train.py").read_text() == "print(1)"
