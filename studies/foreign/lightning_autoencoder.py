@@ -15,9 +15,9 @@ from raypar import Study, Workload, grid
 
 LIGHTNING, FOLDER = "https://github.com/Lightning-AI/pytorch-lightning", "pytorch-lightning/examples/pytorch/basics"
 autoencoder = Workload.from_command(
-    # It writes images into the folder where it runs.
-    "script=$PWD/" + FOLDER + "/autoencoder.py; cd {output_dir} && python $script"
-    " --trainer.devices={num_workers} --trainer.accelerator={device} --trainer.default_root_dir={output_dir}"
+    # It reads ./data, and writes images where it runs: into its clone.
+    f"cd {FOLDER} && python autoencoder.py --trainer.devices={{num_workers}} --trainer.accelerator={{device}}"
+    " --trainer.default_root_dir={output_dir}"
     " --trainer.max_epochs={max_epochs} --trainer.limit_train_batches={num_batches} --data.batch_size={batch_size}",
     shell=True,
     name="autoencoder.py",
