@@ -331,12 +331,14 @@ class _CommandProcess:
     def report_events(self, events: EventFiles) -> None:
         """Report the scalars of event files, a report for each step. Raises WorkloadError.
 
-        Their own clock times them, where nothing else did.
+        Their own clock times them, where nothing else did. It can't where a later step was written earlier: an
+        evaluation counts steps of its own, say.
         """
-        laps = LapTimer()
-        if self.laps.source == UNTIMED:
+        laps, scalars = LapTimer(), events.scalars()
+        moments_s = [at_s for at_s, _ in scalars.values()]
+        if self.laps.source == UNTIMED and moments_s == sorted(moments_s):
             self.laps = laps
-        for step, (at_s, values) in events.scalars().items():
+        for step, (at_s, values) in scalars.items():
             if not self.is_stopped:
                 laps.report(at_s, num_steps=step)
                 self._send({"step": float(step), **values})

@@ -5,8 +5,9 @@ The script is not part of raypar; it runs unchanged, and downloads MNIST into it
     git clone --depth 1 https://github.com/Lightning-AI/pytorch-lightning studies/foreign/pytorch-lightning
     pip install lightning 'jsonargparse[signatures]' tensorboard
 
-Its batch is that of one worker: two of them take half the steps over the same samples. Its losses are read of
-TensorBoard's event files, at the end; what lies between two of them is timed.
+Its batch is that of one worker, and so is `num_batches`: two of them train on twice as many samples. Its losses are
+read of TensorBoard's event files, at the end. Their steps are of three counters (training, validation, test), so that
+times are of the whole command.
 """
 
 from foreign_scripts import cloned
@@ -17,12 +18,12 @@ LIGHTNING, FOLDER = "https://github.com/Lightning-AI/pytorch-lightning", "pytorc
 autoencoder = Workload.from_command(
     # It reads ./data, and writes images where it runs: into its clone.
     f"cd {FOLDER} && python autoencoder.py --trainer.devices={{num_workers}} --trainer.accelerator={{device}}"
-    " --trainer.default_root_dir={output_dir}"
+    " --trainer.default_root_dir={output_dir} --trainer.log_every_n_steps=10"
     " --trainer.max_epochs={max_epochs} --trainer.limit_train_batches={num_batches} --data.batch_size={batch_size}",
     shell=True,
     name="autoencoder.py",
     tensorboard="{output_dir}/lightning_logs",
-    metric="train_loss_step",
+    metric="train_loss",
     prepare=cloned(LIGHTNING, f"{FOLDER}/autoencoder.py"),
 )
 study = Study(

@@ -95,6 +95,16 @@ def test_event_files_are_read_by_step_on_their_own_clock_and_those_of_earlier_ru
         assert result.train_time_s == pytest.approx(31.0)
 
 
+def test_event_files_give_no_times_where_an_evaluation_counts_steps_of_its_own(tmp_path):
+    evaluated = """    for step in (0, 1):
+        events.add_scalar("val/loss", 0.5, step, walltime=2000.0 + step)
+"""
+    (tmp_path / "train.py").write_text(EVENTS + evaluated)
+    (result,) = run(tmp_path, study_of([*PYTHON_SCRIPT, "runs"], tensorboard="runs", metric="train/loss"))
+    assert result.failure is None and [r["step"] for r in result.reports if "val/loss" in r] == [0, 1]
+    assert result.train_time_s is None and not any(result.step_times_s)
+
+
 def test_a_command_without_event_files_is_refused_with_the_folder(tmp_path):
     (tmp_path / "train.py").write_text("")
     (result,) = run(tmp_path, study_of(tensorboard="runs"))
