@@ -303,7 +303,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     from raypar.execution.plan import check_data, make_plan
     from raypar.reporting.listings import plan_document, print_plan
 
-    check_data(loaded.study)
+    check_data(loaded.study, loaded.path)
     done = stored_results(loaded.study.name, options)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
         code = None if options.retry_failed else loaded.code

@@ -105,7 +105,7 @@ def execute(
     me = Holder.here(study.name, options.command)
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_execution(me, store_identity(options.tracking_uri)))
-        check_data(study)
+        check_data(study, loaded.path)
         store.check_writable()
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)

@@ -376,8 +376,12 @@ def _key(config: Config, options: Iterable[str]) -> str:
     return json.dumps({key: config.get(key) for key in options}, sort_keys=True, default=str)
 
 
-def check_data(study: Study) -> None:
-    """Make sure that the data is there. Raises RayparError with what the workload's ``prepare`` raised."""
+def check_data(study: Study, path: Path) -> None:
+    """Make sure that the data is there, and a command's script. Raises RayparError, also what ``prepare`` raised.
+
+    Args:
+        path: the study's file.
+    """
     configs = {"": resolve(study.workload, study.config)}
     if not study.is_search:
         options = (*study.workload.options, "loader")
@@ -393,3 +397,9 @@ def check_data(study: Study) -> None:
             last_line = cut(traceback.format_exception_only(error)[-1].strip())
             message = f"workload {study.workload.name}: prepare raises {last_line}"
             raise RayparError(message, hint="fix that function, or leave it out") from error
+    command = study.workload.command
+    if command is None or command.shell or not command.scripts:  # what a shell runs, it alone knows
+        return
+    if not (path.parent / (script := command.scripts[0])).is_file():
+        problem = f"{path}: workload.command: {script}: there is no such file in {path.parent}"
+        raise RayparError(problem, hint="paths are from the study file's folder on, or from folder= of the workload")

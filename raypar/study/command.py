@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePath
@@ -36,12 +36,14 @@ class Command:
         shell: hand the text to ``/bin/sh``; values are quoted.
         metrics: name to a regular expression whose first group is the value, looked for in each line of output.
         tensorboard: folder of event files to read at the end, with braces like the template; empty: none.
+        folder: in which it runs, from the study file's folder on, with braces like the template; empty: that one.
     """
 
     template: str | tuple[str, ...]
     shell: bool = False
     metrics: Mapping[str, str] = field(default_factory=dict)
     tensorboard: str = ""
+    folder: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -54,21 +56,34 @@ class Command:
     def names(self) -> tuple[str, ...]:
         """Hyperparameters in braces, in their order; none where the template is faulty."""
         try:
-            names = [name for text in (*self.words, self.tensorboard) for name in _names(text)]
+            names = [name for text in (*self.words, self.tensorboard, self.folder) for name in _names(text)]
         except (ValueError, AttributeError):
             return ()
         return tuple(name for name in dict.fromkeys(names) if name not in PLACES)
 
     @property
+    def scripts(self) -> tuple[str, ...]:
+        """Paths of scripts among its words, from the study's folder on."""
+        paths = (word for word in self._split() if word.endswith(".py") and word[0] != "-")
+        return self._from_study(path for path in paths if not PurePath(path).is_absolute())
+
+    @property
     def files(self) -> tuple[str, ...]:
-        """Paths that may be Python files of the study's folder: a script, or a module after ``-m``."""
+        """Paths from the study's folder on that may be Python files: its scripts, and modules after ``-m``."""
+        words = self._split()
+        modules = (f"{word.replace('.', '/')}.py" for flag, word in pairwise(words) if flag == "-m")
+        return (*self.scripts, *self._from_study(modules))
+
+    def _split(self) -> Sequence[str]:
+        """Return its words as a shell would see them; none where the template is faulty."""
         try:
-            words = shlex.split(self.template) if isinstance(self.template, str) else self.words
+            return shlex.split(self.template) if isinstance(self.template, str) else self.words
         except ValueError:
             return ()
-        scripts = (word for word in words if word.endswith(".py") and not PurePath(word).is_absolute())
-        modules = (f"{word.replace('.', '/')}.py" for flag, word in pairwise(words) if flag == "-m")
-        return (*scripts, *modules)
+
+    def _from_study(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Return the paths with the command's folder; those that only a trial knows are left out."""
+        return tuple(str(PurePath(self.folder, path)) for path in paths if "{" not in self.folder + path)
 
     @property
     def title(self) -> str:
@@ -99,7 +114,7 @@ class Command:
         except ValueError as error:
             yield Mistake(where, self.template, f"can't be split into words: {error}", hint="close the quote")
             return
-        for text in (*words, self.tensorboard):
+        for text in (*words, self.tensorboard, self.folder):
             try:
                 _names(text)
             except ValueError as error:

@@ -240,6 +240,7 @@ class Workload:
         *,
         metrics: Mapping[str, str] | None = None,
         tensorboard: str = "",
+        folder: str = "",
         shell: bool = False,
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
@@ -252,7 +253,7 @@ class Workload:
     ) -> Workload:
         """Take a command line, such as ``"torchrun --nproc-per-node={num_workers} train.py --lr {lr}"``.
 
-        It is run in the study file's folder, once on each machine of a trial, on the cores of all its workers there.
+        It is run once on each machine of a trial, on the cores of all its workers there.
         Reports are its output's JSON lines (``{"step": 10, "loss": 0.5}``), calls of ``raypar.report`` in the script,
         and what `metrics` finds. An exit code other than 0 is a failure.
 
@@ -262,6 +263,7 @@ class Workload:
                 and ``{output_dir}``. Values are filled in after it is split into words: they need no quotes.
             metrics: name to a regular expression, whose first group is the value: ``{"loss": r"loss: ([0-9.]+)"}``.
             tensorboard: folder of event files, whose scalars are reported at the end: ``"{output_dir}/runs"``.
+            folder: where it runs, from the study file's folder on; ``"{output_dir}"``: an empty one for each trial.
             shell: hand the text to ``/bin/sh``; values are quoted.
             name: its name in plans, reports and the store; None: the script's file name.
             options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
@@ -276,7 +278,7 @@ class Workload:
             The workload. That its points do equal work is not proven: raypar doesn't see what is trained.
         """
         words = command if isinstance(command, str) or not isinstance(command, Sequence) else tuple(command)
-        template = Command(words, shell, dict(metrics or {}), tensorboard)
+        template = Command(words, shell, dict(metrics or {}), tensorboard, folder)
         return cls(
             name=name or template.title,
             command=template,

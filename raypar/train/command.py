@@ -99,7 +99,7 @@ def run_command(
 
     cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
     num_nodes = context.world_size // context.local_world_size
-    folder = _folder(job)
+    study_folder = _folder(job)
     with contextlib.ExitStack() as stack:
         port, links = _meet(context, num_nodes, listen_fd, stack)
         values: dict[str, Any] = {
@@ -116,6 +116,7 @@ def run_command(
         }
         Path(job.artifact_dir).mkdir(parents=True, exist_ok=True)
         is_first = context.rank == 0
+        folder = study_folder / command.folder.format_map(values)
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
         process = _CommandProcess(command, command.filled(values), folder, job, channel if is_first else None, stack)
@@ -278,6 +279,10 @@ class _CommandProcess:
                 process_group=0,
             )
         except OSError as error:
+            if not folder.is_dir():
+                raise WorkloadError(
+                    f"{folder}: there is no such folder", hint="check folder= of the workload"
+                ) from None
             hint = "check the command's first word: it is looked for in PATH, and in the folder of this Python"
             raise WorkloadError(f"{words[0]}: can't be started: {error.strerror}", hint=hint) from None
 
@@ -306,7 +311,7 @@ class _CommandProcess:
                     data = os.read(key.fd, 1 << 16)
                     if not data:  # its output is closed
                         selector.unregister(key.fileobj)
-                    *lines, buffers[source] = (buffers[source] + data).split(b"\n")
+                    *lines, buffers[source] = (buffers[source] + data).replace(b"\r", b"\n").split(b"\n")
                     for line in lines:
                         self._take(source, line.decode(errors="replace"))
                 if link is not None and "link" in sources:

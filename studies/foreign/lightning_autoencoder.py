@@ -16,11 +16,10 @@ from raypar import Study, Workload, grid
 
 LIGHTNING, FOLDER = "https://github.com/Lightning-AI/pytorch-lightning", "pytorch-lightning/examples/pytorch/basics"
 autoencoder = Workload.from_command(
-    # It reads ./data, and writes images where it runs: into its clone.
-    f"cd {FOLDER} && python autoencoder.py --trainer.devices={{num_workers}} --trainer.accelerator={{device}}"
+    "python autoencoder.py --trainer.devices={num_workers} --trainer.accelerator={device}"
     " --trainer.default_root_dir={output_dir} --trainer.log_every_n_steps=10"
     " --trainer.max_epochs={max_epochs} --trainer.limit_train_batches={num_batches} --data.batch_size={batch_size}",
-    shell=True,
+    folder=FOLDER,  # it reads ./data, and writes images where it runs: into its clone
     name="autoencoder.py",
     tensorboard="{output_dir}/lightning_logs",
     metric="train_loss",

@@ -11,9 +11,8 @@ from raypar import Study, Workload, grid
 
 EXAMPLES = "https://github.com/pytorch/examples"
 mnist = Workload.from_command(
-    # It reads ../data: that is why it runs in its own folder.
-    "cd examples/mnist && python main.py --epochs {epochs} --batch-size {batch_size} --lr {lr} --seed {seed}",
-    shell=True,
+    "python main.py --epochs {epochs} --batch-size {batch_size} --lr {lr} --seed {seed}",
+    folder="examples/mnist",  # it reads ../data
     name="mnist/main.py",
     metrics={
         "loss": r"\tLoss: ([-+\d.e]*\d|nan|inf)",

@@ -8,17 +8,18 @@ It needs a GPU for each worker, as it asks for NCCL and `cuda:N` whatever there 
 measured, of the whole command, and equal work is unknown. Its batch is that of one worker.
 """
 
-from foreign_scripts import cloned
+from foreign_scripts import HERE, cloned
 
 from raypar import Study, Workload, grid
 
 EXAMPLES = "https://github.com/pytorch/examples"
 SCRIPT = "examples/distributed/ddp-tutorial-series/multigpu_torchrun.py"
 torchrun = Workload.from_command(
-    # It goes on from a snapshot.pt of its folder: each trial gets an empty one.
-    "script=$PWD/" + SCRIPT + "; cd {output_dir} && torchrun --standalone --nproc-per-node={num_workers}"
-    ' "$script" {total_epochs} {save_every} --batch_size {batch_size}',
-    shell=True,
+    [
+        *("torchrun", "--standalone", "--nproc-per-node={num_workers}", str(HERE / SCRIPT)),
+        *("{total_epochs}", "{save_every}", "--batch_size", "{batch_size}"),
+    ],
+    folder="{output_dir}",  # it goes on from a snapshot.pt of its folder: each trial gets an empty one
     name="multigpu_torchrun.py",
     prepare=cloned(EXAMPLES, SCRIPT),
 )

@@ -232,7 +232,7 @@ seeing = Workload(
 
 # A script of torchrun, whose losses are the same for any number of processes.
 TORCHRUN_SCRIPT = """
-import argparse, os, torch, torch.distributed as dist
+import argparse, os, sys, torch, torch.distributed as dist
 import raypar
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
@@ -255,4 +255,7 @@ for epoch in range(2):
         mean = loss.item() / dist.get_world_size()
         print(f"epoch {epoch} loss: {mean:.6f} {args.note} on {len(os.sched_getaffinity(0))} cores")
 dist.destroy_process_group()
+# Without what Python does at its end: rarely, threads that torch has left abort the process then.
+sys.stdout.flush()
+os._exit(0)
 """

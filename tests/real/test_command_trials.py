@@ -76,6 +76,22 @@ def test_a_command_that_fails_is_a_failed_trial_with_its_last_words(tmp_path, co
     assert result.failure.kind is kind and message in result.failure.summary
 
 
+def test_a_command_runs_in_its_folder_and_the_lines_of_a_progress_bar_are_lines(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "train.py").write_text(
+        "import os\nprint(os.getcwd())\nfor i in 3, 2: print(f'\\rloss {i}', end='')"
+    )
+    metrics = {"loss": r"loss (\d)"}
+    (result,) = run(tmp_path, study_of(folder="parts", metrics=metrics))
+    assert [report["loss"] for report in result.reports] == [3, 2]
+    assert f"{tmp_path}/parts\n" in log_of(tmp_path, result)
+    script = [sys.executable, str(tmp_path / "parts" / "train.py")]
+    (result,) = run(tmp_path / "own", study_of(script, folder="{output_dir}", metrics=metrics))
+    assert f"{result.spec.identity}/artifacts\n" in log_of(tmp_path / "own", result)
+    (result,) = run(tmp_path / "none", study_of(folder="nowhere"), sys_path=(str(tmp_path),))
+    assert result.failure.kind is FailureKind.INVALID and "nowhere: there is no such folder" in result.failure.summary
+
+
 def test_a_command_that_hangs_is_ended(tmp_path):
     (tmp_path / "train.py").write_text("import time, os\nprint(os.getpid())\ntime.sleep(600)")
     (result,) = run(tmp_path, study_of(), trial_timeout_s=5)

@@ -98,7 +98,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
     monkeypatch.setattr(sys, "path", list(sys.path))
     loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], repeats=1)
     study = replace(loaded.study, until="", budget=None)
-    check_data(study)
+    check_data(study, loaded.path)
     plan = make_plan(study, this_machine(), ())
     for module in (loaded.module_name, *loaded.local_modules):
         cloudpickle.register_pickle_by_value(sys.modules[module])

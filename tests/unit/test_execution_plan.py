@@ -1,6 +1,7 @@
 """What an execution would do, from a study and what is done already."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -372,6 +373,19 @@ def test_a_search_takes_the_median_of_all_its_trials():
     assert plan.estimate([timed(2.0, lr=0.1), timed(4.0, lr=0.2)])[:2] == (15.0, 2)
 
 
+def test_a_script_that_is_not_there_is_refused_unless_a_shell_runs_it(tmp_path):
+    def check(command, **parts):
+        check_data(Study(workload=Workload.from_command(command, **parts), name="s"), tmp_path / "s.py")
+
+    with pytest.raises(RayparError, match=r"s.py: workload.command: parts/train.py: there is no such file in"):
+        check("python train.py", folder="parts")
+    check("python train.py", shell=True)
+    check(["python", "-m", "json.tool", "/opt/train.py", "--config=a.py"])
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "train.py").touch()
+    check("python train.py", folder="parts")
+
+
 def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_other_data():
     asked = []
     functions = {"model": lambda c: None, "data": lambda c: None, "prepare": asked.append}
@@ -379,7 +393,7 @@ def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_othe
 
     def configs(**study):
         asked.clear()
-        check_data(Study(workload=workload, **study))
+        check_data(Study(workload=workload, **study), Path("s.py"))
         return [(c["folder"], c["loader"], c["batch_size"]) for c in asked]
 
     assert configs(space={"lr": uniform(0.1, 0.2)}, config={"folder": "b"}) == [("b", "resident", 64)]
