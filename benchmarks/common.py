@@ -383,7 +383,7 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
         with contextlib.closing(ForkServer(settings.preload)) as server:
             widest = max(spec.placement.num_cpus for spec in specs)
             with private_ray(this_machine(), allowed_cores()[:widest]):
-                runner = TuneRunner(settings, owns_cluster=True, fork_address=server.address)
+                runner = TuneRunner(settings, owns_cluster=True, fork_addresses={"": server.address})
                 runner.run(study, specs, listen)
 
 

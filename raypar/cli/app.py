@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from raypar.cli.ab import ab
 from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, document_alone, report_errors
 from raypar.cli.demo import demo
@@ -171,6 +172,7 @@ command(export, "Examples:  raypar export batch_size trials.csv    raypar export
 command(delete, "Example:  raypar delete batch_size")
 command(rename, "Example:  raypar rename batch_size batch_size_old")
 command(compare, "Example:  raypar compare main_branch my_branch --fail-if-slower 5%")
+command(ab, "Example:  raypar ab main HEAD --fail-if-slower 5% -- study studies/batch_size.py --set epochs=1")
 command(workloads, "Example:  raypar workloads mnist_cnn")
 command(generate, 'Example:  raypar generate gpt2_finetune --prompt "Write a function to add two numbers."')
 command(fit, "Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak")

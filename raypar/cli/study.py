@@ -6,8 +6,9 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
 MAX_OTHER_STUDIES = 10  # whose trials a plan looks at, where the study has none
 
 
-def run(loaded: LoadedStudy, options: Options) -> None:
-    """Execute a study, print its report and exit as it ended."""
+def run(
+    loaded: LoadedStudy, options: Options, announce: Callable[[Console, ExecutionOutcome], None] | None = None
+) -> ExecutionOutcome:
+    """Execute a study, and print its report.
+
+    Args:
+        announce: prints what stands before the report, where there are results.
+    """
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
     from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS, LiveView
@@ -55,6 +62,8 @@ def run(loaded: LoadedStudy, options: Options) -> None:
         # A terminal that was closed takes no report.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:
+            if announce is not None and outcome.num_done:
+                announce(console, outcome)
             print_outcome(
                 console, outcome, resume_command(loaded, options), shows_breakdown=options.profiling.num_steps > 0
             )
@@ -62,7 +71,7 @@ def run(loaded: LoadedStudy, options: Options) -> None:
                 with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
                     url = common.study_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
                     common.say(console, "{} in MLflow: {}".format(*url or ("", "")))
-    common.exit_as(outcome)
+    return outcome
 
 
 def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, shows_breakdown: bool = False) -> None:
@@ -107,6 +116,8 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
     if submitted_as := os.environ.get(SUBMITTED_AS):
         return submitted_as
+    if options.revisions:
+        return masked(shlex.join(options.command))
     words = ["raypar", "resume", loaded.study.name]
     if not is_in_folder(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]
@@ -196,7 +207,7 @@ def study(
         if dry_run:
             show_plan(loaded, options)
         else:
-            run(loaded, options)
+            common.exit_as(run(loaded, options))
 
 
 def plan(
@@ -240,7 +251,11 @@ def resume(
         stored = store.resume_info(name)
         if not stored:
             raise unknown_study(name, store)
-        last = ResumeFlags.from_stored(name, stored).trusted(name, Path.cwd(), file=file, address=address)
+        flags = ResumeFlags.from_stored(name, stored)
+        if flags.ab_command:
+            problem = f"study `{name}` compares two versions of the code, whose checkouts are removed"
+            raise RayparError(problem, hint=f"go on with `{flags.ab_command}`: finished trials are kept")
+        last = flags.trusted(name, Path.cwd(), file=file, address=address)
         if data_dir is None and last.data_dir is not None:
             data_dir = Path(last.data_dir)
         if load_timeout is not None:
@@ -252,7 +267,8 @@ def resume(
             raise RayparError(f"{path} declares study `{loaded.study.name}`, not `{name}`", hint=hint)
         if last.log_model:
             loaded = keeping_models(loaded)
-        run(loaded, replace(last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed))
+        options = replace(last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed)
+        common.exit_as(run(loaded, options))
 
 
 def load(
@@ -306,9 +322,9 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     check_data(loaded.study, loaded.path)
     done = stored_results(loaded.study.name, options)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
-        code = None if options.retry_failed else loaded.code
-        made = make_plan(loaded.study, cluster, done, where=loaded.path, code=code)
-    for text in filter(None, (*made.notices, changed_code(made, loaded))):
+        code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
+        made = make_plan(loaded.study, cluster, done, where=loaded.path, code_of=code_of)
+    for text in filter(None, (*made.notices, changed_code(made, loaded, options))):
         common.say(common.stdout(), text)
     estimate = time_estimate(made, done, options)
     plan = plan_document(

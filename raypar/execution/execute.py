@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import sys
 import threading
 import time
 import uuid
@@ -40,6 +39,7 @@ from raypar.execution.results import (
     record_summary,
     speedup_curves,
 )
+from raypar.execution.revisions import pickle_by_value, preload_of
 from raypar.gpus import visible_gpus, visible_only
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
@@ -109,8 +109,8 @@ def execute(
         store.check_writable()
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
-        code = None if options.retry_failed else loaded.code
-        plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray, code=code)
+        code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
+        plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray, code_of=code_of)
         for text in _notices(loaded, options, plan, stored):
             notice(Notice(text))
         failures = [result for result in plan.done if not result.is_complete]
@@ -138,7 +138,8 @@ def execute(
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         view = stack.enter_context(listener_of(plan))
-        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code=loaded.code, companions=companions)
+        code_of = partial(options.code_of, loaded=loaded)
+        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, companions=companions)
         with outcome.noting_the_end():
             if plan.num_missing:
                 _run(loaded, options, plan, handler, log_dir, begun_s)
@@ -239,9 +240,10 @@ def other_load(monitor: CpuMonitor, elapsed_s: float) -> str:
     return OTHER_LOAD.format(units.percent(share)) if share > MAX_BUSY else ""
 
 
-def changed_code(plan: ExecutionPlan, loaded: LoadedStudy) -> str:
+def changed_code(plan: ExecutionPlan, loaded: LoadedStudy, options: Options) -> str:
     """Return the notice of finished trials that ran other code than the study has now; empty if none did."""
-    changes = [changed for result in plan.done if (changed := changed_files(result.code, loaded.code))]
+    changed = (changed_files(result.code, options.code_of(result.spec, loaded)) for result in plan.done)
+    changes = list(filter(None, changed))
     files = files_text(chain.from_iterable(changes))
     return CHANGED_CODE.format(units.counted(len(changes), "trial"), files) if changes else ""
 
@@ -252,7 +254,7 @@ def _notices(
     if plan.cluster.takes_everybody:
         yield OPEN_CLUSTER.format(masked(str(options.address)))
     yield from plan.notices
-    if text := changed_code(plan, loaded):
+    if text := changed_code(plan, loaded, options):
         yield text
     if failed := [result for result in plan.done if not result.is_complete]:
         num_points = len({point_label(result.spec.point) for result in failed})
@@ -381,24 +383,21 @@ def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[st
 @contextlib.contextmanager
 def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Runner]:
     """Start what runs the trials, and stop it after."""
-    import cloudpickle
-
-    # The study's functions travel by value: the ranks don't import the study file.
-    for name in (loaded.module_name, *loaded.local_modules):
-        cloudpickle.register_pickle_by_value(sys.modules[name])
+    pickle_by_value(loaded)
     settings = RunSettings(
         # Other nodes don't have this project's folder.
         log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
         isolation=options.isolation,
         environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
         sys_path=(str(loaded.path.parent),),
-        preload=tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules))),
+        preload=preload_of(loaded),
         trial_timeout_s=options.trial_timeout_s,
         auto=plan.auto,
         driver_dir=None if plan.cluster.is_own else log_dir.absolute(),
         profiling=options.profiling,
         exclusive=options.exclusive,
         sources={} if plan.cluster.is_own else loaded.sources,
+        revisions=options.revisions,
     )
     if not options.with_ray:
         from raypar.run.local import LocalRunner
@@ -407,12 +406,13 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
             yield local
         return
     with contextlib.ExitStack() as stack:
-        fork_address = ""
+        fork_addresses: dict[str, str] = {}
         if plan.cluster.is_own:
             if options.isolation == "warm":
                 # Before Ray, so that its imports run while Ray starts.
-                server = stack.enter_context(contextlib.closing(ForkServer(settings.preload, settings.sys_path)))
-                fork_address = server.address
+                for revision in settings.revisions or (settings.revision(),):
+                    server = stack.enter_context(contextlib.closing(ForkServer.of(revision)))
+                    fork_addresses[revision.label] = server.address
             # Ray's start is mostly waiting; Tune's import is not. Ray itself comes first: of two threads that import
             # it at once, one may see half of it.
             importlib.import_module("ray")
@@ -425,5 +425,5 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         from raypar.run.tune import TuneRunner
 
         yield TuneRunner(
-            settings, owns_cluster=plan.cluster.is_own, fork_address=fork_address, cores=plan.cluster.cores
+            settings, owns_cluster=plan.cluster.is_own, fork_addresses=fork_addresses, cores=plan.cluster.cores
         )

@@ -20,7 +20,8 @@ from raypar.errors import RayparError
 from raypar.masking import masked
 from raypar.run.runner import ISOLATIONS
 from raypar.study.overrides import UNTIL_FLAGS
-from raypar.train.job import NO_PROFILING, Profiling
+from raypar.study.trial import TrialSpec
+from raypar.train.job import NO_PROFILING, Profiling, Revision
 
 if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
@@ -41,6 +42,7 @@ class Options:
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
         command, settings: the command line and its ``--set``, for the record and a later ``resume``.
         profiling: of every trial of the first repeat.
+        revisions: versions of the code that are compared; empty: there is one.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -64,6 +66,7 @@ class Options:
     share_machine: bool = False
     min_nodes: int | None = None
     not_before: float = 0.0
+    revisions: tuple[Revision, ...] = ()
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:
@@ -80,6 +83,11 @@ class Options:
         from raypar.run.cluster import check_address  # takes a while to import
 
         check_address(self.address)
+
+    def code_of(self, spec: TrialSpec, loaded: LoadedStudy) -> Mapping[str, str]:
+        """Return the digests of the source files that a trial of the study runs."""
+        of_revisions = {revision.label: revision.code for revision in self.revisions}
+        return of_revisions.get(spec.placement.revision, loaded.code)
 
 
 # Options that are flags as they are.
@@ -115,6 +123,7 @@ class ResumeFlags:
     margin: int | float | None = None
     max_repeats: int | None = None
     budget: int | float | None = None
+    ab_command: str = ""
 
     TAG = "raypar.resume"
 
@@ -136,6 +145,7 @@ class ResumeFlags:
             num_profiled_steps=options.profiling.num_steps,
             load_timeout=options.load_timeout_s,
             not_before=started_at if options.rerun_all else options.not_before,
+            ab_command=masked(shlex.join(options.command)) if options.revisions else "",
             **same,
         )
 

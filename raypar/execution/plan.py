@@ -160,14 +160,15 @@ def make_plan(
     *,
     where: Path | str = "study",
     with_ray: bool = True,
-    code: Mapping[str, str] | None = None,
+    code_of: Callable[[TrialSpec], Mapping[str, str]] | None = None,
 ) -> ExecutionPlan:
     """Expand the study, refuse what can never run, and leave out what is done.
 
     Args:
         stored: results that need not be made again.
         where: the study's file, for messages.
-        code: digests of the study's source files, by which stopped points are not tried again; None: they are.
+        code_of: returns the digests of the source files that a trial runs, by which stopped points are not tried
+            again; None: they are.
 
     Raises:
         RayparError: some trial could never run on the cluster, or it is a search, and there is no Ray to search with.
@@ -185,7 +186,7 @@ def make_plan(
     if study.until:
         specs += _later_trials(study, stored, auto)
     identities = {spec.identity for spec in specs}
-    over = complete if code is None else complete | _stopped(stored, identities, code)
+    over = complete if code_of is None else complete | _stopped(stored, identities, code_of)
     done = tuple(result for identity, result in over.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in over)
     plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices)
@@ -270,12 +271,12 @@ def _one_core(study: Study, auto: Auto, share: int) -> tuple[str, ...]:
 
 
 def _stopped(
-    stored: Sequence[TrialResult], identities: Collection[str], code: Mapping[str, str]
+    stored: Sequence[TrialResult], identities: Collection[str], code_of: Callable[[TrialSpec], Mapping[str, str]]
 ) -> dict[str, TrialResult]:
     """Return the failed trials of points that an error in the study's present code has stopped, by identity."""
     of_points: dict[str, list[TrialResult]] = {}
     for result in stored:
-        if result.spec.identity in identities and not changed_files(result.code, code):
+        if result.spec.identity in identities and not changed_files(result.code, code_of(result.spec)):
             of_points.setdefault(point_label(result.spec.point), []).append(result)
     stopped = StoppedPoints()
     over: dict[str, TrialResult] = {}

@@ -38,7 +38,7 @@ from raypar.signals import Interrupted, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, TrialResult
+from raypar.study.trial import FailureKind, TrialResult, TrialSpec
 from raypar.track.names import short_label
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.runs import PointRun, run_params, swept_numbers
@@ -127,7 +127,7 @@ class ResultHandler:
 
     Attributes:
         monitor: measures how busy the driver's machine is during each trial.
-        code: digests of the study's source files, kept with each result.
+        code_of: returns the digests of the source files that a trial runs, which are kept with its result.
         companions: returns who shares the study's cores at the moment.
     """
 
@@ -135,7 +135,7 @@ class ResultHandler:
     recorder: Recorder
     view: Listener
     monitor: SystemMonitor | None = None
-    code: Mapping[str, str] = field(default_factory=dict)
+    code_of: Callable[[TrialSpec], Mapping[str, str]] = lambda _: {}
     companions: Callable[[], frozenset[Holder]] = frozenset
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class ResultHandler:
                     raise WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
                 self._note_companions(event.result.spec.identity)
                 result = self._with_companions(_without_secrets(event.result))
-                event = replace(event, result=replace(result, code=self.code))
+                event = replace(event, result=replace(result, code=self.code_of(result.spec)))
                 self._keep(event)
                 self._drop_checkpoints(event.result.spec.identity)
                 self._summarise()

@@ -25,6 +25,7 @@ from raypar.study.space import Value
 from raypar.study.trial import FailureKind, Placement, TrialState
 
 if TYPE_CHECKING:
+    from raypar.analysis.ab import Change, MetricChange
     from raypar.analysis.compare import Difference, Gate
     from raypar.analysis.effects import Effects, Importances
     from raypar.analysis.goodput import BatchGroup
@@ -669,6 +670,62 @@ class CompareDocument(Document):
     origins: Mapping[str, OriginPair]
 
 
+# ---- ab
+
+
+class RevisionEntry(TypedDict):
+    """A point under both revisions.
+
+    Attributes:
+        point: without the revision.
+        change: B's time against A's.
+        ratio: how many times as long B takes as A for the same work.
+        num_pairs: blocks with a time of both.
+        num_more_blocks: about how many more settle an inconclusive point; None: unknown.
+        metric_result: B's metric against A's.
+        metric_change: B's metric minus A's.
+    """
+
+    point: Values
+    change: Change
+    ratio: Estimate | None
+    num_pairs: int
+    num_more_blocks: int | None
+    metric_result: MetricChange
+    metric_change: Estimate | None
+
+
+class AbDocument(Document):
+    """Comparison of two revisions of the code.
+
+    Attributes:
+        study: name in the store, for ``raypar report``.
+        a: label of the reference.
+        b: label of what is held against it.
+        answer: the verdict in sentences.
+        margin: a difference that does not matter, as a share.
+        doubt: on most trials; None: there is none.
+        metric: name of the study's metric.
+        time_metric: what the times are: ``train_time_s`` or ``wall_s``.
+        num_failed: trials that failed.
+        gate: None without ``--fail-if-slower``.
+    """
+
+    kind: Literal["ab"]
+    study: str
+    a: str
+    b: str
+    answer: str
+    margin: float
+    doubt: str | None
+    metric: str
+    time_metric: str
+    num_failed: int
+    exit_code: int
+    gate: GateEntry | None
+    points: Sequence[RevisionEntry]
+
+
 # ---- predict
 
 
@@ -904,6 +961,7 @@ AnyDocument: TypeAlias = (
     | ReportDocument
     | RecommendDocument
     | CompareDocument
+    | AbDocument
     | FitDocument
     | PredictDocument
     | PlanDocument
@@ -938,6 +996,7 @@ def schema() -> dict[str, Any]:
     # pydantic looks up the names of annotations among the local ones, too; these modules take long to import.
     from pydantic import TypeAdapter
 
+    from raypar.analysis.ab import Change, MetricChange  # noqa: F401
     from raypar.analysis.compare import Difference, Gate  # noqa: F401
     from raypar.analysis.effects import Effects, Importances  # noqa: F401
     from raypar.analysis.goodput import BatchGroup  # noqa: F401

@@ -91,7 +91,7 @@ class Broker:
 
     async def hello(self, gang_id: str, greeting: Greeting) -> str:
         """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
-        address = await self._pool.fork_address(greeting)
+        address = await self._pool.fork_address(gang_id, greeting)
         self._dispatcher.worker_is_up(gang_id, greeting)
         return address
 

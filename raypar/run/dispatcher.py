@@ -39,7 +39,7 @@ from raypar.run.runner import (
 )
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
-from raypar.train.job import ARTIFACT_FOLDER, RunSettings, TrialJob
+from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 from raypar.units import counted
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
@@ -499,7 +499,7 @@ class Dispatcher:
             return
         self._queue.remove(trial)
         trial.num_attempts += 1
-        job = TrialJob(trial.spec, trial.num_attempts, self._config.workload, self._config.settings, trial.uid)
+        job = self._config.settings.job(trial.spec, trial.num_attempts, self._config.workload, trial.uid)
         gang.begin(Turn(job, gang.master_address, cores, self._pool.to_lock(gang, cores)))
         trial.phase = TrialPhase.RUNNING
         trial.attempt = attempt = Attempt(trial, job.attempt, gang, gang.num_turns)

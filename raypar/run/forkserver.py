@@ -31,7 +31,51 @@ TOUCHED_CUDA = (
 )
 
 
-def command(listener: int, owner: int, modules: Sequence[str], notice: str = "") -> list[str]:
+# Variable with the top folders of a working tree and of a checkout that stands for it, for a fork server.
+REPLACED_ROOT = "RAYPAR_REPLACED_ROOT"
+
+
+def replace_root(repository: Path, checkout: Path) -> None:
+    """Import from a checkout what this process would import from a working tree, for instance an editable install.
+
+    Entries of ``sys.path`` below the repository become those of the checkout, or go where it has no such folder;
+    likewise the folders of editable installs. Those of installed packages (an environment below the repository) stay.
+    """
+    sys.path[:] = [path for entry in sys.path if (path := replaced(entry, repository, checkout)) is not None]
+    for finder in list(sys.meta_path):
+        mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
+        if isinstance(mapping, dict):  # setuptools' editable installs
+            mapping |= {
+                name: str(checkout / Path(folder).relative_to(repository))
+                for name, folder in mapping.items()
+                if isinstance(folder, str) and name != "raypar" and _is_replaced(Path(folder), repository)
+            }
+    sys.path_importer_cache.clear()
+
+
+def replaced(entry: str, repository: Path, checkout: Path) -> str | None:
+    """Return the folder that stands for an entry of ``sys.path`` in a checkout; None where it has none."""
+    folder = Path(entry or os.curdir).absolute()
+    if not _is_replaced(folder, repository):
+        return entry
+    there = checkout / folder.resolve().relative_to(repository)
+    return str(there) if there.exists() else None
+
+
+def _is_replaced(folder: Path, repository: Path) -> bool:
+    """Return whether a folder of modules is part of the repository's own code."""
+    real = folder.resolve()
+    if not real.is_relative_to(repository) or {"site-packages", "dist-packages"} & {*folder.parts, *real.parts}:
+        return False
+    prefixes = {Path(prefix).absolute() for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    return not any(
+        prefix != repository and each.is_relative_to(prefix) for each in (folder, real) for prefix in prefixes
+    )
+
+
+def command(
+    listener: int, owner: int, modules: Sequence[str], notice: str = "", python: Sequence[str] = ()
+) -> list[str]:
     """Return the command line of a fork server.
 
     Args:
@@ -39,9 +83,10 @@ def command(listener: int, owner: int, modules: Sequence[str], notice: str = "")
         owner: descriptor of a pipe, which the owner holds open as long as it lives.
         modules: to import, in this order.
         notice: for the user, of modules that it does not import.
+        python: interpreter and its flags; empty: this one.
     """
     main = "from raypar.run.forkserver import serve; serve()"
-    return [sys.executable, "-c", main, str(listener), str(owner), notice, *modules]
+    return [*(python or [sys.executable]), "-c", main, str(listener), str(owner), notice, *modules]
 
 
 def serve() -> None:
@@ -51,6 +96,8 @@ def serve() -> None:
     None for a new rank, a pid and an exit code for one that has ended, and 0 and a notice when it is ready.
     """
     mark("fork server: starts")
+    if roots := os.environ.get(REPLACED_ROOT):
+        replace_root(*map(Path, roots.split(os.pathsep)))
     _, listener_fd, owner_fd, notice, *modules = sys.argv
     listener, owner = socket.socket(fileno=int(listener_fd)), int(owner_fd)
     _import(modules, listener.fileno(), owner)
@@ -107,7 +154,9 @@ def _import(modules: Sequence[str], listener: int, owner: int) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
         if is_new and _has_touched_cuda():
-            os.execve(sys.executable, command(listener, owner, modules[:i], TOUCHED_CUDA.format(name)), environment)
+            python = (sys.executable, *(["-P"] if sys.flags.safe_path else []))
+            again = command(listener, owner, modules[:i], TOUCHED_CUDA.format(name), python)
+            os.execve(sys.executable, again, environment)
     if NVML_CHECK not in environment:
         del os.environ[NVML_CHECK]
 

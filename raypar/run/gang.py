@@ -30,7 +30,7 @@ from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, su
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
-from raypar.train.job import RankContext, TrialJob
+from raypar.train.job import RankContext, Revision, TrialJob
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
 # The broker itself removes the placement group of a gang that was lost.
@@ -251,7 +251,7 @@ def _run_rank(
         node_ip=greeting.ip,
         node_cores=tuple(chain.from_iterable(node_cores)),
     )
-    process = forks.fork(log_path, listen) if forks else spawn(log_path, listen)
+    process = forks.fork(log_path, listen) if forks else spawn(log_path, listen, job.revision)
     over = threading.Event()
 
     def kill_on_request() -> None:
@@ -281,10 +281,10 @@ def _send_artifacts(broker: Any, job: TrialJob) -> None:
 
 
 class ForkAgent:
-    """An actor, one per node: owns the node's fork server, which every gang's worker on the node asks for its ranks."""
+    """An actor, one per node and revision: owns a fork server, which gangs' workers on the node ask for their ranks."""
 
-    def __init__(self, preload: tuple[str, ...], sys_path: tuple[str, ...]) -> None:
-        self._make = partial(ForkServer, preload, sys_path)
+    def __init__(self, revision: Revision) -> None:
+        self._make = partial(ForkServer.of, revision)
         self._server = self._make()
 
     def address(self) -> str:

@@ -25,7 +25,7 @@ from raypar.study.options import node_label_of
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
 from raypar.train.affinity import Core
-from raypar.train.job import RunSettings
+from raypar.train.job import Revision, RunSettings
 
 MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
@@ -40,7 +40,7 @@ class GangPolicy:
 
     owns_cluster: bool  # this Ray was started for the run, on one machine
     max_parked: int  # idle gangs on a machine; where another is to start, the one that is needed last is closed
-    fork_address: str = ""  # the fork server of this machine, where the driver has started one
+    fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
     cores: Sequence[Core] | None = None  # that trials may use; None: all of each machine
 
 
@@ -110,16 +110,17 @@ class GangPool:
         self._broker = ray.get_runtime_context().current_actor
         self._numbers = itertools.count(1)
         self._cores = CoreLeases()
-        self._agents: dict[str, Any] = {}
+        self._agents: dict[tuple[str, str], Any] = {}  # by node and revision
         self._requested: dict[Placement, Any] = {}  # the placement groups that wait for nodes
         self._is_warm = settings.isolation == "warm"
         self._is_exclusive = policy.owns_cluster or settings.exclusive
         self.nodes = alive_nodes()
         # Also where all its nodes are there now: it replaces those that are lost.
         self.may_grow = not policy.owns_cluster and any(each.resources and each.max_count for each in node_types())
-        if self._is_warm and not policy.fork_address:
+        if self._is_warm and not policy.fork_addresses:
             for node in self.nodes:  # before the first gang asks for them
-                self._agent(node.id)
+                for revision in settings.revisions or (settings.revision(),):
+                    self._agent(node.id, revision)
 
     def refresh(self) -> bool:
         """Look up the nodes; return whether they have changed. (Nobody adds nodes to a Ray of our own.)"""
@@ -200,13 +201,15 @@ class GangPool:
         for gang in self.gangs.values():
             gang.close()
 
-    async def fork_address(self, greeting: Greeting) -> str:
+    async def fork_address(self, gang_id: str, greeting: Greeting) -> str:
         """Return the address of the fork server of a worker's node; empty where ranks are fresh interpreters."""
         if not self._is_warm:
             return ""
-        if greeting.host == host_id() and answers(self._policy.fork_address):
-            return self._policy.fork_address
-        return str(await self._agent(greeting.node_id).address.remote())
+        revision = self._settings.revision(self.gangs[gang_id].placement.revision)
+        address = self._policy.fork_addresses.get(revision.label, "")
+        if greeting.host == host_id() and answers(address):
+            return address
+        return str(await self._agent(greeting.node_id, revision).address.remote())
 
     def greet(self, gang_id: str, greeting: Greeting) -> Gang:
         """Take in a worker that is up, with the cores of its machine."""
@@ -267,15 +270,15 @@ class GangPool:
             ray.util.remove_placement_group(group)
         on_end(gang, error)
 
-    def _agent(self, node_id: str) -> Any:
-        """The actor that owns the node's fork server, started where there is none yet."""
-        if node_id not in self._agents:
+    def _agent(self, node_id: str, revision: Revision) -> Any:
+        """The actor that owns the node's fork server of a revision, started where there is none yet."""
+        if (node_id, revision.label) not in self._agents:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             where = NodeAffinitySchedulingStrategy(node_id, soft=False)
             agent = ray.remote(num_cpus=0)(ForkAgent).options(scheduling_strategy=where)
-            self._agents[node_id] = agent.remote(self._settings.preload, self._settings.sys_path)
-        return self._agents[node_id]
+            self._agents[node_id, revision.label] = agent.remote(revision)
+        return self._agents[node_id, revision.label]
 
 
 def _strategy(placement: Placement) -> str:

@@ -42,23 +42,25 @@ class LocalRunner:
 
     def __init__(self, settings: RunSettings, cores: Sequence[Core] | None = None) -> None:
         self._settings, self._cores = settings, host_cores() if cores is None else cores
-        self._server: ForkServer | None = None
+        self._servers: dict[str, ForkServer] = {}  # by the label of their revision
+        self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> LocalRunner:
         if self._settings.isolation == "warm":
-            self._server = ForkServer(self._settings.preload, self._settings.sys_path)
+            for revision in self._settings.revisions or (self._settings.revision(),):
+                server = self._resources.enter_context(contextlib.closing(ForkServer.of(revision)))
+                self._servers[revision.label] = server
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._server:
-            self._server.close()
-            self._server = None
+        self._resources.close()
+        self._servers.clear()
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`)."""
         workload, stopped, notice = cloudpickle.dumps(study.workload), StoppedPoints(), None
-        if self._server is not None:
-            with contextlib.closing(ForkClient(self._server.address)) as client:
+        for server in self._servers.values():
+            with contextlib.closing(ForkClient(server.address)) as client:
                 if text := client.wait_until_ready():
                     listener(Notice(text))
         for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
@@ -67,8 +69,9 @@ class LocalRunner:
                 continue
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
-                job = TrialJob(spec, attempt, workload, self._settings)
-                result = _LocalAttempt(job, study.metric, listener, self._server, self._cores).run()
+                job = self._settings.job(spec, attempt, workload)
+                of_revision = self._servers.get(job.revision.label)
+                result = _LocalAttempt(job, study.metric, listener, of_revision, self._cores).run()
                 notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
@@ -147,10 +150,11 @@ class _LocalAttempt:
     def _start(self, rank: int, listen: socket.socket | None, stack: contextlib.ExitStack) -> None:
         log_path = self._job.log_path(rank)
         make_private_folder(log_path.parent)
-        start = spawn
-        if self._server:
-            start = stack.enter_context(contextlib.closing(ForkClient(self._server.address))).fork
-        self._processes.append(start(log_path, listen))
+        if self._server is None:
+            self._processes.append(spawn(log_path, listen, self._job.revision))
+            return
+        client = stack.enter_context(contextlib.closing(ForkClient(self._server.address)))
+        self._processes.append(client.fork(log_path, listen))
 
     def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:
         spec = self._job.spec

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from raypar import units
-from raypar.run.forkserver import command, kill_group
+from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
-from raypar.train.job import REPLACED_VARIABLES, RankContext, RankOutcome, TrialJob
+from raypar.train.job import REPLACED_VARIABLES, RankContext, RankOutcome, Revision, TrialJob
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
@@ -147,6 +147,7 @@ class ForkServer:
         sys_path: tuple[str, ...] = (),
         *,
         base_preload: tuple[str, ...] = BASE_PRELOAD,
+        revision: Revision | None = None,
     ) -> None:
         # Nobody else can look into it, and so ask for a fork.
         self.address = str(make_folder() / "fork")
@@ -160,13 +161,19 @@ class ForkServer:
             REPLACED_VARIABLES: json.dumps({name: os.environ.get(name) for name in replaced}),
             "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
+        python: tuple[str, ...] = ()
+        if revision is not None and revision.checkout is not None:
+            environment |= revision_environment(revision)
+            # Without the current folder in front, from which raypar itself may come.
+            python = (revision.python or sys.executable, "-P")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
             listener.listen(64)
             fds = (listener.fileno(), server_end)
             self._process = subprocess.Popen(
-                command(*fds, modules),
+                command(*fds, modules, python=python),
                 pass_fds=fds,
+                cwd=None if revision is None else revision.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -175,6 +182,11 @@ class ForkServer:
             )
         self.pid = self._process.pid
         os.close(server_end)
+
+    @classmethod
+    def of(cls, revision: Revision) -> ForkServer:
+        """Start the fork server of a version of the code."""
+        return cls(revision.preload, revision.sys_path, revision=revision)
 
     def close(self) -> None:
         os.close(self._owner_end)
@@ -186,10 +198,27 @@ class ForkServer:
         remove_folder(Path(self.address).parent)
 
 
-def spawn(log_path: Path, listen: socket.socket | None = None) -> RankProcess:
+def revision_environment(revision: Revision) -> dict[str, str]:
+    """Return the variables with which an interpreter imports a checkout's code, and this process's raypar."""
+    assert revision.repository is not None and revision.checkout is not None
+    kept = (
+        replaced(entry, revision.repository, revision.checkout)
+        for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if entry
+    )
+    path = dict.fromkeys([*revision.sys_path, *filter(None, kept)])
+    return {
+        "PYTHONPATH": os.pathsep.join([revision.raypar_path, *path]),
+        REPLACED_ROOT: f"{revision.repository}{os.pathsep}{revision.checkout}",
+    }
+
+
+def spawn(log_path: Path, listen: socket.socket | None = None, revision: Revision | None = None) -> RankProcess:
     """Start a rank in a fresh interpreter, a fork server that imports nothing and has one rank."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(contextlib.closing(ForkServer(base_preload=())))
+        sys_path = () if revision is None else revision.sys_path
+        server = ForkServer((), sys_path, base_preload=(), revision=revision)
+        stack.enter_context(contextlib.closing(server))
         client = stack.enter_context(contextlib.closing(ForkClient(server.address)))
         process = client.fork(log_path, listen)
         process.resources = stack.pop_all()

@@ -295,6 +295,9 @@ MAX_LOST = 4  # brokers, one after the other, without a trial that has ended bet
 ANSWER_TIMEOUT_S = 10.0
 
 
+NO_ADDRESSES: Mapping[str, str] = {}
+
+
 class BrokerLost(RuntimeError):
     """The actor that owns the gangs has died."""
 
@@ -304,7 +307,7 @@ class TuneRunner:
 
     Args:
         owns_cluster: nobody else uses that Ray (see `GangPolicy`).
-        fork_address: of the fork server of this machine, if there is one already.
+        fork_addresses: of the fork servers of this machine that are there already, by the label of their revision.
         cores: that trials may use, of the machine of a Ray that nobody else uses; None: all.
     """
 
@@ -313,12 +316,13 @@ class TuneRunner:
         settings: RunSettings,
         *,
         owns_cluster: bool,
-        fork_address: str = "",
+        fork_addresses: Mapping[str, str] = NO_ADDRESSES,
         max_parked_gangs: int = 4,
         cores: Sequence[Core] | None = None,
     ) -> None:
         self._settings = settings
-        self._policy = GangPolicy(owns_cluster, max_parked_gangs, fork_address, cores)
+        num_parked = max_parked_gangs * max(1, len(settings.revisions))
+        self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`); replace a broker that is lost, and run again what ran."""

@@ -11,7 +11,7 @@ from typing import Any
 from raypar.errors import StudyError
 from raypar.study.options import ON_CPU, Auto, resolve
 from raypar.study.space import Domain, Grid, Value, plain
-from raypar.study.trial import Placement, TrialSpec
+from raypar.study.trial import REVISION, Placement, TrialSpec, point_label
 from raypar.study.validation import MIN_BLOCKS, validate_study
 from raypar.study.workload import Workload
 from raypar.units import DURATIONS_S, SHARES, counted, parsed
@@ -135,19 +135,24 @@ class Study:
         """Return a trial of each point, in execution order, the same for the same study and points.
 
         The placements come in random order, and the trials of a placement in random order: a drift over time can't
-        pose as an effect of a hyperparameter.
+        pose as an effect of a hyperparameter. Trials that differ in the revision of the code alone follow each other.
         """
         shuffled = random.Random(f"{self.seed}/{repeat}")
-        by_placement: dict[Placement, list[TrialSpec]] = {}
+        by_placement: dict[Placement, dict[str, list[TrialSpec]]] = {}
         for point in points:
             spec = self.trial(point, repeat, auto=auto)
-            by_placement.setdefault(spec.placement, []).append(spec)
-        groups = list(by_placement.values())
+            rest = point_label({key: value for key, value in point.items() if key != REVISION})
+            group = by_placement.setdefault(replace(spec.placement, revision=""), {})
+            group.setdefault(rest, []).append(spec)
+        groups = [list(group.values()) for group in by_placement.values()]
         shuffled.shuffle(groups)
-        for group in groups:
-            shuffled.shuffle(group)
+        for pairs in groups:
+            shuffled.shuffle(pairs)
+            for pair in pairs:
+                shuffled.shuffle(pair)
+        ordered = itertools.chain.from_iterable(itertools.chain(*groups))
         first = repeat * len(self.points())
-        return tuple(replace(spec, order=first + i) for i, spec in enumerate(itertools.chain(*groups)))
+        return tuple(replace(spec, order=first + i) for i, spec in enumerate(ordered))
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return the point that `point` is compared with; itself where it is a baseline."""

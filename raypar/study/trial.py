@@ -15,6 +15,8 @@ from typing import Any
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
+# Hyperparameter of a study that compares two versions of the code (`raypar ab`): a version's label.
+REVISION = "revision"
 # Options that change nothing about a trial's result.
 IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
 # Options that came after results were stored: at these values a trial is the one that it was without them.
@@ -72,19 +74,27 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Placement:
-    """Shape of a gang: trials of the same placement can share one."""
+    """Shape of a gang, and the code that it serves: trials of the same placement can share one."""
 
     num_workers: int
     cpus_per_worker: int
     device: str  # "cpu", "cuda" or "mps"; never "auto"
     nodes: Value = "pack"  # or "spread", or a number of nodes
     node_label: str | None = None
+    revision: str = ""  # label of the code, where a study compares two
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Placement:
-        """Return the placement of a complete config; stored ones from before there were the last two lack them."""
+        """Return the placement of a complete config; older stored ones lack the nodes and their label."""
         workers, cores, device = (config[key] for key in ("num_workers", "cpus_per_worker", "device"))
-        return cls(workers, cores, device, config.get("nodes", "pack"), config.get("node_label"))
+        return cls(
+            workers,
+            cores,
+            device,
+            config.get("nodes", "pack"),
+            config.get("node_label"),
+            str(config.get(REVISION, "")),
+        )
 
     @property
     def num_cpus(self) -> int:
@@ -99,7 +109,7 @@ class Placement:
             text += f" on {counted(self.nodes, 'node')}"
         elif self.nodes == "spread":
             text += ", spread over the nodes"
-        return text + (f", {self.node_label}" if self.node_label else "")
+        return text + "".join(f", {part}" for part in (self.node_label, self.revision) if part)
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _folder(job: TrialJob) -> Path:
     Raises:
         WorkloadError: this machine doesn't have the folder, and there is nothing to copy.
     """
-    folder = Path(job.settings.sys_path[0]) if job.settings.sys_path else Path.cwd()
+    folder = Path(job.revision.sys_path[0]) if job.revision.sys_path else Path.cwd()
     if folder.is_dir():
         return folder
     if not job.settings.sources:

@@ -33,6 +33,36 @@ NO_PROFILING = Profiling()
 
 
 @dataclass(frozen=True)
+class Revision:
+    """Code that the ranks of some trials run: a checkout of the user's repository, and an interpreter.
+
+    Attributes:
+        label: value of the hyperparameter `raypar.study.trial.REVISION`; empty: the study compares no revisions.
+        sys_path: folders that come first on ``sys.path``; the first is the study file's.
+        preload: modules imported ahead of the trials, once per node.
+        workload: the Workload, pickled by value where the study file defines it; empty: that of the run.
+        folder: working folder of the ranks; None: that of the driver.
+        repository: top folder of the user's working tree, whose entries on ``sys.path`` are replaced by those of
+            `checkout`; None: none are.
+        checkout: top folder of the revision's files.
+        raypar_path: folder with the driver's raypar alone, which comes before all others where there is a checkout.
+        python: interpreter; empty: the driver's.
+        code: digests of its source files, see `raypar.provenance`.
+    """
+
+    label: str = ""
+    sys_path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    workload: bytes = b""
+    folder: Path | None = None
+    repository: Path | None = None
+    checkout: Path | None = None
+    raypar_path: str = ""
+    python: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """Settings of a run, none of which determines a result.
 
@@ -51,6 +81,7 @@ class RunSettings:
         profiling: of every trial of the first repeat.
         exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
         sources: files of the study's folder by name, for machines that don't have the folder and run its command.
+        revisions: versions of the code that the study compares; empty: it has one.
     """
 
     log_dir: Path
@@ -65,6 +96,16 @@ class RunSettings:
     profiling: Profiling = NO_PROFILING
     exclusive: bool = False
     sources: Mapping[str, bytes] = field(default_factory=dict)
+    revisions: tuple[Revision, ...] = ()
+
+    def revision(self, label: str = "") -> Revision:
+        """Return the code that trials with this label run; without one, that of the study's only version."""
+        of_label = {revision.label: revision for revision in self.revisions}
+        return of_label[label] if label else Revision("", self.sys_path, self.preload)
+
+    def job(self, spec: TrialSpec, attempt: int, workload: bytes, uid: str = "") -> TrialJob:
+        """Return the job of a trial's attempt, with the workload of its revision, or else this one."""
+        return TrialJob(spec, attempt, self.revision(spec.placement.revision).workload or workload, self, uid)
 
 
 @dataclass(frozen=True)
@@ -88,6 +129,11 @@ class TrialJob:
     @property
     def folder(self) -> Path:
         return self.settings.log_dir / self.spec.identity
+
+    @property
+    def revision(self) -> Revision:
+        """Code that the trial runs."""
+        return self.settings.revision(self.spec.placement.revision)
 
     @property
     def artifact_dir(self) -> Path:

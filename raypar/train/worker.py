@@ -118,7 +118,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})
-    sys.path[:0] = [folder for folder in job.settings.sys_path if folder not in sys.path]
+    sys.path[:0] = [folder for folder in job.revision.sys_path if folder not in sys.path]
 
     import numpy as np
     import torch

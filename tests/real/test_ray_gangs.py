@@ -33,7 +33,7 @@ NUM_CORES = len(allowed_cores())
 @pytest.fixture
 def on_ray(fork_address, tmp_path):
     def run_(study, specs=(), more=None, **how):
-        how = {"owns_cluster": True, "fork_address": fork_address, **how}
+        how = {"owns_cluster": True, "fork_addresses": {"": fork_address}, **how}
         return run(TuneRunner(settings_at(tmp_path), **how), study, specs, more)
 
     return run_
@@ -108,7 +108,7 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_
             until(lambda: not is_running(rank), "the end of the rank")
 
         killed = pool.submit(kill)
-        events = on_ray(study, (before, waits, after), fork_address=server.address)
+        events = on_ray(study, (before, waits, after), fork_addresses={"": server.address})
         killed.result()
     (retried,) = events.of(TrialRetried)
     assert retried.spec == waits
@@ -240,7 +240,7 @@ def test_a_model_kept_on_another_machine_reaches_the_driver_and_no_process_on_it
     # The driver makes its folder when the first piece comes: till then it is one that the rank's node has not.
     settings = settings_at(tmp_path, driver_dir=tmp_path / "driver")
     spec = study.trial({}, 0)
-    TuneRunner(settings, owns_cluster=True, fork_address=fork_address).run(study, (spec,), listen)
+    TuneRunner(settings, owns_cluster=True, fork_addresses={"": fork_address}).run(study, (spec,), listen)
     weights = tmp_path / "driver" / spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE
     assert torch.equal(torch.load(weights)["ballast"], torch.arange(NUM_BALLAST, dtype=torch.float32))
     assert sum(sizes) == weights.stat().st_size and max(sizes) <= PIECE_BYTES
@@ -255,7 +255,9 @@ def test_a_node_that_shares_the_drivers_folder_keeps_a_model_there_and_sends_not
     (tmp_path / "driver").mkdir()
     study = Study(workload=acting, name="shared", config={"keep_model": True})
     settings = settings_at(tmp_path, driver_dir=tmp_path / "driver")
-    events = run(TuneRunner(settings, owns_cluster=True, fork_address=fork_address), study, [study.trial({}, 0)])
+    events = run(
+        TuneRunner(settings, owns_cluster=True, fork_addresses={"": fork_address}), study, [study.trial({}, 0)]
+    )
     (result,) = events.results
     assert result.failure is None and not events.of(Notice)
     weights = tmp_path / "driver" / result.spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE

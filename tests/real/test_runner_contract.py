@@ -49,7 +49,9 @@ def run_in(request):
     def run_(study, specs, folder, more=None, **settings):
         made = settings_at(folder, **settings)
         if request.param == "ray":
-            return run(TuneRunner(made, owns_cluster=True, fork_address=address), study, specs, more)
+            return run(
+                TuneRunner(made, owns_cluster=True, fork_addresses={"": address} if address else {}), study, specs, more
+            )
         with LocalRunner(made) as runner:
             return run(runner, study, specs, more)
 

@@ -105,7 +105,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
     environment = {DATA_DIR_VARIABLE: os.environ[DATA_DIR_VARIABLE]}
     settings = settings_at(tmp_path, environment=environment, sys_path=(str(FOLDER),))
     if name in ON_RAY:
-        runner = TuneRunner(settings, owns_cluster=True, fork_address=request.getfixturevalue("fork_address"))
+        runner = TuneRunner(settings, owns_cluster=True, fork_addresses={"": request.getfixturevalue("fork_address")})
         results = run(runner, study, plan.missing).results
     else:
         with LocalRunner(settings) as local:

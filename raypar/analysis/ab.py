@@ -1,0 +1,175 @@
+"""Comparison of two revisions of the code, whose trials were run in pairs: `raypar ab`.
+
+A study with the hyperparameter `REVISION`, of two values: the trials of both in one block are a pair, which shares the
+seed and stands next to each other in time. All intervals are those of the study's `Family`: they hold at once, and may
+be looked at after each block. "No difference" is shown by an interval that lies within the margin, never by one that
+includes 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from raypar.analysis.checks import doubt_of
+from raypar.analysis.compare import Gate
+from raypar.analysis.pairwise import Family, family_of, is_equivalent, metric_differences, repeats_needed
+from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
+from raypar.analysis.stats import Estimate
+from raypar.study.space import Value
+from raypar.study.trial import REVISION, TrialResult, TrialState
+
+
+class Change(StrEnum):
+    """B's time against A's."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    EQUIVALENT = "equivalent"  # within the margin, with confidence
+    INCONCLUSIVE = "inconclusive"
+    UNTIMED = "untimed"  # one of the two has no time
+
+
+class MetricChange(StrEnum):
+    """B's metric against A's."""
+
+    EQUAL = "equal"  # in every pair, to the last digit
+    DIFFERENT = "different"
+    INCONCLUSIVE = "inconclusive"
+    UNKNOWN = "unknown"  # one of the two has none
+
+
+@dataclass(frozen=True)
+class RevisionPoint:
+    """A point of the study under both revisions; pairs are (A's, B's).
+
+    Attributes:
+        point: without the revision.
+        change: of the time.
+        ratio: how many times as long B takes as A; None where one of the two has no time.
+        num_pairs: blocks with a time of both.
+        num_more: about how many more blocks settle an inconclusive one; None: unknown.
+        outcomes: states of the trials where none finished; None for others.
+        metric_change: B's metric minus A's; None where one has none.
+        metric: what that shows.
+    """
+
+    point: Mapping[str, Value]
+    change: Change
+    ratio: Estimate | None
+    num_pairs: int
+    num_more: int | None
+    outcomes: tuple[TrialState | None, TrialState | None]
+    metric_change: Estimate | None
+    metric: MetricChange
+
+    def gate(self, allowed_share: float) -> Gate:
+        """Return whether B is at most so much slower."""
+        if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
+            lost = self.outcomes[1] is not None and self.outcomes[0] is None
+            return Gate.FAILED if lost else Gate.INCONCLUSIVE
+        if self.ratio.high <= 1 + allowed_share:
+            return Gate.PASSED
+        return Gate.FAILED if self.ratio.low > 1 + allowed_share else Gate.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class RevisionComparison:
+    """Two revisions at every point of a study.
+
+    Attributes:
+        labels: of A, the reference, and of B.
+        margin: a difference that does not matter, as a share.
+        doubt: on most trials; empty: there is none.
+    """
+
+    question: Question
+    labels: tuple[str, str]
+    points: tuple[RevisionPoint, ...]
+    margin: float
+    time_metric: str
+    doubt: str
+    level: float | None
+
+    def having(self, change: Change) -> tuple[RevisionPoint, ...]:
+        return tuple(point for point in self.points if point.change is change)
+
+    def gate(self, allowed_share: float) -> Gate:
+        """Return the result of all points: failed where one has failed, passed where all have passed."""
+        gates = {point.gate(allowed_share) for point in self.points}
+        if Gate.FAILED in gates:
+            return Gate.FAILED
+        return Gate.PASSED if gates == {Gate.PASSED} else Gate.INCONCLUSIVE
+
+
+def compare_revisions(question: Question, results: Sequence[TrialResult]) -> RevisionComparison:
+    """Compare the two revisions of a study.
+
+    Args:
+        question: with a `REVISION` as baseline.
+        results: of its trials.
+    """
+    current = current_results(question, results)
+    a = str(question.baseline[REVISION])
+    b = next(str(p[REVISION]) for p in question.points if p[REVISION] != a)
+    family = family_of(question, current.points)
+    sides: dict[PointKey, dict[str, PointSamples]] = {}
+    for samples in current.points:
+        sides.setdefault(point_key(_rest(samples.point)), {})[str(samples.point[REVISION])] = samples
+    points = [_compare(question, family, pair[a], pair[b]) for pair in sides.values() if a in pair and b in pair]
+    levels = [point.ratio.level for point in points if point.ratio and point.ratio.level]
+    return RevisionComparison(
+        question,
+        (a, b),
+        tuple(points),
+        question.margin,
+        current.time_metric,
+        doubt_of(question, [result for samples in current.points for result in samples.measured]),
+        max(levels, default=None),
+    )
+
+
+def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
+    return {key: value for key, value in point.items() if key != REVISION}
+
+
+def _compare(question: Question, family: Family, a: PointSamples, b: PointSamples) -> RevisionPoint:
+    speedup, num_more = family.speedup(a, b), None
+    if speedup is None:
+        change = Change.UNTIMED
+    elif speedup.excludes(1.0):
+        change = Change.FASTER if speedup.value > 1 else Change.SLOWER
+    elif is_equivalent(speedup, question.margin):
+        change = Change.EQUIVALENT
+    else:
+        change = Change.INCONCLUSIVE
+        level = family.time_level(speedup.num_samples)
+        needed = repeats_needed(a.times, b.times, level, question.margin, least=0)
+        num_more = None if needed is None else max(1, needed - speedup.num_samples)
+    differences = metric_differences(a, b)
+    metric_change = family.metric_shift(differences)
+    metric = MetricChange.INCONCLUSIVE
+    if metric_change is None:
+        metric = MetricChange.UNKNOWN
+    elif not any(differences):
+        metric = MetricChange.EQUAL
+    elif metric_change.excludes(0.0):
+        metric = MetricChange.DIFFERENT
+    return RevisionPoint(
+        _rest(a.point),
+        change,
+        None if speedup is None else inverse(speedup),
+        len(a.times.keys() & b.times.keys()),
+        num_more,
+        (a.outcome, b.outcome),
+        metric_change,
+        metric,
+    )
+
+
+def inverse(ratio: Estimate) -> Estimate:
+    """Return the estimate of 1 over a ratio."""
+    low = None if ratio.high is None else 1 / ratio.high
+    high = None if ratio.low is None else 1 / ratio.low
+    return replace(ratio, value=1 / ratio.value, low=low, high=high)

@@ -1,0 +1,188 @@
+"""Command that runs a study under two revisions of its code, and says which is faster."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from raypar.cli import common
+from raypar.cli.store import share_of
+from raypar.cli.study import options_here, run, show_plan
+from raypar.errors import RayparError, check_for_training
+from raypar.signals import handle_signals
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from raypar.analysis.ab import RevisionComparison
+    from raypar.execution.results import ExecutionOutcome
+
+EXIT_TRIALS_FAILED = 4
+USAGE = "write `raypar ab A B -- study FILE`, with a revision (main, HEAD~3, .) for A and for B"
+# Flags of `raypar study` that make no sense here: the checkouts are on this machine alone.
+REFUSED = {"address": "--address", "exclusive": "--exclusive", "min_nodes": "--min-nodes", "log_model": "--log-model"}
+
+
+def ab(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A [B] -- study FILE [FLAGS]",
+            help="Two revisions as git names them, `.` for the working tree as it is; then `study` with its flags. "
+            "(default of B: `.`, or A with --patch or --env)",
+        ),
+    ],
+    patch: Annotated[Path | None, typer.Option(metavar="FILE", help="Apply this patch to B.")] = None,
+    env: Annotated[
+        Path | None,
+        typer.Option(metavar="VENV", help="Run B in this virtual environment, of the same Python and Ray."),
+    ] = None,
+    link: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Link this folder of the working tree, which git ignores, into both."),
+    ] = None,
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
+            "slower at one, 3 if neither is shown.",
+        ),
+    ] = None,
+    inconclusive: Annotated[
+        Literal["ok", "fail"] | None,
+        typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the verdict for a pull request; -: to standard output.")
+    ] = None,
+    as_json: common.AsJson = False,
+) -> None:
+    """Run a study under two revisions of its code, in pairs, and say whether one is slower.
+
+    Each revision has a checkout and warm workers of its own; its trials alternate with the other's on this machine.
+    The exit code is 4 where trials failed.
+    """
+    allowed = None if fail_if_slower is None else share_of(fail_if_slower)
+    if inconclusive is not None and allowed is None:
+        problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
+        raise RayparError(problem, hint="add --fail-if-slower 5%")
+    common.check_json_alone(as_json, {"--markdown -": markdown is not None and str(markdown) == "-"})
+    a, b, study_words = split_words(words)
+    if b is None:
+        b = a if patch is not None or env is not None else "."
+    flags = study_flags(study_words)
+    if refused := [flag for name, flag in REFUSED.items() if flags[name]]:
+        problem = f"{refused[0]}: `raypar ab` runs on this machine, and keeps no model"
+        raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
+    check_for_training("the trials run here")
+    from raypar.execution.revisions import MARGIN, StudyRequest, comparison
+    from raypar.reporting.text import check_file, write_text
+    from raypar.study.loader import LOAD_TIMEOUT_S
+    from raypar.train.job import NUM_PROFILED_STEPS, Profiling
+
+    if markdown is not None and str(markdown) != "-":
+        check_file(markdown)
+    common.set_data_dir(flags["data_dir"])
+    common.check_positive("--load-timeout", flags["load_timeout"], "60")
+    until = {name: flags[name] for name in ("until", "budget", "margin", "max_repeats")}
+    request = StudyRequest(
+        flags["file"],
+        tuple(flags["settings"] or ()),
+        flags["repeats"],
+        flags["seed"],
+        {**until, "until": until["until"] or "settled", "margin": until["margin"] or MARGIN},
+        flags["load_timeout"] or LOAD_TIMEOUT_S,
+    )
+    options = replace(
+        options_here(flags["tracking_uri"]),
+        isolation=flags["isolation"],
+        rerun_all=flags["fresh"],
+        retry_failed=flags["retry_failed"],
+        with_ray=not flags["no_ray"],
+        trial_timeout_s=flags["trial_timeout"],
+        load_timeout_s=flags["load_timeout"],
+        settings=flags["settings"] or (),
+        profiling=Profiling(NUM_PROFILED_STEPS if flags["profile"] else 0),
+        system_metrics=flags["system_metrics"],
+        share_machine=flags["share_machine"],
+    )
+    with handle_signals(), comparison(a, b, request, patch=patch, env=env, links=link or ()) as made:
+        options = replace(options, revisions=made.revisions)
+        for notice in made.notices:
+            common.say(common.stdout(), notice)
+        if flags["dry_run"]:
+            show_plan(made.loaded, options)
+            return
+        outcome = run(made.loaded, options, lambda console, outcome: announce(console, outcome, allowed, inconclusive))
+        code = 0
+        if outcome.num_done:
+            from raypar.reporting.ab import ab_document, ab_markdown
+
+            compared = compare(outcome)
+            code = exit_code(compared, outcome, allowed, inconclusive)
+            if markdown is not None:
+                text = ab_markdown(compared, outcome.analysis, shlex.join(options.command), allowed, code)
+                if str(markdown) == "-":
+                    print(text, end="")
+                else:
+                    write_text(markdown, text)
+            if as_json:
+                name, num_failed = made.loaded.study.name, len(outcome.failures)
+                common.print_json(ab_document(compared, name, allowed, code, num_failed))
+    if outcome.interrupted_by is not None or outcome.broke_off:
+        common.exit_as(outcome)
+    if code:
+        raise typer.Exit(code)
+
+
+def compare(outcome: ExecutionOutcome) -> RevisionComparison:
+    from raypar.analysis.ab import compare_revisions
+
+    return compare_revisions(outcome.plan.question, tuple(outcome.results.values()))
+
+
+def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> None:
+    """Print the verdict, which stands before the study's report."""
+    from raypar.reporting.ab import print_verdict
+
+    compared = compare(outcome)
+    print_verdict(console, compared, allowed, exit_code(compared, outcome, allowed, inconclusive))
+
+
+def exit_code(
+    compared: RevisionComparison, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None
+) -> int:
+    """Return the exit code of a comparison that ran to its end."""
+    from raypar.analysis.compare import Gate
+
+    if outcome.failures:
+        return EXIT_TRIALS_FAILED
+    if allowed is None:
+        return 0
+    unclear = {None: common.EXIT_INCONCLUSIVE, "ok": 0, "fail": common.EXIT_FAILED}[inconclusive]
+    return {Gate.PASSED: 0, Gate.FAILED: common.EXIT_FAILED, Gate.INCONCLUSIVE: unclear}[compared.gate(allowed)]
+
+
+def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
+    """Return A, B (None: not given) and what follows ``study``. Raises RayparError where it is otherwise."""
+    for number in (1, 2):
+        if words[number : number + 1] == ["study"]:
+            a, *b = words[:number]
+            return a, b[0] if b else None, list(words[number + 1 :])
+    raise RayparError(f"raypar ab {shlex.join(words)}: no `study` after one or two revisions", hint=USAGE)
+
+
+def study_flags(words: Sequence[str]) -> Mapping[str, Any]:
+    """Parse the flags of ``raypar study``; a mistake is reported as that command does."""
+    from raypar.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    command = group.commands["study"]
+    flags: dict[str, Any] = command.make_context("raypar study", list(words)).params
+    return flags

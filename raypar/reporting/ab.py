@@ -1,0 +1,178 @@
+"""Verdict on two revisions of the code, in words: in a terminal, for a pull request, as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from raypar import units
+from raypar.analysis.ab import Change, MetricChange, RevisionComparison, RevisionPoint
+from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.compare import Gate
+from raypar.analysis.stats import Estimate
+from raypar.reporting.export import answer_markdown
+from raypar.reporting.points import legend
+from raypar.reporting.text import as_utf8, print_line, print_paragraph
+from raypar.study.trial import point_label
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from raypar.reporting.documents import AbDocument, GateEntry
+
+MARKER = "<!-- raypar ab -->"  # by which a comment on a pull request is found again
+MAX_NAMED = 4
+
+
+def print_verdict(
+    console: Console, comparison: RevisionComparison, allowed_share: float | None, exit_code: int
+) -> None:
+    """Print the verdict at each point, on the metric, and whether B is slower than allowed."""
+    first, *more = verdict_lines(comparison)
+    print_line(console, first, "bold")
+    for line in (*more, *metric_lines(comparison), *gate_lines(comparison, allowed_share, exit_code)):
+        print_paragraph(console, line)
+    console.print()
+
+
+def verdict_lines(comparison: RevisionComparison) -> list[str]:
+    """Return a summary, and a line for each point where there are several."""
+    points = comparison.points
+    if len(points) == 1:
+        lines = [f"{_verdict(comparison, points[0])}."]
+    else:
+        lines = [_summary(comparison)]
+        lines += [f"{point_label(point.point)}: {_verdict(comparison, point)}." for point in points]
+    if comparison.doubt:
+        lines.append(f"Mind the load: {comparison.doubt}; it met both revisions alike, and widens the intervals.")
+    return lines
+
+
+def _summary(comparison: RevisionComparison) -> str:
+    total = units.counted(len(comparison.points), "point")
+    counts = [f"{change} at {len(of)}" for change in Change if (of := comparison.having(change))]
+    return f"{comparison.labels[1]} against {comparison.labels[0]}, {total}: {', '.join(counts)}."
+
+
+def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
+    """Return ``HEAD@1a2b3c4 is 4.1 % slower (95 % CI 2.9-5.2)``, or that this is open, or shown not to be so."""
+    a, b = comparison.labels
+    ratio = point.ratio
+    match point.change:
+        case Change.SLOWER | Change.FASTER if ratio is not None:
+            return f"{b} is {_share(abs(ratio.value - 1))} {point.change} than {a} ({_interval(ratio)})"
+        case Change.EQUIVALENT if ratio is not None:
+            return f"no difference above {_share(comparison.margin)} between {a} and {b} ({_interval(ratio)})"
+        case Change.INCONCLUSIVE if ratio is not None:
+            more = "" if point.num_more is None else f": about {units.counted(point.num_more, 'more block')}"
+            return f"inconclusive{more}; {b} takes {100 * (ratio.value - 1):+.1f} % against {a} ({_interval(ratio)})"
+    states = [f"{label} {state}" for label, state in zip(comparison.labels, point.outcomes, strict=True) if state]
+    return f"no times to compare: {', '.join(states) or 'no trial has ended'}"
+
+
+def _interval(ratio: Estimate) -> str:
+    """Return ``95 % CI +2.9 to +5.2 %``, of the change of the time."""
+    if ratio.low is None or ratio.high is None or ratio.level is None:
+        return "1 pair, no interval"
+    low, high = (100 * (bound - 1) for bound in (ratio.low, ratio.high))
+    return f"{units.level(ratio.level)} CI {low:+.1f} to {high:+.1f} %, {units.counted(ratio.num_samples, 'pair')}"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.1 and 100 * share % 1 else f"{100 * share:.0f} %"
+
+
+def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
+    """Yield whether both train to the same metric."""
+    name, total = comparison.question.metric, len(comparison.points)
+    of = {change: [p for p in comparison.points if p.metric is change] for change in MetricChange}
+    if len(of[MetricChange.EQUAL]) == total:
+        yield f"{name}: equal in all pairs, to the last digit."
+        return
+    for point in of[MetricChange.DIFFERENT][:MAX_NAMED]:
+        change = point.metric_change
+        assert change is not None
+        where = f" at {point_label(point.point)}" if total > 1 else ""
+        bounds = "" if change.low is None or change.high is None else f" ({change.low:+.4g} to {change.high:+.4g})"
+        yield f"{name}: {comparison.labels[1]} trains differently{where}: {change.value:+.4g}{bounds}."
+    if num := len(of[MetricChange.INCONCLUSIVE]):
+        at = f" at {num} of {units.counted(total, 'point')}" if total > 1 else ""
+        yield f"{name}: not equal in all pairs, no significant difference{at}."
+    if num := len(of[MetricChange.UNKNOWN]):
+        yield f"{name}: not reported by both at {num} of {units.counted(total, 'point')}."
+
+
+def gate_lines(comparison: RevisionComparison, allowed_share: float | None, exit_code: int) -> Iterator[str]:
+    """Yield the result of ``--fail-if-slower``, if it was given."""
+    if allowed_share is None:
+        return
+    named = {gate: [p for p in comparison.points if p.gate(allowed_share) is gate] for gate in Gate}
+    counts = [f"{gate.value} at {len(points)}" for gate, points in named.items() if points]
+    detail = f" ({', '.join(counts)})" if len(comparison.points) > 1 else ""
+    result = comparison.gate(allowed_share).value
+    yield f"--fail-if-slower {_share(allowed_share)}: {result}{detail}, exit code {exit_code}."
+
+
+def ab_markdown(
+    comparison: RevisionComparison, analysis: StudyAnalysis, command: str, allowed_share: float | None, exit_code: int
+) -> str:
+    """Return the verdict and the table for a pull request."""
+    first, *more = verdict_lines(comparison)
+    lines = [*more, *metric_lines(comparison), *gate_lines(comparison, allowed_share, exit_code)]
+    parts = [
+        MARKER,
+        f"### {_icon(comparison, allowed_share)} {first}",
+        "\n".join(f"- {line}" for line in lines),
+        "<details><summary>All points</summary>",
+        answer_markdown(analysis),
+        legend(analysis) if analysis.points else "",
+        f"`{command}`",
+        "</details>",
+    ]
+    return as_utf8("\n\n".join(filter(None, parts))) + "\n"
+
+
+def _icon(comparison: RevisionComparison, allowed_share: float | None) -> str:
+    if allowed_share is not None:
+        return {Gate.PASSED: "✅", Gate.FAILED: "❌", Gate.INCONCLUSIVE: "❔"}[comparison.gate(allowed_share)]
+    if comparison.having(Change.SLOWER) or comparison.having(Change.UNTIMED):
+        return "❌"
+    return "❔" if comparison.having(Change.INCONCLUSIVE) else "✅"
+
+
+def ab_document(
+    comparison: RevisionComparison, study: str, allowed_share: float | None, exit_code: int, num_failed: int
+) -> AbDocument:
+    """Return what `print_verdict` prints."""
+    gate: GateEntry | None = None
+    if allowed_share is not None:
+        result = comparison.gate(allowed_share)
+        gate = {"allowed_share": allowed_share, "result": result, "exit_code": exit_code}
+    a, b = comparison.labels
+    return {
+        "schema": 1,
+        "kind": "ab",
+        "study": study,
+        "a": a,
+        "b": b,
+        "answer": " ".join([*verdict_lines(comparison), *metric_lines(comparison)]),
+        "margin": comparison.margin,
+        "doubt": comparison.doubt or None,
+        "metric": comparison.question.metric,
+        "time_metric": comparison.time_metric,
+        "num_failed": num_failed,
+        "exit_code": exit_code,
+        "gate": gate,
+        "points": [
+            {
+                "point": p.point,
+                "change": p.change,
+                "ratio": p.ratio,
+                "num_pairs": p.num_pairs,
+                "num_more_blocks": p.num_more,
+                "metric_result": p.metric,
+                "metric_change": p.metric_change,
+            }
+            for p in comparison.points
+        ],
+    }
