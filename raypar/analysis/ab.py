@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from raypar.analysis.checks import doubt_of
 from raypar.analysis.compare import Gate
+from raypar.analysis.load import disturbing_load
 from raypar.analysis.pairwise import Family, family_of, is_equivalent, metric_differences, repeats_needed
 from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
 from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
-from raypar.study.trial import REVISION, TrialResult, TrialState
+from raypar.study.trial import REVISION, TrialResult, TrialState, is_loss
 
 
 class Change(StrEnum):
@@ -48,21 +48,27 @@ class RevisionPoint:
         point: without the revision.
         change: of the time.
         ratio: how many times as long B takes as A; None where one of the two has no time.
-        num_pairs: blocks with a time of both.
+        num_pairs: blocks with a time of both that count.
+        num_blocks: blocks in which both ran to their end.
+        num_disturbed: blocks in which other load disturbed one of the two.
         num_more: about how many more blocks settle an inconclusive one; None: unknown.
         outcomes: states of the trials where none finished; None for others.
         metric_change: B's metric minus A's; None where one has none.
         metric: what that shows.
+        has_equal_losses: whether all losses of all reports are equal in all pairs; None: none are reported.
     """
 
     point: Mapping[str, Value]
     change: Change
     ratio: Estimate | None
     num_pairs: int
+    num_blocks: int
+    num_disturbed: int
     num_more: int | None
     outcomes: tuple[TrialState | None, TrialState | None]
     metric_change: Estimate | None
     metric: MetricChange
+    has_equal_losses: bool | None
 
     def gate(self, allowed_share: float) -> Gate:
         """Return whether B is at most so much slower."""
@@ -81,7 +87,6 @@ class RevisionComparison:
     Attributes:
         labels: of A, the reference, and of B.
         margin: a difference that does not matter, as a share.
-        doubt: on most trials; empty: there is none.
     """
 
     question: Question
@@ -89,8 +94,6 @@ class RevisionComparison:
     points: tuple[RevisionPoint, ...]
     margin: float
     time_metric: str
-    doubt: str
-    level: float | None
 
     def having(self, change: Change) -> tuple[RevisionPoint, ...]:
         return tuple(point for point in self.points if point.change is change)
@@ -118,16 +121,7 @@ def compare_revisions(question: Question, results: Sequence[TrialResult]) -> Rev
     for samples in current.points:
         sides.setdefault(point_key(_rest(samples.point)), {})[str(samples.point[REVISION])] = samples
     points = [_compare(question, family, pair[a], pair[b]) for pair in sides.values() if a in pair and b in pair]
-    levels = [point.ratio.level for point in points if point.ratio and point.ratio.level]
-    return RevisionComparison(
-        question,
-        (a, b),
-        tuple(points),
-        question.margin,
-        current.time_metric,
-        doubt_of(question, [result for samples in current.points for result in samples.measured]),
-        max(levels, default=None),
-    )
+    return RevisionComparison(question, (a, b), tuple(points), question.margin, current.time_metric)
 
 
 def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
@@ -161,11 +155,24 @@ def _compare(question: Question, family: Family, a: PointSamples, b: PointSample
         change,
         None if speedup is None else inverse(speedup),
         len(a.times.keys() & b.times.keys()),
+        len(a.samples.keys() & b.samples.keys()),
+        len({r.spec.repeat for r in (*a.measured, *b.measured) if disturbing_load(r) is not None}),
         num_more,
         (a.outcome, b.outcome),
         metric_change,
         metric,
+        _have_equal_losses(a, b),
     )
+
+
+def _have_equal_losses(a: PointSamples, b: PointSamples) -> bool | None:
+    losses = [{r.spec.repeat: _losses(r) for r in side.measured} for side in (a, b)]
+    pairs = [(losses[0][repeat], losses[1][repeat]) for repeat in losses[0].keys() & losses[1].keys()]
+    return all(of_a == of_b for of_a, of_b in pairs) if any(of_a or of_b for of_a, of_b in pairs) else None
+
+
+def _losses(result: TrialResult) -> list[tuple[int, str, float]]:
+    return [(i, key, value) for i, report in enumerate(result.reports) for key, value in report.items() if is_loss(key)]
 
 
 def inverse(ratio: Estimate) -> Estimate:

@@ -22,12 +22,13 @@ import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
+from raypar.analysis.load import MAX_BUSY, MAX_TRUSTED, Load, by_rank, disturbing_load, numbers
 from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, is_equivalent, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, PointKey, Question, point_key
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
-from raypar.study.trial import FailureKind, TrialResult, TrialState, point_label
+from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label
 
 MAX_LOSS_GAP = 0.05  # relative, up to which last losses of equal work may differ
 # Hyperparameters that should leave the work of a point, and so its loss, as it is.
@@ -239,7 +240,7 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
         if len(nodes := _names(result, "node")) == 1:
             (node,) = nodes
             models[node] |= _names(result, "cpu_model")
-            cores[node] |= {c for c in _ranks(result, "num_node_cores") if isinstance(c, int)}
+            cores[node] |= {c for c in by_rank(result, "num_node_cores") if isinstance(c, int)}
     if len(models) < 2:
         return ""
     if not all(models.values()) or not all(cores.values()):
@@ -306,32 +307,7 @@ def shared_with_studies(evidence: Evidence) -> Iterator[str]:
 
 # ---- load while trials were timed
 
-MAX_TAKEN = 0.05  # of the time of a worker's cores
-MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
-# Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
-MAX_BUSY = 0.1
-# Above this share of the cores, in most trials, times show nothing: less than this is a caveat, and no more. On a
-# cluster that a study joined, Ray's own processes are among it.
-MAX_TRUSTED = 0.25
 MAX_CLOCK_CHANGE = 0.05
-
-
-class _Load(NamedTuple):
-    """Others' work while a trial was timed, on the machine where it was most: 0 where not measured."""
-
-    taken: float | None  # share of a worker's own cores' time; None where the trial had none, or nothing was measured
-    busy_cores: float  # on average
-    num_cores: int
-
-    @property
-    def busy(self) -> float:
-        """Share of the machine that was busy with it."""
-        return self.busy_cores / self.num_cores if self.num_cores else 0.0
-
-    def disturbs(self, timed_s: float) -> bool:
-        if self.taken is not None:
-            return self.busy > MAX_BUSY or (self.taken > MAX_TAKEN and self.taken * timed_s > MIN_TAKEN_S)
-        return self.busy > MAX_TAKEN  # nothing kept it off the cores that the trial ran on
 
 
 def other_load(evidence: Evidence) -> Iterator[str]:
@@ -353,50 +329,39 @@ def raypar_load(evidence: Evidence) -> Iterator[str]:
     """The study's own driver and its Ray, where they kept a good part of a machine busy in most trials."""
     shares = []
     for result in evidence.finished:
-        used, cores = _ranks(result, "raypar_load_cores"), _ranks(result, "num_node_cores")
-        by_rank = [u / c for u, c in zip(used, cores, strict=False) if _numbers([u, c]) == [u, c] and c > 0]
-        shares.append(max(by_rank, default=0.0))
+        used, cores = by_rank(result, "raypar_load_cores"), by_rank(result, "num_node_cores")
+        shares_by_rank = [u / c for u, c in zip(used, cores, strict=False) if numbers([u, c]) == [u, c] and c > 0]
+        shares.append(max(shares_by_rank, default=0.0))
     busy = [share for share in shares if share > MAX_BUSY]
     if 2 * len(busy) > len(shares):
         most = units.percent(max(busy))
         yield f"Up to {most} of the cores ran raypar and Ray themselves while {_share(busy, shares)} were timed."
 
 
-def _disturbing(finished: Sequence[TrialResult]) -> list[_Load]:
-    """Return others' work during the trials that it disturbed."""
-    loads = [(_load_of(r), r.train_time_s or r.wall_s or math.inf) for r in finished]
-    return [load for load, timed_s in loads if load.disturbs(timed_s)]
-
-
-def _share_of_cores(load: _Load) -> float:
-    return max(load.taken or 0.0, load.busy)
+def _disturbing(finished: Sequence[TrialResult]) -> list[Load]:
+    return [load for result in finished if (load := disturbing_load(result)) is not None]
 
 
 def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
     """Return why times of a study show nothing: most of its trials were disturbed much. Empty where they were not.
 
-    A search asks for the best metric: it has none.
+    A search asks for the best metric: it has none. Of two revisions load meets both alike, as their trials alternate
+    in random order: it widens the intervals, and that is all.
     """
-    disturbed = [load for load in _disturbing(finished) if _share_of_cores(load) > MAX_TRUSTED]
+    if REVISION in question.baseline:
+        return ""
+    disturbed = [load for load in _disturbing(finished) if load.share_of_cores > MAX_TRUSTED]
     if question.is_search or 2 * len(disturbed) <= len(finished):
         return ""
-    most = units.percent(max(map(_share_of_cores, disturbed)))
+    most = units.percent(max(load.share_of_cores for load in disturbed))
     return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"
-
-
-def _load_of(result: TrialResult) -> _Load:
-    taken = _numbers(result.environment.get("foreign_cpu_share"))
-    busy, cores = _ranks(result, "other_load_cores"), _ranks(result, "num_node_cores")
-    measured = [(b, int(c)) for b, c in zip(busy, cores, strict=False) if _numbers([b, c]) == [b, c] and c > 0]
-    busy_cores, num_cores = max(measured, key=lambda pair: pair[0] / pair[1], default=(0.0, 0))
-    return _Load(max(taken, default=None), busy_cores, num_cores)
 
 
 def too_many_threads(evidence: Evidence) -> Iterator[str]:
     crowded = [
         (threads, len(cores))
         for r in evidence.finished
-        for threads, cores in zip(_ranks(r, "num_threads"), _ranks(r, "cores"), strict=False)
+        for threads, cores in zip(by_rank(r, "num_threads"), by_rank(r, "cores"), strict=False)
         if isinstance(threads, int) and isinstance(cores, Sequence) and threads > len(cores) > 0
     ]
     if crowded:
@@ -407,7 +372,7 @@ def too_many_threads(evidence: Evidence) -> Iterator[str]:
 
 def throttled(evidence: Evidence) -> Iterator[str]:
     """Cores that slowed down for their heat."""
-    counts = [sum(_numbers(r.environment.get("throttles"))) for r in evidence.finished]
+    counts = [sum(numbers(r.environment.get("throttles"))) for r in evidence.finished]
     if hot := [count for count in counts if count > 0]:
         times = units.counted(round(max(hot)), "time")
         yield f"Cores became too hot and slowed down while {_share(hot, counts)} were timed (up to {times} in one)."
@@ -423,9 +388,9 @@ def clock_changes(evidence: Evidence) -> Iterator[str]:
 
 def gpu_throttled(evidence: Evidence) -> Iterator[str]:
     """GPUs that slowed down for their heat or at a power brake; at the limit of their power they usually are."""
-    counts = [sum(_numbers(r.environment.get("gpu_slowdowns"))) for r in evidence.finished]
+    counts = [sum(numbers(r.environment.get("gpu_slowdowns"))) for r in evidence.finished]
     if slowed := [count for count in counts if count > 0]:
-        celsius = [c for r in evidence.finished for c in _numbers(r.environment.get("gpu_celsius"))]
+        celsius = [c for r in evidence.finished for c in numbers(r.environment.get("gpu_celsius"))]
         heat = f" (up to {max(celsius):.0f} °C)" if celsius else ""
         yield f"GPUs slowed down for heat or a power brake while {_share(slowed, counts)} were timed{heat}."
 
@@ -443,7 +408,7 @@ def gpu_clock_changes(evidence: Evidence) -> Iterator[str]:
 
 def gpu_shared(evidence: Evidence) -> Iterator[str]:
     """Processes of others on a trial's GPU, as far as NVML shows them."""
-    counts = [max(_numbers(r.environment.get("gpu_other_processes")), default=0) for r in evidence.finished]
+    counts = [max(numbers(r.environment.get("gpu_other_processes")), default=0) for r in evidence.finished]
     if others := [count for count in counts if count > 0]:
         most = f"up to {units.count(round(max(others)))} at a time"
         yield f"Other processes were on the GPU while {_share(others, counts)} were timed ({most})."
@@ -462,7 +427,7 @@ def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks
     Args:
         device: "cpu" or "gpu".
     """
-    means = [(sum(mhz) / len(mhz), r) for r in results if (mhz := _numbers(r.environment.get(f"{device}_mhz_mean")))]
+    means = [(sum(mhz) / len(mhz), r) for r in results if (mhz := numbers(r.environment.get(f"{device}_mhz_mean")))]
     if not means:
         return None
     (slowest, slow), (fastest, fast) = (pick(means, key=lambda pair: pair[0]) for pick in (min, max))
@@ -483,8 +448,8 @@ def _worst_clock_change(finished: Sequence[TrialResult], device: str) -> str:
 
 def _clock_change(result: TrialResult, device: str) -> float:
     """Return the relative change of the clock over a trial, of the rank that changed most; 0 where unknown."""
-    ends = zip(_ranks(result, f"{device}_mhz_first"), _ranks(result, f"{device}_mhz_last"), strict=False)
-    changes = [last / first - 1 for first, last in ends if _numbers([first, last]) == [first, last] and first > 0]
+    ends = zip(by_rank(result, f"{device}_mhz_first"), by_rank(result, f"{device}_mhz_last"), strict=False)
+    changes = [last / first - 1 for first, last in ends if numbers([first, last]) == [first, last] and first > 0]
     return max(changes, key=abs, default=0.0)
 
 
@@ -731,20 +696,8 @@ def _changed(change: float) -> str:
     return f"{units.percent(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
-def _ranks(result: TrialResult, key: str) -> Sequence[Any]:
-    """Return what the trial's ranks report under a key of the environment; empty where that is no list."""
-    reported = result.environment.get(key)
-    return reported if isinstance(reported, (list, tuple)) else ()
-
-
 def _names(result: TrialResult, key: str) -> set[str]:
-    return {name for name in _ranks(result, key) if isinstance(name, str)}
-
-
-def _numbers(reported: Any) -> list[float]:
-    """Return the finite numbers of what the ranks report, or of one number for all."""
-    listed = reported if isinstance(reported, (list, tuple)) else [reported]
-    return [float(n) for n in listed if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]
+    return {name for name in by_rank(result, key) if isinstance(name, str)}
 
 
 class Check(Protocol):

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 from raypar import units
+from raypar.analysis.load import disturbing_load
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import IDENTITY_IGNORED, TrialResult, TrialState, latest
+from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
 MARGIN = 0.1  # a loss of time that is not worth more trials, where the study names none
+MIN_QUIET = 6  # blocks of two revisions without other load, from which on the others are excluded
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
 
@@ -40,6 +42,8 @@ class Question:
         num_repeats: how many trials every point should have, 1 in a search; None: unknown.
         max_repeats: how many a point may have, in a study that runs until it is settled; None: `num_repeats` are run.
         margin: a loss of time that is not worth more trials, as a share.
+        allowed_share: how much slower than its baseline a point may be, which is to be settled then, in place of its
+            speedup; None: nothing is allowed or refused.
         price_per_node_hour: what a machine costs an hour; None: unknown.
         workload: name of what is trained; empty: unknown.
         config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
@@ -57,6 +61,7 @@ class Question:
     num_repeats: int | None = None
     max_repeats: int | None = None
     margin: float = MARGIN
+    allowed_share: float | None = None
     price_per_node_hour: float | None = None
     workload: str = ""
     config: Mapping[str, Value] = field(default_factory=dict)
@@ -227,6 +232,14 @@ class PointSamples:
         pairs = ((repeat, getattr(sample, quantity)) for repeat, sample in self.samples.items())
         return {repeat: value for repeat, value in pairs if value is not None}
 
+    def without_times(self, repeats: Collection[int]) -> PointSamples:
+        """Return the point without the times of these repeats; what they learned counts."""
+        samples = {
+            repeat: replace(sample, time_s=None, throughput=None) if repeat in repeats else sample
+            for repeat, sample in self.samples.items()
+        }
+        return replace(self, samples=samples)
+
     def all_of(self, quantity: str) -> list[float]:
         """Return every known `quantity`, in the order of the repeats."""
         return list(self.by_repeat(quantity).values())
@@ -257,7 +270,30 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
     words = dict.fromkeys(v for p in question.points for v in p.items() if isinstance(v[1], str))
     listed = {word: i for i, word in enumerate(words)}
     gathered = [_point_samples(question, point, of_point, time_metric) for point, of_point in groups.values()]
+    if REVISION in question.baseline:
+        gathered = _with_quiet_pairs(gathered)
     return tuple(sorted(gathered, key=lambda p: _order(question, listed, p.point)))
+
+
+def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
+    """Return the points without the times of blocks in which other load disturbed the trial of a revision.
+
+    A block is excluded for both revisions, by the load alone: that can't favour one. Where fewer than `MIN_QUIET`
+    blocks of a point were quiet, all are kept.
+    """
+    disturbed: dict[PointKey, set[int]] = {}
+    timed: dict[PointKey, list[set[int]]] = {}
+    for p in gathered:
+        key = _pair_key(p)
+        disturbed.setdefault(key, set()).update(r.spec.repeat for r in p.results if disturbing_load(r) is not None)
+        timed.setdefault(key, []).append(set(p.times))
+    quiet = {key: set.intersection(*each) - disturbed[key] for key, each in timed.items()}
+    excluded = {key: disturbed[key] if len(quiet[key]) >= MIN_QUIET else set() for key in quiet}
+    return [p.without_times(excluded[_pair_key(p)]) for p in gathered]
+
+
+def _pair_key(p: PointSamples) -> PointKey:
+    return point_key({key: value for key, value in p.point.items() if key != REVISION})
 
 
 def with_baselines(

@@ -20,8 +20,9 @@ from raypar import units
 from raypar.analysis.pairwise import is_equivalent, repeats_needed
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.recommend import Candidate, Constraints, Recommendation, recommend
+from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, point_label
+from raypar.study.trial import REVISION, TrialResult, point_label
 
 MAX_NAMED = 3  # open points in a line
 
@@ -197,13 +198,23 @@ class _Study:
             if c.speedup is None:
                 failed = base if not base.times else c
                 self._note(c, f"no time of {point_label(failed.point)}", None, [c, base])
-            elif not (c.speedup.excludes(1.0) or is_equivalent(c.speedup, self._question.margin)):
+            elif not self._is_settled(c.speedup):
                 level = self._recommendation.family.time_level(c.speedup.num_samples)
                 num = repeats_needed(base.times, c.times, level, self._question.margin, least=0)
                 self._note(c, units.ratio_interval(c.speedup), num, [c, base])
 
+    def _is_settled(self, speedup: Estimate) -> bool:
+        if self._question.allowed_share is not None:
+            return speedup.excludes(1 / (1 + self._question.allowed_share))
+        return speedup.excludes(1.0) or is_equivalent(speedup, self._question.margin)
+
     def judge_recommendation(self) -> None:
-        """No point may be faster than the recommended one by more than the margin, and as good."""
+        """No point may be faster than the recommended one by more than the margin, and as good.
+
+        Nobody asks that of two revisions, which are compared point by point.
+        """
+        if REVISION in self._question.baseline:
+            return
         chosen, best = self._recommendation.chosen, self._recommendation.best
         for rival in self._recommendation.open_rivals:
             c = rival.candidate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from raypar.execution.results import ExecutionOutcome
 
 EXIT_TRIALS_FAILED = 4
+MARGIN, MAX_REPEATS, BUDGET_S = 0.02, 60, 600.0  # unless the study's flags say otherwise
 USAGE = "write `raypar ab A B -- study FILE`, with a revision (main, HEAD~3, .) for A and for B"
 # Flags of `raypar study` that make no sense here: the checkouts are on this machine alone.
 REFUSED = {"address": "--address", "exclusive": "--exclusive", "min_nodes": "--min-nodes", "log_model": "--log-model"}
@@ -72,7 +74,8 @@ def ab(
     if inconclusive is not None and allowed is None:
         problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
         raise RayparError(problem, hint="add --fail-if-slower 5%")
-    common.check_json_alone(as_json, {"--markdown -": markdown is not None and str(markdown) == "-"})
+    to_stdout = markdown is not None and str(markdown) == "-"
+    common.check_json_alone(as_json, {"--markdown -": to_stdout})
     a, b, study_words = split_words(words)
     if b is None:
         b = a if patch is not None or env is not None else "."
@@ -81,22 +84,23 @@ def ab(
         problem = f"{refused[0]}: `raypar ab` runs on this machine, and keeps no model"
         raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
     check_for_training("the trials run here")
-    from raypar.execution.revisions import MARGIN, StudyRequest, comparison
+    from raypar.execution.revisions import StudyRequest, comparison
     from raypar.reporting.text import check_file, write_text
     from raypar.study.loader import LOAD_TIMEOUT_S
     from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
-    if markdown is not None and str(markdown) != "-":
+    if markdown is not None and not to_stdout:
         check_file(markdown)
     common.set_data_dir(flags["data_dir"])
     common.check_positive("--load-timeout", flags["load_timeout"], "60")
     until = {name: flags[name] for name in ("until", "budget", "margin", "max_repeats")}
+    defaults = {"until": "settled", "margin": MARGIN, "max_repeats": MAX_REPEATS, "budget": BUDGET_S}
     request = StudyRequest(
         flags["file"],
         tuple(flags["settings"] or ()),
         flags["repeats"],
         flags["seed"],
-        {**until, "until": until["until"] or "settled", "margin": until["margin"] or MARGIN},
+        {name: defaults[name] if value is None else value for name, value in until.items()},
         flags["load_timeout"] or LOAD_TIMEOUT_S,
     )
     options = replace(
@@ -112,8 +116,9 @@ def ab(
         system_metrics=flags["system_metrics"],
         share_machine=flags["share_machine"],
     )
-    with handle_signals(), comparison(a, b, request, patch=patch, env=env, links=link or ()) as made:
-        options = replace(options, revisions=made.revisions)
+    alone = common.document_alone(is_asked=to_stdout) if to_stdout else contextlib.nullcontext()
+    with alone, handle_signals(), comparison(a, b, request, patch=patch, env=env, links=link or ()) as made:
+        options = replace(options, revisions=made.revisions, allowed_share=allowed)
         for notice in made.notices:
             common.say(common.stdout(), notice)
         if flags["dry_run"]:
@@ -128,8 +133,8 @@ def ab(
             code = exit_code(compared, outcome, allowed, inconclusive)
             if markdown is not None:
                 text = ab_markdown(compared, outcome.analysis, shlex.join(options.command), allowed, code)
-                if str(markdown) == "-":
-                    print(text, end="")
+                if to_stdout:
+                    common.print_text(text)
                 else:
                     write_text(markdown, text)
             if as_json:

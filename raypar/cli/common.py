@@ -188,6 +188,11 @@ def print_json(document: AnyDocument) -> None:
     print(to_json(document), file=_document_stream.get(), flush=True)
 
 
+def print_text(text: str) -> None:
+    """Print a text on standard output, within `document_alone`, too."""
+    print(text, end="", file=_document_stream.get(), flush=True)
+
+
 def check_json_alone(as_json: bool, others: Mapping[str, object]) -> None:
     """Raise RayparError where ``--json`` comes with flags of other views, by their names."""
     given = [flag for flag, value in others.items() if value]

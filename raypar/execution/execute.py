@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from raypar import units
 from raypar.analysis.analyse import analyse
-from raypar.analysis.checks import MAX_BUSY
+from raypar.analysis.load import MAX_BUSY
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, ClusterError, NotForTraining, RayparError, StoreError, WorkloadError
 from raypar.execution.best_model import (
@@ -110,7 +110,15 @@ def execute(
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
         code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
-        plan = make_plan(study, cluster, stored, where=loaded.path, with_ray=options.with_ray, code_of=code_of)
+        plan = make_plan(
+            study,
+            cluster,
+            stored,
+            where=loaded.path,
+            with_ray=options.with_ray,
+            code_of=code_of,
+            allowed_share=options.allowed_share,
+        )
         for text in _notices(loaded, options, plan, stored):
             notice(Notice(text))
         failures = [result for result in plan.done if not result.is_complete]

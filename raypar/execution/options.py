@@ -43,6 +43,7 @@ class Options:
         command, settings: the command line and its ``--set``, for the record and a later ``resume``.
         profiling: of every trial of the first repeat.
         revisions: versions of the code that are compared; empty: there is one.
+        allowed_share: see `raypar.analysis.question.Question`.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -67,6 +68,7 @@ class Options:
     min_nodes: int | None = None
     not_before: float = 0.0
     revisions: tuple[Revision, ...] = ()
+    allowed_share: float | None = None
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:

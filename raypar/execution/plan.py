@@ -54,6 +54,7 @@ class ExecutionPlan:
         missing: the specs still to run.
         auto: values of what the study leaves to the machines.
         notices: what the user should read about them before anything runs.
+        allowed_share: see `Question`.
     """
 
     study: Study
@@ -63,10 +64,11 @@ class ExecutionPlan:
     cluster: Cluster
     auto: Auto = ON_CPU
     notices: tuple[str, ...] = ()
+    allowed_share: float | None = None
 
     @property
     def question(self) -> Question:
-        return question_of(self.study, self.auto)
+        return replace(question_of(self.study, self.auto), allowed_share=self.allowed_share)
 
     @property
     def num_trials(self) -> int:
@@ -161,6 +163,7 @@ def make_plan(
     where: Path | str = "study",
     with_ray: bool = True,
     code_of: Callable[[TrialSpec], Mapping[str, str]] | None = None,
+    allowed_share: float | None = None,
 ) -> ExecutionPlan:
     """Expand the study, refuse what can never run, and leave out what is done.
 
@@ -169,6 +172,7 @@ def make_plan(
         where: the study's file, for messages.
         code_of: returns the digests of the source files that a trial runs, by which stopped points are not tried
             again; None: they are.
+        allowed_share: see `Question`.
 
     Raises:
         RayparError: some trial could never run on the cluster, or it is a search, and there is no Ray to search with.
@@ -189,7 +193,7 @@ def make_plan(
     over = complete if code_of is None else complete | _stopped(stored, identities, code_of)
     done = tuple(result for identity, result in over.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in over)
-    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices)
+    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices, allowed_share)
     return plan if missing or not study.until else plan.with_more(next_block(plan, done)[1])
 
 

@@ -37,7 +37,6 @@ from raypar.train.job import Revision
 from raypar.units import listed, value_of
 
 WORKING_TREE = "."
-MARGIN = 0.02
 HASH_CHARS = 7
 # Files of raypar's own in a project's folder, which are no part of its code.
 RESULT_FILES = (".raypar/", "mlflow.db*", "mlartifacts/", "mlruns/", "__pycache__/")

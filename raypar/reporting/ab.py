@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from raypar import units
@@ -43,9 +43,20 @@ def verdict_lines(comparison: RevisionComparison) -> list[str]:
     else:
         lines = [_summary(comparison)]
         lines += [f"{point_label(point.point)}: {_verdict(comparison, point)}." for point in points]
-    if comparison.doubt:
-        lines.append(f"Mind the load: {comparison.doubt}; it met both revisions alike, and widens the intervals.")
+    if any(point.num_disturbed for point in points):
+        lines.append(_load_line(points))
     return lines
+
+
+def _load_line(points: Sequence[RevisionPoint]) -> str:
+    """Return how many pairs other load met, and whether they count."""
+    num_disturbed = sum(point.num_disturbed for point in points)
+    num_blocks = sum(max(point.num_blocks, point.num_disturbed) for point in points)
+    num_pairs = sum(point.num_pairs for point in points)
+    met = f"Other load met {num_disturbed} of {units.counted(num_blocks, 'pair')}"
+    if num_pairs == num_blocks:
+        return f"{met}: the intervals are the wider for it."
+    return f"{met}: {num_pairs} count."
 
 
 def _summary(comparison: RevisionComparison) -> str:
@@ -60,7 +71,9 @@ def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
     ratio = point.ratio
     match point.change:
         case Change.SLOWER | Change.FASTER if ratio is not None:
-            return f"{b} is {_share(abs(ratio.value - 1))} {point.change} than {a} ({_interval(ratio)})"
+            low, high = sorted(100 * abs(bound - 1) for bound in (ratio.low or 1.0, ratio.high or 1.0))
+            interval = f"95 % CI {low:.1f}-{high:.1f} %, {units.counted(ratio.num_samples, 'pair')}"
+            return f"{b} is {_share(abs(ratio.value - 1))} {point.change} than {a} ({interval})"
         case Change.EQUIVALENT if ratio is not None:
             return f"no difference above {_share(comparison.margin)} between {a} and {b} ({_interval(ratio)})"
         case Change.INCONCLUSIVE if ratio is not None:
@@ -72,10 +85,10 @@ def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
 
 def _interval(ratio: Estimate) -> str:
     """Return ``95 % CI +2.9 to +5.2 %``, of the change of the time."""
-    if ratio.low is None or ratio.high is None or ratio.level is None:
+    if ratio.low is None or ratio.high is None:
         return "1 pair, no interval"
     low, high = (100 * (bound - 1) for bound in (ratio.low, ratio.high))
-    return f"{units.level(ratio.level)} CI {low:+.1f} to {high:+.1f} %, {units.counted(ratio.num_samples, 'pair')}"
+    return f"95 % CI {low:+.1f} to {high:+.1f} %, {units.counted(ratio.num_samples, 'pair')}"
 
 
 def _share(share: float) -> str:
@@ -87,7 +100,8 @@ def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
     name, total = comparison.question.metric, len(comparison.points)
     of = {change: [p for p in comparison.points if p.metric is change] for change in MetricChange}
     if len(of[MetricChange.EQUAL]) == total:
-        yield f"{name}: equal in all pairs, to the last digit."
+        losses = "losses and " if all(point.has_equal_losses for point in comparison.points) else ""
+        yield f"Equal in all pairs, to the last digit: {losses}{name}."
         return
     for point in of[MetricChange.DIFFERENT][:MAX_NAMED]:
         change = point.metric_change
@@ -157,7 +171,6 @@ def ab_document(
         "b": b,
         "answer": " ".join([*verdict_lines(comparison), *metric_lines(comparison)]),
         "margin": comparison.margin,
-        "doubt": comparison.doubt or None,
         "metric": comparison.question.metric,
         "time_metric": comparison.time_metric,
         "num_failed": num_failed,
@@ -169,9 +182,11 @@ def ab_document(
                 "change": p.change,
                 "ratio": p.ratio,
                 "num_pairs": p.num_pairs,
+                "num_disturbed_pairs": p.num_disturbed,
                 "num_more_blocks": p.num_more,
                 "metric_result": p.metric,
                 "metric_change": p.metric_change,
+                "has_equal_losses": p.has_equal_losses,
             }
             for p in comparison.points
         ],

@@ -680,19 +680,23 @@ class RevisionEntry(TypedDict):
         point: without the revision.
         change: B's time against A's.
         ratio: how many times as long B takes as A for the same work.
-        num_pairs: blocks with a time of both.
+        num_pairs: blocks with a time of both that count.
+        num_disturbed_pairs: blocks in which other load disturbed one of the two.
         num_more_blocks: about how many more settle an inconclusive point; None: unknown.
         metric_result: B's metric against A's.
         metric_change: B's metric minus A's.
+        has_equal_losses: whether all losses of all epochs are equal in all pairs; None: none are reported.
     """
 
     point: Values
     change: Change
     ratio: Estimate | None
     num_pairs: int
+    num_disturbed_pairs: int
     num_more_blocks: int | None
     metric_result: MetricChange
     metric_change: Estimate | None
+    has_equal_losses: bool | None
 
 
 class AbDocument(Document):
@@ -704,7 +708,6 @@ class AbDocument(Document):
         b: label of what is held against it.
         answer: the verdict in sentences.
         margin: a difference that does not matter, as a share.
-        doubt: on most trials; None: there is none.
         metric: name of the study's metric.
         time_metric: what the times are: ``train_time_s`` or ``wall_s``.
         num_failed: trials that failed.
@@ -717,7 +720,6 @@ class AbDocument(Document):
     b: str
     answer: str
     margin: float
-    doubt: str | None
     metric: str
     time_metric: str
     num_failed: int

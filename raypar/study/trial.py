@@ -341,13 +341,13 @@ def bad_losses(report: Mapping[str, float], metric: str = "") -> dict[str, float
     Args:
         metric: the study's, which stands for the loss in a report without any.
     """
-    losses = {key: value for key, value in report.items() if _is_loss(key)}
+    losses = {key: value for key, value in report.items() if is_loss(key)}
     if not losses and metric in report:
         losses = {metric: report[metric]}
     return {key: value for key, value in losses.items() if isinstance(value, float) and not math.isfinite(value)}
 
 
-def _is_loss(key: str) -> bool:
+def is_loss(key: str) -> bool:
     """Return whether a key names a loss: ``loss``, ``train_loss``, ``eval/loss``, ``valLoss``."""
     words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", key)}
     return "loss" in words and not words & _NO_LOSS

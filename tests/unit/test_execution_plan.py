@@ -64,8 +64,8 @@ CODE = {"s.py": "py3.11:1"}
         ([ERROR, OTHER], {}, 2),
         ([LOST, LOST], {}, 2),
         ([ERROR], {}, 1),
-        ([ERROR, ERROR, SKIPPED], {"code": {"s.py": "py3.11:2"}}, 3),  # perhaps they fixed it
-        ([ERROR, ERROR, SKIPPED], {"code": None}, 3),
+        ([ERROR, ERROR, SKIPPED], {"code_of": lambda _: {"s.py": "py3.11:2"}}, 3),  # perhaps they fixed it
+        ([ERROR, ERROR, SKIPPED], {"code_of": None}, 3),
     ],
 )
 def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed(failures, changes, num_missing):
@@ -74,7 +74,7 @@ def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed
         TrialResult(spec, TrialState.FAILED if failure else TrialState.FINISHED, failure=failure, code=CODE)
         for spec, failure in zip(study.trials(), failures, strict=True)
     ]
-    plan = make_plan(study, TWO_CORES, stored, **{"code": CODE, **changes})
+    plan = make_plan(study, TWO_CORES, stored, **{"code_of": lambda _: CODE, **changes})
     assert (plan.num_missing, len(plan.done)) == (num_missing, len(failures) - num_missing)
 
 

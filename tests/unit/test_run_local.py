@@ -28,7 +28,7 @@ def test_a_point_whose_first_attempts_fail_alike_is_given_up(monkeypatch, tmp_pa
     )
     study = a_study(space={}, baseline={}, num_repeats=3, max_retries=2)
     events = []
-    local.LocalRunner(SimpleNamespace(isolation="fresh"), ()).run(study, study.trials(), events.append)
+    local.LocalRunner(RunSettings(tmp_path, isolation="fresh"), ()).run(study, study.trials(), events.append)
     results = [event.result for event in events if isinstance(event, TrialEnded)]
     assert [event.spec.repeat for event in events if isinstance(event, TrialStarted)] == starts
     assert results[0].attempts == num_attempts and [r.spec for r in results] == list(study.trials())
@@ -39,7 +39,9 @@ def test_a_point_whose_first_attempts_fail_alike_is_given_up(monkeypatch, tmp_pa
 
 def test_a_notice_of_the_fork_server_comes_before_the_first_trial(monkeypatch, tmp_path):
     client = SimpleNamespace(wait_until_ready=lambda: "a touched CUDA", close=lambda: None)
-    monkeypatch.setattr(local, "ForkServer", lambda *_: SimpleNamespace(address="", close=lambda: None))
+    monkeypatch.setattr(
+        local, "ForkServer", SimpleNamespace(of=lambda _: SimpleNamespace(address="", close=lambda: None))
+    )
     monkeypatch.setattr(local, "ForkClient", lambda _: client)
     monkeypatch.setattr(local, "_LocalAttempt", lambda job, *_: SimpleNamespace(run=lambda: trial_result(job.spec, {})))
     study, events = a_study(space={}, baseline={}, num_repeats=1), []

@@ -1,0 +1,61 @@
+"""Load by others while a trial was timed, and from which on it disturbs a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from raypar.study.trial import TrialResult
+
+MAX_TAKEN = 0.05  # of the time of a worker's cores
+MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
+# Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
+MAX_BUSY = 0.1
+# Above this share of the cores, in most trials, times show nothing: less than this is a caveat, and no more. On a
+# cluster that a study joined, Ray's own processes are among it.
+MAX_TRUSTED = 0.25
+
+
+class Load(NamedTuple):
+    """Others' work while a trial was timed, on the machine where it was most: 0 where not measured."""
+
+    taken: float | None  # share of a worker's own cores' time; None where the trial had none, or nothing was measured
+    busy_cores: float  # on average
+    num_cores: int
+
+    @property
+    def busy(self) -> float:
+        """Share of the machine that was busy with it."""
+        return self.busy_cores / self.num_cores if self.num_cores else 0.0
+
+    @property
+    def share_of_cores(self) -> float:
+        return max(self.taken or 0.0, self.busy)
+
+    def disturbs(self, timed_s: float) -> bool:
+        if self.taken is not None:
+            return self.busy > MAX_BUSY or (self.taken > MAX_TAKEN and self.taken * timed_s > MIN_TAKEN_S)
+        return self.busy > MAX_TAKEN  # nothing kept it off the cores that the trial ran on
+
+
+def disturbing_load(result: TrialResult) -> Load | None:
+    """Return others' work during a trial that it disturbed; None for another trial."""
+    taken = numbers(result.environment.get("foreign_cpu_share"))
+    busy, cores = by_rank(result, "other_load_cores"), by_rank(result, "num_node_cores")
+    measured = [(b, int(c)) for b, c in zip(busy, cores, strict=False) if numbers([b, c]) == [b, c] and c > 0]
+    busy_cores, num_cores = max(measured, key=lambda pair: pair[0] / pair[1], default=(0.0, 0))
+    load = Load(max(taken, default=None), busy_cores, num_cores)
+    return load if load.disturbs(result.train_time_s or result.wall_s or math.inf) else None
+
+
+def by_rank(result: TrialResult, key: str) -> Sequence[Any]:
+    """Return what the trial's ranks report under a key of the environment; empty where that is no list."""
+    reported = result.environment.get(key)
+    return reported if isinstance(reported, (list, tuple)) else ()
+
+
+def numbers(reported: Any) -> list[float]:
+    """Return the finite numbers of what the ranks report, or of one number for all."""
+    listed = reported if isinstance(reported, (list, tuple)) else [reported]
+    return [float(n) for n in listed if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]
