@@ -185,9 +185,13 @@ def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
 
 def study_flags(words: Sequence[str]) -> Mapping[str, Any]:
     """Parse the flags of ``raypar study``; a mistake is reported as that command does."""
-    from raypar.cli.app import app
+    from raypar.cli.app import UsageError, app, usage_message
 
     group: Any = typer.main.get_command(app)
     command = group.commands["study"]
-    flags: dict[str, Any] = command.make_context("raypar study", list(words)).params
+    try:
+        flags: dict[str, Any] = command.make_context("raypar study", list(words)).params
+    except UsageError as error:
+        message, _, hint = usage_message(error, ["study", *words]).partition("\n  → ")
+        raise RayparError(message, hint=hint) from None
     return flags

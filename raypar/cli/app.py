@@ -41,7 +41,7 @@ from raypar.errors import EXIT_BAD_INPUT, closest, shortened
 from raypar.signals import EXIT_CODES
 
 # Typer has its own click, or takes the one that is installed, and exports neither's UsageError.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _UNKNOWN = re.compile(r"No such (?P<what>command|option):? '?(?P<word>[^\s'=]+)'?")
 
 
@@ -73,7 +73,7 @@ class Verbs(PlainFlags, TyperGroup):
         except FileNotFoundError:
             typer.echo("error: the current folder was removed\n  → cd to another one", err=True)
             sys.exit(EXIT_BAD_INPUT)
-        except _UsageError as error:
+        except UsageError as error:
             typer.echo(f"error: {usage_message(error, words)}", err=True)
             sys.exit(EXIT_BAD_INPUT)
         except typer.Abort:

@@ -1,0 +1,440 @@
+"""``raypar ab``: its words and flags, what it refuses, checkouts, what is imported from them, and the verdict."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from command import refused
+from jsonschema import Draft202012Validator
+from results import make_result
+
+from raypar.analysis.ab import Change, MetricChange, compare_revisions
+from raypar.analysis.compare import Gate
+from raypar.analysis.question import Question
+from raypar.analysis.settle import what_is_open
+from raypar.cli.ab import split_words
+from raypar.errors import RayparError
+from raypar.execution.revisions import StudyRequest, check_environment, comparison
+from raypar.reporting.ab import ab_document, verdict_lines
+from raypar.run.forkserver import replaced
+from raypar.study.trial import Failure, FailureKind, TrialState
+from raypar.train.job import RunSettings
+
+ROOT = Path(__file__).parents[2]
+STUDY = """
+import helper_of_ab
+from raypar import Study, grid
+from raypar.workloads import digits
+study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, config={"epochs": 1}, num_repeats=3)
+"""
+
+
+class Repository:
+    """A git repository with a study file, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+        self.git("init", "-q", "-b", "main")
+        (folder / ".gitignore").write_text("data/\n")
+        self.write("study_of_ab.py", STUDY)
+        self.write("helper_of_ab.py", "VALUE = 1\n")
+        self.commit("one")
+        self.write("helper_of_ab.py", "VALUE = 2\n")
+        self.commit("two")
+
+    def git(self, *words):
+        identity = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        done = subprocess.run(["git", *identity, *words], cwd=self.folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def commit(self, message):
+        self.git("add", "-A")
+        self.git("commit", "-qm", message)
+
+    def short(self, revision="HEAD"):
+        return self.git("rev-parse", revision)[:7]
+
+    def worktrees(self):
+        return len(self.git("worktree", "list").splitlines())
+
+    def compared(self, a, b, file="study_of_ab.py", settings=(), **changes):
+        return comparison(a, b, StudyRequest(self.folder / file, settings, until={"until": "settled"}), **changes)
+
+
+@pytest.fixture
+def repository(tmp_path, modules_as_they_were):
+    made = Repository(tmp_path / "repository")
+    yield made
+    assert made.worktrees() == 1  # whatever has happened
+
+
+# ---- words
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("main HEAD study s.py --repeats 3", ("main", "HEAD", ["s.py", "--repeats", "3"])),
+        ("main study s.py", ("main", None, ["s.py"])),
+        ("study study study s.py", ("study", None, ["study", "s.py"])),
+    ],
+)
+def test_the_words_are_one_or_two_revisions_then_study_and_its_flags(words, parts):
+    assert split_words(words.split()) == parts
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("main", "raypar ab main: no `study` after one or two revisions"),
+        ("main HEAD other study s.py", "no `study` after one or two revisions"),
+        ("main -- study s.py --address auto", "--address: `raypar ab` runs on this machine"),
+        ("main -- study s.py --log-model", "--log-model: "),
+        ("--inconclusive ok main -- study s.py", "--inconclusive ok: without --fail-if-slower nothing is judged"),
+        ("--fail-if-slower 5 main -- study s.py", "--fail-if-slower 5: must be a percentage"),
+        ("main -- study s.py --no-such", "No such option: --no-such"),
+        ("--json --markdown - main -- study s.py", "--json and --markdown - exclude each other"),
+        ("main -- study s.py", "s.py: is in no git repository"),
+    ],
+)
+def test_bad_words_are_refused_before_anything_starts(tmp_path, words, message):
+    with chdir(tmp_path):
+        refused(message, "ab", *words.split())
+
+
+# ---- revisions
+
+
+def test_each_revision_has_its_own_files_and_workload_and_the_study_has_both(repository):
+    with repository.compared("HEAD~1", "HEAD") as made:
+        labels = (f"HEAD~1@{repository.short('HEAD~1')}", f"HEAD@{repository.short()}")
+        study = made.loaded.study
+        assert study.space["revision"].values == labels and list(study.space) == ["revision", "lr"]
+        assert study.baseline == {"revision": labels[0]} and study.until == "settled"
+        assert study.name == f"study_of_ab_ab_{repository.short('HEAD~1')}_{repository.short()}"
+        assert made.loaded.path == repository.folder / "study_of_ab.py"
+        texts = [(revision.checkout / "helper_of_ab.py").read_text() for revision in made.revisions]
+        assert texts == ["VALUE = 1\n", "VALUE = 2\n"] and repository.worktrees() == 3
+        codes = [revision.code for revision in made.revisions]
+        assert codes[0]["study_of_ab.py"] == codes[1]["study_of_ab.py"]
+        assert codes[0]["helper_of_ab.py"] != codes[1]["helper_of_ab.py"]
+        assert {spec.placement.revision for spec in study.trials()} == set(labels)
+        settings = RunSettings(Path("/logs"), revisions=made.revisions)
+        assert settings.job(study.trials()[0], 1, b"").workload in {r.workload for r in made.revisions}
+    assert not made.revisions[0].checkout.exists()
+
+
+def test_the_trials_of_a_pair_follow_each_other_in_random_order(repository):
+    with repository.compared("HEAD~1", "HEAD") as made:
+        study = made.loaded.study
+        first = set()
+        for repeat in range(8):
+            block = study.block(repeat, study.points())
+            pairs = [block[:2], block[2:]]
+            assert all(a.config["lr"] == b.config["lr"] for a, b in pairs)
+            first |= {(a.config["lr"], a.point["revision"]) for a, _ in pairs}
+        assert len(first) == 4
+
+
+def test_the_working_tree_is_labelled_by_its_changes_and_run_where_it_is(repository):
+    with repository.compared("HEAD~1", ".") as made:
+        assert made.revisions[1].label == f".@{repository.short()}"
+        assert made.revisions[1].checkout == repository.folder
+    labels = []
+    for value in (3, 4, 3):
+        repository.write("helper_of_ab.py", f"VALUE = {value}\n")
+        with repository.compared("HEAD", ".") as made:
+            labels.append(made.revisions[1].label)
+    assert labels[0] == labels[2] != labels[1] and labels[0].startswith(".@changes-")
+    for name in (
+        "new_of_ab.py",
+        "mlflow.db",
+        ".raypar/logs",
+    ):  # what git does not know yet is a change, results are not
+        repository.write(name, "")
+        with repository.compared("HEAD", ".") as made:
+            assert (made.revisions[1].label == labels[0]) == (name != "new_of_ab.py")
+        (repository.folder / name).unlink()
+    assert repository.git("status", "--porcelain", "helper_of_ab.py") == "M helper_of_ab.py"  # nothing was staged
+
+
+def test_one_revision_is_compared_with_itself_only_where_that_is_asked_for(repository):
+    with repository.compared("HEAD", "HEAD") as made:
+        labels = [revision.label for revision in made.revisions]
+    assert labels == [f"HEAD@{repository.short()}", f"HEAD@{repository.short()} (again)"]
+    with (
+        pytest.raises(RayparError, match=r"main@\w+ and HEAD@\w+ are the same code"),
+        repository.compared("main", "HEAD"),
+    ):
+        pass
+
+
+def test_a_patch_is_applied_to_b_alone(repository):
+    repository.write("helper_of_ab.py", "VALUE = 3\n")
+    patch = repository.folder.parent / "change.patch"
+    patch.write_text(repository.git("diff") + "\n")
+    repository.git("checkout", "-q", ".")
+    with repository.compared("HEAD", "HEAD", patch=patch) as made:
+        texts = [(revision.checkout / "helper_of_ab.py").read_text() for revision in made.revisions]
+        assert texts == ["VALUE = 2\n", "VALUE = 3\n"]
+        assert made.revisions[1].label.startswith(f"HEAD@{repository.short()}+change.patch@")
+    with (
+        pytest.raises(RayparError, match=r"change\.patch: does not apply to HEAD~1: error: patch failed"),
+        repository.compared("HEAD~1", "HEAD~1", patch=patch),
+    ):
+        pass
+
+
+def test_data_that_git_ignores_is_linked_into_both(repository):
+    repository.write("data/x", "1")
+    data = repository.folder / "data"
+    with repository.compared("HEAD~1", "HEAD", links=[data]) as made:
+        assert all((revision.checkout / "data" / "x").read_text() == "1" for revision in made.revisions)
+    assert data.is_dir()  # the link has gone, and nothing else
+    for link, message in [
+        (repository.folder / "absent", "there is no such folder"),
+        (repository.folder.parent, "is not in the repository"),
+        (repository.folder / "helper_of_ab.py", "has a file or folder of that name"),
+    ]:
+        with pytest.raises(RayparError, match=message), repository.compared("HEAD~1", "HEAD", links=[link]):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (STUDY.replace("0.2", "0.3"), "points lr=0.2 and lr=0.3"),
+        (STUDY.replace('"epochs": 1', '"epochs": 2'), "epochs=1 and 2"),
+        (STUDY.replace("num_repeats=3", "num_repeats=4"), "num_repeats 3 and 4"),
+        (STUDY.replace("digits", "iris"), "workload 'digits' and 'iris'"),
+        ("import no_such_module\n", "HEAD@.*no_such_module"),
+        (None, "study_of_ab.py: is not in HEAD@"),
+    ],
+)
+def test_only_code_may_differ(repository, changed, message):
+    if changed is None:
+        repository.git("rm", "-q", "study_of_ab.py")
+    else:
+        repository.write("study_of_ab.py", changed)
+    repository.commit("three")
+    with pytest.raises(RayparError, match=message), repository.compared("HEAD~1", "HEAD"):
+        pass
+
+
+def test_a_flag_that_sets_a_value_for_both_settles_a_difference(repository):
+    repository.write("study_of_ab.py", STUDY.replace('"epochs": 1', '"epochs": 2'))
+    repository.commit("three")
+    with repository.compared("HEAD~1", "HEAD", settings=("epochs=3",)) as made:
+        assert {spec.config["epochs"] for spec in made.loaded.study.trials()} == {3}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("mian", "did you mean main?"), ("0123456", "git log"), ("--all", "git log")]
+)
+def test_an_unknown_revision_is_refused(repository, name, hint):
+    with pytest.raises(RayparError, match="git knows no such revision") as caught, repository.compared(name, "HEAD"):
+        pass
+    assert hint in str(caught.value)
+
+
+def test_what_a_killed_process_left_of_its_worktrees_is_forgotten(repository):
+    left = repository.folder.parent / "raypar-left" / "a"
+    kept = repository.folder.parent / "mine"
+    for folder in (left, kept):
+        repository.git("worktree", "add", "-q", "--detach", str(folder))
+    for folder in (left, kept):
+        subprocess.run(["rm", "-r", str(folder)], check=True)
+    with repository.compared("HEAD~1", "HEAD"):
+        assert repository.worktrees() == 4  # of these two, the user's own is still there
+    repository.git("worktree", "prune")
+
+
+# ---- environments
+
+
+def environment(folder, answer):
+    """A virtual environment on paper, whose Python prints an answer."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    python.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"python": [3, 8]}, "has Python 3.8, and raypar runs on 3."),
+        ({"packages": []}, "has no Ray, and raypar runs with"),
+        ({"packages": ["ray==1.0"]}, "has Ray 1.0, and raypar runs with"),
+        (
+            {"error": "ModuleNotFoundError: No module named 'psutil'"},
+            "raypar can't be imported there: ModuleNotFoundError",
+        ),
+    ],
+)
+def test_an_environment_that_ranks_could_not_run_in_is_refused(tmp_path, changes, message):
+    import ray
+
+    fine = {"python": list(sys.version_info[:2]), "packages": [f"ray=={ray.__version__}"], "error": ""}
+    python, digest = check_environment(environment(tmp_path / "fine", fine), tmp_path)
+    assert python == str(tmp_path / "fine/bin/python") and len(digest) == 7
+    with pytest.raises(RayparError, match=message):
+        check_environment(environment(tmp_path / "other", {**fine, **changes}), tmp_path)
+
+
+def test_what_is_no_environment_is_refused(tmp_path):
+    with pytest.raises(RayparError, match="has no bin/python"):
+        check_environment(tmp_path, tmp_path)
+
+
+# ---- imports
+
+
+def test_entries_of_the_path_in_the_repository_become_those_of_the_checkout(tmp_path):
+    repository, checkout = tmp_path / "repository", tmp_path / "checkout"
+    for folder in (repository / "src", repository / "new", repository / ".venv/lib/site-packages", checkout / "src"):
+        folder.mkdir(parents=True)
+    assert replaced(str(repository / "src"), repository, checkout) == str(checkout / "src")
+    assert replaced(str(repository), repository, checkout) == str(checkout)
+    assert replaced(str(repository / "new"), repository, checkout) is None  # rather than the working tree's
+    for kept in (repository / ".venv/lib/site-packages", tmp_path, checkout / "src"):
+        assert replaced(str(kept), repository, checkout) == str(kept)
+
+
+def test_an_editable_install_is_imported_from_the_checkout(tmp_path):
+    """By a path file, as flit and hatch make one, and by a finder with a mapping, as setuptools does."""
+    repository, checkout, site = tmp_path / "repository", tmp_path / "checkout", tmp_path / "site"
+    for folder in (repository, checkout):
+        for package in ("src/by_path", "lib/by_finder"):
+            (folder / package).mkdir(parents=True)
+            (folder / package / "__init__.py").write_text(f"WHERE = {folder.name!r}")
+    site.mkdir()
+    (site / "by_path.pth").write_text(str(repository / "src"))
+    (site / "__editable___finder.py").write_text(f"""
+import sys
+from importlib.util import spec_from_file_location
+MAPPING = {{"by_finder": {str(repository / "lib/by_finder")!r}}}
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return spec_from_file_location(name, MAPPING[name] + "/__init__.py") if name in MAPPING else None
+sys.meta_path.append(Finder)
+""")
+    (site / "finder.pth").write_text("import __editable___finder")
+    code = f"""
+import site, sys
+from pathlib import Path
+site.addsitedir({str(site)!r})
+from raypar.run.forkserver import replace_root
+replace_root(Path({str(repository)!r}), Path({str(checkout)!r}))
+import by_path, by_finder
+print(by_path.WHERE, by_finder.WHERE)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == ["checkout", "checkout"]
+
+
+# ---- the verdict
+
+A, B = "main@1", "HEAD@2"
+NOISE = (0.004, -0.003, 0.001, -0.002, 0.003, 0.0, -0.004, 0.002)
+
+
+def question(**changes):
+    points = ({"revision": A}, {"revision": B})
+    settings = {"max_repeats": 60, "num_repeats": 3, "margin": 0.02, "points": points}
+    return Question("s", {"revision": A}, ("revision",), **{**settings, **changes})
+
+
+def results(slowdown, *, noise=NOISE, busy=(), accuracy=0.9):
+    """Trials of A and B by block; those of `busy` blocks met other load, and took any time."""
+    made = []
+    for repeat, (of_a, of_b) in enumerate(zip(noise, noise[1:] + noise[:1], strict=True)):
+        for label, time_s in ((A, 1 + of_a), (B, (1 + slowdown) * (1 + of_b))):
+            load = {"other_load_cores": [1.0], "num_node_cores": [2]} if repeat in busy else {}
+            factor = 1.0 if repeat not in busy else 1.5 if (repeat + (label == A)) % 3 else 0.8
+            made.append(make_result({"revision": label}, repeat, time_s * factor, environment=load, accuracy=accuracy))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "change", "text"),
+    [
+        (0.05, Change.SLOWER, f"{B} is 5.0 % slower than {A} ("),
+        (-0.05, Change.FASTER, f"{B} is 5.0 % faster than {A} ("),
+        (0.0, Change.EQUIVALENT, f"no difference above 2 % between {A} and {B} ("),
+    ],
+)
+def test_the_verdict_is_a_claim_that_its_interval_shows(slowdown, change, text):
+    compared = compare_revisions(question(), results(slowdown))
+    assert compared.points[0].change is change
+    assert verdict_lines(compared)[0].startswith(text)
+    assert what_is_open(question(), results(slowdown)).stopped == "settled"
+
+
+def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
+    noise = tuple(10 * each for each in NOISE)
+    (point,) = compare_revisions(question(), results(0.01, noise=noise)).points
+    assert point.change is Change.INCONCLUSIVE and point.num_more > 0
+    assert not what_is_open(question(), results(0.01, noise=noise)).stopped
+    line = verdict_lines(compare_revisions(question(), results(0.01, noise=noise)))[0]
+    assert line.startswith(f"inconclusive: about {point.num_more} more block") and "no difference" not in line
+
+
+def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
+    busy = (0, 3)
+    (point,) = compare_revisions(question(), results(0.05, busy=busy)).points
+    assert (point.change, point.num_pairs, point.num_blocks, point.num_disturbed) == (Change.SLOWER, 6, 8, 2)
+    lines = verdict_lines(compare_revisions(question(), results(0.05, busy=busy)))
+    assert lines[1] == "Other load met 2 of 8 pairs: 6 count."
+    (point,) = compare_revisions(question(), results(0.05, busy=(0, 3, 5))).points
+    assert point.num_pairs == 8 and point.change is Change.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "allowed", "gate"),
+    [(0.05, 0.1, Gate.PASSED), (0.05, 0.02, Gate.FAILED), (0.05, 0.051, Gate.INCONCLUSIVE), (0.0, 0.02, Gate.PASSED)],
+)
+def test_the_gate_holds_the_interval_against_the_allowance_and_so_does_the_end(slowdown, allowed, gate):
+    asked = question(allowed_share=allowed)
+    assert compare_revisions(asked, results(slowdown)).gate(allowed) is gate
+    assert (what_is_open(asked, results(slowdown)).stopped is None) == (gate is Gate.INCONCLUSIVE)
+
+
+def test_a_revision_whose_trials_fail_has_no_time_and_does_not_pass():
+    failed = [
+        make_result({"revision": B}, r, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no"))
+        for r in range(3)
+    ]
+    compared = compare_revisions(question(), [r for r in results(0.0) if r.spec.point["revision"] == A] + failed)
+    assert compared.points[0].change is Change.UNTIMED and compared.gate(0.05) is Gate.FAILED
+    assert verdict_lines(compared)[0] == f"no times to compare: {B} failed."
+
+
+def test_the_metric_is_compared_too():
+    (point,) = compare_revisions(question(), results(0.0)).points
+    assert point.metric is MetricChange.EQUAL
+    of_a, of_b = results(0.0)[::2], results(0.0, accuracy=0.8)[1::2]
+    (point,) = compare_revisions(question(), [*of_a, *of_b]).points
+    assert point.metric is MetricChange.DIFFERENT and point.metric_change.value == pytest.approx(-0.1)
+
+
+def test_the_document_is_as_the_schema_has_it():
+    schema = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
+    from raypar.reporting.documents import to_json
+
+    document = json.loads(to_json(ab_document(compare_revisions(question(), results(0.05)), "s", 0.02, 1, 0)))
+    assert not list(Draft202012Validator(schema).iter_errors(document))
+    assert document["gate"] == {"allowed_share": 0.02, "result": "failed", "exit_code": 1}
