@@ -66,7 +66,7 @@ class StudyRequest:
 
 
 @dataclass(frozen=True)
-class Side:
+class Version:
     """One of the two versions, as far as it is known before its files are there.
 
     Attributes:
@@ -112,7 +112,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Checkouts:
     """Two versions of the code, ready to be run.
 
     Attributes:
@@ -135,7 +135,7 @@ def comparison(
     patch: Path | None = None,
     env: Path | None = None,
     links: Sequence[Path] = (),
-) -> Iterator[Comparison]:
+) -> Iterator[Checkouts]:
     """Check out and load two versions of the code for the duration of the block.
 
     Args:
@@ -160,15 +160,15 @@ def comparison(
         raypar_path.mkdir()
         (raypar_path / "raypar").symlink_to(Path(sys.modules["raypar"].__file__ or "").resolve().parent)
         git = _Git(repository, scratch)
-        side_a, side_b = git.side(a), git.side(b)
+        version_a, version_b = git.look_up(a), git.look_up(b)
         if env is not None:
             python, digest = check_environment(env, raypar_path)
-            side_b = replace(side_b, python=python, environment=digest)
-        side_b = replace(side_b, patch=patch)
-        labels = _labels(side_a, side_b)
+            version_b = replace(version_b, python=python, environment=digest)
+        version_b = replace(version_b, patch=patch)
+        labels = _labels(version_a, version_b)
         checkouts = [
-            stack.enter_context(git.checkout(side, scratch / letter, linked))
-            for letter, side in zip("ab", (side_a, side_b), strict=True)
+            stack.enter_context(git.checkout(version, scratch / letter, linked))
+            for letter, version in zip("ab", (version_a, version_b), strict=True)
         ]
         file = request.file.relative_to(repository)
         for label, checkout in zip(labels, checkouts, strict=True):
@@ -183,9 +183,9 @@ def comparison(
                 repository=repository,
                 checkout=checkout,
                 raypar_path=str(raypar_path),
-                python=side.python,
+                python=version.python,
             )
-            for label, side, checkout in zip(labels, (side_a, side_b), checkouts, strict=True)
+            for label, version, checkout in zip(labels, (version_a, version_b), checkouts, strict=True)
         ]
         loaded_b = _load_elsewhere(made[1], request, scratch / "b.pickle")
         replace_root(repository, checkouts[0])
@@ -200,13 +200,13 @@ def comparison(
             replace(made[0], preload=preload_of(loaded), workload=pickled_workload(loaded), code=loaded.code),
             replace(made[1], preload=loaded_b.preload, workload=loaded_b.workload, code=loaded_b.code),
         )
-        name = f"{loaded.study.name}_ab_{side_a.short}_{side_b.short}"
+        name = f"{loaded.study.name}_ab_{version_a.short}_{version_b.short}"
         study = _study_of_both(loaded.study, name, labels, loaded_b.facts.options)
-        notices = [SAME_RAYPAR] if git.has_other_raypar(side_a, side_b) else []
-        yield Comparison(replace(loaded, study=study, path=request.file), revisions, tuple(notices))
+        notices = [SAME_RAYPAR] if git.has_other_raypar(version_a, version_b) else []
+        yield Checkouts(replace(loaded, study=study, path=request.file), revisions, tuple(notices))
 
 
-def _labels(a: Side, b: Side) -> tuple[str, str]:
+def _labels(a: Version, b: Version) -> tuple[str, str]:
     """Return the labels of both. Raises RayparError for two that are the same, unless that is what was asked for."""
     if a.content != b.content:
         return a.label, b.label if b.label != a.label else f"{b.label} (B)"
@@ -227,9 +227,9 @@ def _study_of_both(study: Study, name: str, labels: tuple[str, str], options: Ma
         problem = f"workload {study.workload.name} has an option `{REVISION}` of its own"
         raise RayparError(problem, hint="rename it: `raypar ab` needs the name")
     a, b = labels
-    own = Option(a, str, "version of the code, as `raypar ab` has it")
+    revision = Option(a, str, "version of the code, as `raypar ab` has it")
     of_b = {key: Option(value, object, "only B has it", optional=True) for key, value in options.items()}
-    workload = replace(study.workload, options={**of_b, **study.workload.options, REVISION: own}, has_test=False)
+    workload = replace(study.workload, options={**of_b, **study.workload.options, REVISION: revision}, has_test=False)
     return replace(
         study,
         workload=workload,
@@ -283,12 +283,12 @@ class _Git:
             "GIT_INDEX_FILE": str(scratch / "index"),
         }
 
-    def side(self, name: str) -> Side:
+    def look_up(self, name: str) -> Version:
         """Look up a revision. Raises RayparError where there is none."""
         if name == WORKING_TREE:
             head = self._commit("HEAD")
             tree = self._working_tree()
-            return Side(name, tree, head if head and tree == self._tree(head) else None)
+            return Version(name, tree, head if head and tree == self._tree(head) else None)
         commit = self._commit(name)
         if commit is None:
             names = _git(self._repository, "for-each-ref", "--format=%(refname:short)").split()
@@ -297,47 +297,52 @@ class _Git:
             if (Path.cwd() / name).exists() and not close:
                 hint = "write `.` for the working tree; " + hint
             raise RayparError(f"{name}: git knows no such revision in {self._repository}", hint=hint)
-        return Side(name, self._tree(commit), commit)
+        return Version(name, self._tree(commit), commit)
 
     @contextlib.contextmanager
-    def checkout(self, side: Side, folder: Path, links: Sequence[Path]) -> Iterator[Path]:
+    def checkout(self, version: Version, folder: Path, links: Sequence[Path]) -> Iterator[Path]:
         """Give the top folder of a version's files; a worktree of its own, unless it is the working tree."""
-        if side.is_working_tree:
+        if version.is_working_tree:
             yield self._repository
             return
-        commit = side.commit
+        commit = version.commit
         if commit is None:  # changes of the working tree and a patch
             raise RayparError(
-                f"--patch {side.patch}: the working tree has changes that no commit has",
+                f"--patch {version.patch}: the working tree has changes that no commit has",
                 hint="commit them, or name a revision: `raypar ab HEAD --patch FILE -- study …`",
             )
         try:
             _git(self._repository, "worktree", "add", "--quiet", "--detach", str(folder), commit)
-            if side.patch is not None:
-                patched = _run_git(folder, "apply", "--whitespace=nowarn", str(side.patch.resolve()))
+            if version.patch is not None:
+                patched = _run_git(folder, "apply", "--whitespace=nowarn", str(version.patch.resolve()))
                 if patched.returncode:
-                    problem = f"--patch {side.patch}: does not apply to {side.name}: {cut(patched.stderr.strip(), 300)}"
+                    problem = (
+                        f"--patch {version.patch}: does not apply to {version.name}: {cut(patched.stderr.strip(), 300)}"
+                    )
                     raise RayparError(problem, hint="make it anew against that revision: git diff >change.patch")
             for link in links:
-                _link(self._repository / link, folder / link, side.name)
+                _link(self._repository / link, folder / link, version.name)
             yield folder
         finally:
             _run_git(self._repository, "worktree", "remove", "--force", "--force", str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 
-    def has_other_raypar(self, a: Side, b: Side) -> bool:
+    def has_other_raypar(self, a: Version, b: Version) -> bool:
         """Return whether the running raypar is part of the repository, and differs between the two."""
         package = Path(sys.modules["raypar"].__file__ or "").resolve().parent
         if not package.is_relative_to(self._repository):
             return False
         path = package.relative_to(self._repository)
-        trees = [self._call("rev-parse", "--quiet", "--verify", f"{side.tree}:{path}") for side in (a, b)]
+        trees = [self._call("rev-parse", "--quiet", "--verify", f"{version.tree}:{path}") for version in (a, b)]
         in_patch = b.patch is not None and str(path) in b.patch.read_text(errors="replace")
         return trees[0] != trees[1] or in_patch
 
     def _commit(self, name: str) -> str | None:
-        found = _run_git(self._repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-        return found.stdout.split()[-1] if found.returncode == 0 and found.stdout.split() else None
+        commit = _run_git(
+            self._repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
+        )
+        words = commit.stdout.split()
+        return words[-1] if commit.returncode == 0 and words else None
 
     def _tree(self, commit: str) -> str:
         return _git(self._repository, "rev-parse", f"{commit}^{{tree}}").strip()

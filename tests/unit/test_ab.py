@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import typer
+import yaml
 from command import refused
 from jsonschema import Draft202012Validator
 from results import make_result
@@ -438,3 +442,51 @@ def test_the_document_is_as_the_schema_has_it():
     document = json.loads(to_json(ab_document(compare_revisions(question(), results(0.05)), "s", 0.02, 1, 0)))
     assert not list(Draft202012Validator(schema).iter_errors(document))
     assert document["gate"] == {"allowed_share": 0.02, "result": "failed", "exit_code": 1}
+
+
+# ---- the action
+
+
+def test_the_action_passes_flags_that_there_are():
+    from raypar.cli.app import app
+
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    steps = {step.get("id") or step.get("name") or step["uses"]: step for step in action["runs"]["steps"]}
+    script = steps["compare"]["run"]
+    command = typer.main.get_command(app).commands["ab"]
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", script)) == {"--fail-if-slower", "--inconclusive", "--markdown"} <= known
+    used = set(re.findall(r"inputs\.([a-z-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
+    assert used == set(action["inputs"])
+    assert not re.search(r"\$\{\{", script + steps["Install"]["run"] + steps["Result"]["run"])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    ("gate", "words"),
+    [("", []), ("5%", ["--fail-if-slower", "5%", "--inconclusive", "ok"])],
+)
+def test_the_action_keeps_the_exit_code_and_the_verdict(tmp_path, gate, words):
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    (script,) = (step["run"] for step in action["runs"]["steps"] if step.get("id") == "compare")
+    program = tmp_path / "raypar"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >words\necho verdict >raypar-ab.md\nexit 3\n')
+    program.chmod(0o755)
+    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    inputs = {"BASE": "HEAD^1", "HEAD": "HEAD", "STUDY": "a b.py", "FLAGS": "--set epochs=1", "OPTIONS": ""}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    given = {
+        **files,
+        **inputs,
+        "FAIL_IF_SLOWER": gate,
+        "INCONCLUSIVE": "ok",
+        "RUNNER_TEMP": str(tmp_path),
+        "PATH": path,
+    }
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=given, check=True)
+    passed = (tmp_path / "words").read_text().splitlines()
+    markdown = str(tmp_path / "raypar-ab.md")
+    rest = ["HEAD^1", "HEAD", "--", "study", "a b.py", "--set", "epochs=1"]
+    assert passed == ["ab", *words, "--markdown", markdown, *rest]
+    assert (tmp_path / "GITHUB_OUTPUT").read_text() == f"exit-code=3\nmarkdown={markdown}\n"
+    assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text() == "verdict\n"
