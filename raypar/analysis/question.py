@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
 MARGIN = 0.1  # a loss of time that is not worth more trials, where the study names none
 MIN_QUIET = 6  # blocks of two revisions without other load, from which on the others are excluded
+QUIETER = 0.5  # scatter of the quiet ones, against that of all, from which on
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
 
@@ -276,24 +278,28 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
 
 
 def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
-    """Return the points without the times of blocks in which other load disturbed the trial of a revision.
+    """Return the points of two revisions without the times of blocks in which other load disturbed a trial.
 
-    A block is excluded for both revisions, by the load alone: that can't favour one. Where fewer than `MIN_QUIET`
-    blocks of a point were quiet, all are kept.
+    A block is excluded for both revisions, by the load alone: that can't favour one. All are kept where fewer than
+    `MIN_QUIET` blocks of a point were quiet, or these scatter hardly less: the load was elsewhere on the machine.
     """
-    disturbed: dict[PointKey, set[int]] = {}
-    timed: dict[PointKey, list[set[int]]] = {}
+    pairs: dict[PointKey, list[PointSamples]] = {}
     for p in gathered:
-        key = _pair_key(p)
-        disturbed.setdefault(key, set()).update(r.spec.repeat for r in p.results if disturbing_load(r) is not None)
-        timed.setdefault(key, []).append(set(p.times))
-    quiet = {key: set.intersection(*each) - disturbed[key] for key, each in timed.items()}
-    excluded = {key: disturbed[key] if len(quiet[key]) >= MIN_QUIET else set() for key in quiet}
-    return [p.without_times(excluded[_pair_key(p)]) for p in gathered]
+        pairs.setdefault(point_key({key: value for key, value in p.point.items() if key != REVISION}), []).append(p)
+    return [p.without_times(_noisy_blocks(pair)) for pair in pairs.values() for p in pair]
 
 
-def _pair_key(p: PointSamples) -> PointKey:
-    return point_key({key: value for key, value in p.point.items() if key != REVISION})
+def _noisy_blocks(pair: Sequence[PointSamples]) -> set[int]:
+    """Return the blocks of a point whose times say less than nothing, as other load disturbed them."""
+    disturbed = {r.spec.repeat for p in pair for r in p.results if disturbing_load(r) is not None}
+    times = [p.times for p in pair]
+    timed = sorted(set.intersection(*map(set, times)))
+    if len(times) != 2 or len(quiet := [repeat for repeat in timed if repeat not in disturbed]) < MIN_QUIET:
+        return set()
+    of_all, of_quiet = (
+        statistics.stdev(math.log(times[1][r] / times[0][r]) for r in repeats) for repeats in (timed, quiet)
+    )
+    return disturbed if of_quiet < QUIETER * of_all else set()
 
 
 def with_baselines(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raypar.execution.results import ExecutionOutcome
 
 EXIT_TRIALS_FAILED = 4
-MARGIN, MAX_REPEATS, BUDGET_S = 0.02, 60, 600.0  # unless the study's flags say otherwise
+MARGIN, MAX_REPEATS, BUDGET_S = 0.02, 100, 600.0  # unless the study's flags say otherwise
 USAGE = "write `raypar ab A B -- study FILE`, with a revision (main, HEAD~3, .) for A and for B"
 # Flags of `raypar study` that make no sense here: the checkouts are on this machine alone.
 REFUSED = {"address": "--address", "exclusive": "--exclusive", "min_nodes": "--min-nodes", "log_model": "--log-model"}
