@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
@@ -25,8 +25,8 @@ from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialSta
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
 MARGIN = 0.1  # a loss of time that is not worth more trials, where the study names none
-MIN_QUIET = 6  # blocks of two revisions without other load, from which on the others are excluded
-QUIETER = 0.5  # scatter of the quiet ones, against that of all, from which on
+MIN_QUIET = 6  # pairs of trials of two revisions without other load, from which on these alone may be compared
+QUIETER = 0.5  # scatter of these, against that of all blocks, below which they are
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
 
@@ -184,12 +184,14 @@ class PointSamples:
         config: every hyperparameter, of any of its trials; empty for a point without one.
         samples: its finished trials by repeat, in order.
         results: all its trials, whatever became of them.
+        matched_times: seconds to compare by, of two revisions, by the number of the pair; None: those of the samples.
     """
 
     point: Mapping[str, Value]
     config: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[int, Sample] = field(default_factory=dict)
     results: tuple[TrialResult, ...] = ()
+    matched_times: Mapping[int, float] | None = None
 
     @property
     def num_workers(self) -> int | None:
@@ -203,8 +205,8 @@ class PointSamples:
 
     @property
     def times(self) -> dict[int, float]:
-        """Seconds of the time metric by repeat, of the finished trials that have it."""
-        return self.by_repeat("time_s")
+        """Seconds of the time metric by repeat, of the finished trials that have it; or those that stand for them."""
+        return self.by_repeat("time_s") if self.matched_times is None else dict(self.matched_times)
 
     @property
     def rest(self) -> dict[str, Value]:
@@ -233,14 +235,6 @@ class PointSamples:
         """Return every known `quantity` (an attribute of `Sample`) by repeat, in order."""
         pairs = ((repeat, getattr(sample, quantity)) for repeat, sample in self.samples.items())
         return {repeat: value for repeat, value in pairs if value is not None}
-
-    def without_times(self, repeats: Collection[int]) -> PointSamples:
-        """Return the point without the times of these repeats; what they learned counts."""
-        samples = {
-            repeat: replace(sample, time_s=None, throughput=None) if repeat in repeats else sample
-            for repeat, sample in self.samples.items()
-        }
-        return replace(self, samples=samples)
 
     def all_of(self, quantity: str) -> list[float]:
         """Return every known `quantity`, in the order of the repeats."""
@@ -278,28 +272,33 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
 
 
 def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
-    """Return the points of two revisions without the times of blocks in which other load disturbed a trial.
-
-    A block is excluded for both revisions, by the load alone: that can't favour one. All are kept where fewer than
-    `MIN_QUIET` blocks of a point were quiet, or these scatter hardly less: the load was elsewhere on the machine.
-    """
+    """Return the points of two revisions, compared by the trials that other load did not disturb, where that helps."""
     pairs: dict[PointKey, list[PointSamples]] = {}
     for p in gathered:
         pairs.setdefault(point_key({key: value for key, value in p.point.items() if key != REVISION}), []).append(p)
-    return [p.without_times(_noisy_blocks(pair)) for pair in pairs.values() for p in pair]
+    return [p for pair in pairs.values() for p in (_matched(*pair) if len(pair) == 2 else pair)]
 
 
-def _noisy_blocks(pair: Sequence[PointSamples]) -> set[int]:
-    """Return the blocks of a point whose times say less than nothing, as other load disturbed them."""
-    disturbed = {r.spec.repeat for p in pair for r in p.results if disturbing_load(r) is not None}
-    times = [p.times for p in pair]
-    timed = sorted(set.intersection(*map(set, times)))
-    if len(times) != 2 or len(quiet := [repeat for repeat in timed if repeat not in disturbed]) < MIN_QUIET:
-        return set()
-    of_all, of_quiet = (
-        statistics.stdev(math.log(times[1][r] / times[0][r]) for r in repeats) for repeats in (timed, quiet)
-    )
-    return disturbed if of_quiet < QUIETER * of_all else set()
+def _matched(a: PointSamples, b: PointSamples) -> tuple[PointSamples, PointSamples]:
+    """Return both with the times of their quiet trials as pairs: the first of one with the first of the other.
+
+    Load meets both alike, so that to go by it favours none; and a pair stays what it is when further trials come. The
+    blocks remain the pairs where there are fewer than `MIN_QUIET` such pairs, or these scatter hardly less: then the
+    load was elsewhere on the machine.
+    """
+    disturbed = [{r.spec.repeat for r in p.results if disturbing_load(r) is not None} for p in (a, b)]
+    blocks = sorted(a.times.keys() & b.times.keys())
+    sides = (a.times, b.times)
+    quiet = [[t for r, t in of.items() if r not in noisy] for of, noisy in zip(sides, disturbed, strict=True)]
+    num_pairs = min(map(len, quiet))
+    if num_pairs < MIN_QUIET or not any(disturbed) or len(blocks) < MIN_QUIET:
+        return a, b
+    of_quiet = statistics.stdev(math.log(of_b / of_a) for of_a, of_b in zip(*quiet, strict=False))
+    of_blocks = statistics.stdev(math.log(b.times[r] / a.times[r]) for r in blocks)
+    if of_quiet >= QUIETER * of_blocks:
+        return a, b
+    matched = [dict(enumerate(of[:num_pairs])) for of in quiet]
+    return replace(a, matched_times=matched[0]), replace(b, matched_times=matched[1])
 
 
 def with_baselines(

@@ -56,7 +56,7 @@ def _load_line(points: Sequence[RevisionPoint]) -> str:
     met = f"Other load met {num_disturbed} of {units.counted(num_blocks, 'pair')}"
     if num_pairs == num_blocks:
         return f"{met}: the intervals are the wider for it."
-    return f"{met}: {num_pairs} count."
+    return f"{met}; compared are {num_pairs} of trials that it did not meet."
 
 
 def _summary(comparison: RevisionComparison) -> str:

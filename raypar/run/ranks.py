@@ -216,9 +216,7 @@ def revision_environment(revision: Revision) -> dict[str, str]:
 def spawn(log_path: Path, listen: socket.socket | None = None, revision: Revision | None = None) -> RankProcess:
     """Start a rank in a fresh interpreter, a fork server that imports nothing and has one rank."""
     with contextlib.ExitStack() as stack:
-        sys_path = () if revision is None else revision.sys_path
-        server = ForkServer((), sys_path, base_preload=(), revision=revision)
-        stack.enter_context(contextlib.closing(server))
+        server = stack.enter_context(contextlib.closing(ForkServer(base_preload=(), revision=revision)))
         client = stack.enter_context(contextlib.closing(ForkClient(server.address)))
         process = client.fork(log_path, listen)
         process.resources = stack.pop_all()

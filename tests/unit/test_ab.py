@@ -402,7 +402,7 @@ def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
     (point,) = compare_revisions(question(), results(0.05, busy=busy)).points
     assert (point.change, point.num_pairs, point.num_blocks, point.num_disturbed) == (Change.SLOWER, 6, 8, 2)
     lines = verdict_lines(compare_revisions(question(), results(0.05, busy=busy)))
-    assert lines[1] == "Other load met 2 of 8 pairs: 6 count."
+    assert lines[1] == "Other load met 2 of 8 pairs; compared are 6 of trials that it did not meet."
     (point,) = compare_revisions(question(), results(0.05, busy=(0, 3, 5))).points
     assert point.num_pairs == 8 and point.change is Change.INCONCLUSIVE
 
