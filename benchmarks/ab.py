@@ -142,7 +142,7 @@ def make_repository(folder: Path) -> None:
     (folder / "mnist.py").write_text(MNIST)
     (folder / "units.py").write_text("UNITS = 0\n")
     _commit(folder, "as it was")
-    calibrated = run_child([__file__, "--calibrate", folder], core=0)
+    calibrated = run_child([Path(__file__), "--calibrate", folder], core=0)
     (folder / "units.py").write_text(f"UNITS = {calibrated['units']}\n")
     _commit(folder, "slower")
     measured = f"{calibrated['slowdown']:.1%} of a step of {1e3 * calibrated['step_s']:.2f} ms"
