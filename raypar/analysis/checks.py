@@ -102,12 +102,13 @@ def other_settings(evidence: Evidence) -> Iterator[str]:
 
 
 def other_code(evidence: Evidence) -> Iterator[str]:
-    """Trials that ran other code than the latest one."""
-    latest = max((r for r in evidence.finished if r.code), key=lambda r: r.started_at, default=None)
-    if latest is None:
-        return
-    comparable = [r for r in evidence.finished if are_comparable(r.code, latest.code)]
-    changes = [files for r in comparable if (files := changed_files(r.code, latest.code))]
+    """Trials that ran other code than the latest one, of their revision where two are compared."""
+    latest: dict[object, TrialResult] = {}
+    for result in sorted(filter(lambda r: r.code, evidence.finished), key=lambda r: r.started_at):
+        latest[result.spec.point.get(REVISION)] = result
+    pairs = [(r, latest[revision]) for r in evidence.finished if (revision := r.spec.point.get(REVISION)) in latest]
+    comparable = [(r, last) for r, last in pairs if are_comparable(r.code, last.code)]
+    changes = [files for r, last in comparable if (files := changed_files(r.code, last.code))]
     if changes:
         names = files_text(chain.from_iterable(changes))
         yield f"{_share(changes, comparable)} ran other code than the latest one: {names} changed in between."

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from jsonschema import Draft202012Validator
 from results import make_result
 
 from raypar.analysis.ab import Change, MetricChange, compare_revisions
+from raypar.analysis.analyse import analyse
 from raypar.analysis.compare import Gate
 from raypar.analysis.question import Question
 from raypar.analysis.settle import what_is_open
@@ -425,6 +427,14 @@ def test_a_revision_whose_trials_fail_has_no_time_and_does_not_pass():
     compared = compare_revisions(question(), [r for r in results(0.0) if r.spec.point["revision"] == A] + failed)
     assert compared.points[0].change is Change.UNTIMED and compared.gate(0.05) is Gate.FAILED
     assert verdict_lines(compared)[0] == f"no times to compare: {B} failed."
+
+
+def test_that_the_code_of_both_differs_is_no_caveat_and_that_of_one_is():
+    ran = [replace(r, code={"a.py": f"py3.11:{r.spec.point['revision']}"}) for r in results(0.0)]
+    assert "other_code" not in {finding.check for finding in analyse(question(), ran).warnings}
+    ran[0] = replace(ran[0], code={"a.py": "py3.11:earlier"})
+    (finding,) = [finding for finding in analyse(question(), ran).warnings if finding.check == "other_code"]
+    assert finding.detail.startswith("1 of 16 trials ran other code")
 
 
 def test_the_metric_is_compared_too():
