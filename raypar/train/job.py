@@ -99,9 +99,12 @@ class RunSettings:
     revisions: tuple[Revision, ...] = ()
 
     def revision(self, label: str = "") -> Revision:
-        """Return the code that trials with this label run; without one, that of the study's only version."""
+        """Return the code that trials with this label run: that of the study's only version where there is no other.
+
+        A study that compares no versions may have a hyperparameter of the name for its own purposes.
+        """
         of_label = {revision.label: revision for revision in self.revisions}
-        return of_label[label] if label else Revision("", self.sys_path, self.preload)
+        return of_label.get(label) or Revision("", self.sys_path, self.preload)
 
     def job(self, spec: TrialSpec, attempt: int, workload: bytes, uid: str = "") -> TrialJob:
         """Return the job of a trial's attempt, with the workload of its revision, or else this one."""

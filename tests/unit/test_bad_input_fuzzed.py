@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("imported", "modules_as_they_were")
 # What a command has to be given; one that is not here is given none. `study` is fuzzed as a dry run: it would start.
 GIVEN = ("study good.py --dry-run", "plan good.py", "profile gone.py", "work gone", "compare s t", "export s t.csv")
 GIVEN += ("generate s --prompt x", "predict s --workers 4", "report s", "show s", "resume s", "recommend s", "fit s")
+GIVEN += ("init gone.py",)
 ARGUMENTS = {words.split()[0]: words.split()[1:] for words in GIVEN}
 # Would start what they are for.
 NOT_RUN = ("doctor", "ui")
