@@ -65,6 +65,10 @@ def check_for_training(why: str) -> None:
         raise NotForTraining(f"torch is not in this environment, and {why}")
 
 
+class DoesNotFit(RayparError):
+    """More memory than a trial may take."""
+
+
 class BrokeOff(RayparError):
     """Loss of what a study ran on, or wrote to, after it had begun. What has ended is kept."""
 

@@ -18,6 +18,10 @@ INFINITE = "∞"  # an upper bound that lies beyond what was seen
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 DURATIONS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 SHARES = {"": 1.0, "%": 0.01}
+SIZES_BYTES = {
+    **{f"{letter}b": 10.0 ** (3 * i) for i, letter in enumerate(("", "k", "m", "g", "t"))},
+    **{f"{letter}ib": 2.0 ** (10 * i) for i, letter in enumerate("kmgt", 1)},
+}
 
 
 def parsed(text: str, scales: Mapping[str, float]) -> float | None:

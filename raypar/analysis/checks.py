@@ -132,6 +132,16 @@ def diverged_trials(evidence: Evidence) -> Iterator[str]:
         yield f"{_share(diverged, every)} diverged: {named(labels)}."
 
 
+def too_large_trials(evidence: Evidence) -> Iterator[str]:
+    """Points that need more memory than there is: one of their trials shows it, and the others are not run."""
+    if points := [p for p in evidence.points if p.outcome is TrialState.DOES_NOT_FIT]:
+        first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
+        others = f" ({first.reason})" if first.reason else ""
+        labels = [point_label(p.point) for p in points]
+        do_not = "does not fit" if len(points) == 1 else "do not fit"
+        yield f"{_share(points, evidence.points, 'point')} {do_not}: {named(labels)}{others}."
+
+
 def failed_trials(evidence: Evidence) -> Iterator[str]:
     failed = [r for p in evidence.points for r in p.results if r.state is TrialState.FAILED]
     if failed:
@@ -717,6 +727,8 @@ CHECKS: dict[Check, str] = {
     "the code as much as by the point.",
     diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
     "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
+    too_large_trials: "They count in no time, speedup or recommendation, and are not run again. Use a smaller batch "
+    "(`raypar fit-batch` looks for the largest that fits), accumulation_steps, or a strategy that splits the model.",
     baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
     "diverged, choose another baseline.",
     failed_trials: "See the log; once the cause is fixed, run the study again: finished trials are kept.",

@@ -106,6 +106,9 @@ class Gate(Enum):
     INCONCLUSIVE = "inconclusive"
 
 
+WORSE = (TrialState.DIVERGED, TrialState.DOES_NOT_FIT, TrialState.FAILED)  # than any time
+
+
 @dataclass(frozen=True)
 class MatchedPoint:
     """A point that both studies have trials of; pairs are (A's, B's).
@@ -152,12 +155,12 @@ class MatchedPoint:
     def gate(self) -> Gate | None:
         """Result at this point; None where A has no time that B could exceed.
 
-        Trials of B that all diverged or failed are worse than slow ones. Where some diverged, the others' times are no
+        Trials of B that all diverged, failed or do not fit are worse than slow ones. Where some diverged, the others' times are no
         proof that all is well.
         """
         if self.times_s[0] is None:
             return None
-        if self.difference is Difference.SLOWER or self.outcomes[1] in (TrialState.DIVERGED, TrialState.FAILED):
+        if self.difference is Difference.SLOWER or self.outcomes[1] in WORSE:
             return Gate.FAILED
         is_shown = self.difference is Difference.FASTER and not self.diverges_in_b_alone
         return Gate.PASSED if is_shown else Gate.INCONCLUSIVE
@@ -264,7 +267,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
         MatchedPoint(
             point=swept_values(first, keys),
             num_finished=(len(first.samples), len(second.samples)),
-            num_diverged=(len(first.unusable), len(second.unusable)),
+            num_diverged=(_num_diverged(first), _num_diverged(second)),
             outcomes=(first.outcome, second.outcome),
             times_s=(_median(first.all_of("time_s")), _median(second.all_of("time_s"))),
             limit=limit,
@@ -346,6 +349,10 @@ def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
 
 def _logs(times: Mapping[int, float]) -> list[float]:
     return [math.log(time) for time in times.values()]
+
+
+def _num_diverged(samples: PointSamples) -> int:
+    return sum(result.state is TrialState.DIVERGED for result in samples.results)
 
 
 def _median(values: Sequence[float], *, log_scale: bool = True) -> Estimate | None:

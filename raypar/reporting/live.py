@@ -52,7 +52,7 @@ def progress_parts(spec: TrialSpec, report: Mapping[str, float]) -> list[str]:
 def ended_parts(result: TrialResult) -> list[str]:
     """Label, end and figures of a trial that has ended."""
     parts = [result.spec.label]
-    if result.failure:
+    if result.failure and not result.is_complete:
         parts.append(f"FAILED: {result.reason or result.failure.kind}")
         return parts
     if not result.is_measured:

@@ -266,7 +266,8 @@ def trial_result(
         metric: the study's.
         started_at: Unix time.
         environment: the runner's values, besides the ranks' own.
-        failure: why the trial as a whole failed; None: it did not, where a rank has an outcome, or it diverged.
+        failure: why the trial as a whole failed, or does not fit; None: it did not fail, where a rank has an outcome,
+            or it diverged.
     """
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None and not end.outcome.is_idle]
     ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
@@ -276,6 +277,9 @@ def trial_result(
         failure = None if failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST) else failure
     elif failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
+    state = ended
+    if failure is not None:
+        state = TrialState.DOES_NOT_FIT if failure.kind is FailureKind.DOES_NOT_FIT else TrialState.FAILED
     times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
     slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
@@ -286,7 +290,7 @@ def trial_result(
     profiles = [outcome.profile for outcome in outcomes]
     result = TrialResult(
         spec=spec,
-        state=TrialState.FAILED if failure else ended,
+        state=state,
         attempts=attempts,
         started_at=started_at,
         **slowest,
@@ -349,7 +353,8 @@ def supervise(
                 case ("done", outcome):
                     end = RankEnd(outcome=outcome)
                 case ("error", kind, name, message, traceback):
-                    text = f"{name}: {message}" if message else name
+                    is_plain = message and kind is FailureKind.DOES_NOT_FIT
+                    text = message if is_plain else f"{name}: {message}" if message else name
                     end = RankEnd(failure=Failure(kind, text, rank, traceback, str(log_path)))
     except (EOFError, OSError):
         pass  # the process has ended; its exit code says more

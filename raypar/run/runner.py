@@ -97,6 +97,7 @@ SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 VARIES = re.compile(r"\brank \d+|\b0x[0-9a-f]+")  # in the message of one error
 NUM_ALIKE = 2  # attempts that end alike: a third would, too
 SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
+NOT_RUN = "not run: another trial of its point does not fit: {}"
 STOPPED = "{} stopped: its first {} attempts failed alike: {}"
 
 
@@ -130,7 +131,8 @@ def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
 
 
 class StoppedPoints:
-    """Points of a run that are given up, as their first attempts all ended with one error before a report.
+    """Points of a run that are given up: their first attempts all ended with one error before a report, or one of
+    their trials does not fit.
 
     An attempt that ends well, after a report or with another error keeps its point going for good; one that others
     have ended (a lost node, a timeout) shows nothing.
@@ -144,7 +146,9 @@ class StoppedPoints:
         """Note the end of an attempt at a trial; return a notice if that stops the trial's point."""
         label = point_label(spec.point)
         errors = self._errors.setdefault(label, [])
-        if failure is None or has_reported:
+        if failure is not None and failure.kind is FailureKind.DOES_NOT_FIT:
+            self._refusals.setdefault(label, Failure(failure.kind, NOT_RUN.format(failure.summary)))
+        elif failure is None or has_reported:
             errors.append(None)
         elif failure.kind in DETERMINISTIC and not failure.message.endswith(SENT_BY_OTHERS):
             errors.append(VARIES.sub("", failure.message))

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from raypar.errors import suggest
 from raypar.study.space import Value
 from raypar.study.workload import Config, Option, Workload, at_least, one_of, whole_number
+from raypar.units import SIZES_BYTES, parsed
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,17 @@ def _split_problem(value: Value) -> str | None:
     return None if named or value in SPLITS else f"must be one of {', '.join(SPLITS)}, or a tuple of layer names"
 
 
+def _memory_problem(value: Value) -> str | None:
+    is_size = isinstance(value, str) and (parsed(value, SIZES_BYTES) or 0) > 0
+    return None if is_size else 'must be a size with its unit: "20GB", "512MiB"'
+
+
+def memory_limit_bytes(config: Config) -> float | None:
+    """Return the bytes of a complete config's ``max_memory``; None: there is no limit, as in configs of before it."""
+    limit = config.get("max_memory")
+    return None if limit is None else parsed(str(limit), SIZES_BYTES)
+
+
 def _positive(value: Value) -> str | None:
     is_positive = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
     return None if is_positive else "must be a number greater than 0"
@@ -293,6 +305,13 @@ OPTIONS: Mapping[str, Option] = {
         "a trial that is started again goes on where it was, this many epochs back at most; None: from the beginning",
     ),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
+    "max_memory": Option(
+        None,
+        str,
+        'memory that the training on a worker may take, "20GB": a trial that needs more does not fit; None: any',
+        _memory_problem,
+        optional=True,
+    ),
     "stop_on_nan": Option(True, bool, "end a trial at its first report of a loss that is not finite; False: train on"),
 }
 
@@ -445,6 +464,9 @@ def _training_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conf
     if config["compile"] and not config["num_warmup_steps"]:
         hint = "leave it out: the warm-up is where compile=True compiles"
         yield "num_warmup_steps", "would time the compilation", hint
+    if config["max_memory"] and config["device"] != "cuda" and not config["num_warmup_steps"]:
+        hint = "leave it out: memory is counted in the warm-up"
+        yield "num_warmup_steps", "does not go with max_memory", hint
     if config["checkpoint_every_epochs"] and config["eval_every_steps"] and config["loader"] == "dataloader":
         problem = "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch"
         yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'

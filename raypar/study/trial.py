@@ -20,7 +20,7 @@ REVISION = "revision"
 # Options that change nothing about a trial's result.
 IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
 # Options that came after results were stored: at these values a trial is the one that it was without them.
-IDENTITY_DEFAULTS = {"nodes": "pack", "node_label": None, "stop_on_nan": True}
+IDENTITY_DEFAULTS = {"nodes": "pack", "node_label": None, "stop_on_nan": True, "max_memory": None}
 
 
 class TrialState(StrEnum):
@@ -29,6 +29,7 @@ class TrialState(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"  # by a scheduler: complete up to its last epoch
     DIVERGED = "diverged"  # its loss is no longer a finite number
+    DOES_NOT_FIT = "does not fit"  # it needs more memory than its GPU, or its max_memory, has
     FAILED = "failed"
 
     @property
@@ -55,6 +56,7 @@ STATES: Mapping[TrialState, StateTraits] = {
     TrialState.FINISHED: StateTraits(is_usable=True, is_measured=True),
     TrialState.STOPPED: StateTraits(is_usable=True),
     TrialState.DIVERGED: StateTraits(),
+    TrialState.DOES_NOT_FIT: StateTraits(),
     TrialState.FAILED: StateTraits(is_result=False),
 }
 
@@ -62,6 +64,7 @@ STATES: Mapping[TrialState, StateTraits] = {
 class FailureKind(StrEnum):
     ERROR = "error"  # user code raised
     CRASH = "crash"  # a rank died: signal, exit
+    DOES_NOT_FIT = "does_not_fit"  # a GPU that the trial has to itself refused it memory, or it exceeded max_memory
     OUT_OF_MEMORY = "out_of_memory"  # an allocation was refused, or the kernel killed a rank for its memory
     DEVICE = "device"  # a GPU failed: an uncorrectable memory error, or it fell off the bus
     PEER_LOST = "peer_lost"  # a rank lost its connection to another one, of which nothing more is known
@@ -219,7 +222,9 @@ class TrialResult:
             machine, busy with other work; mean), ``raypar_load_cores`` (with raypar's own and Ray's),
             ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, of a GPU ``gpu_mhz_first``, ``_mean`` and
             ``_last``, ``gpu_max_mhz``, ``gpu_slowdowns``, ``gpu_celsius`` and ``gpu_other_processes``, and
-            ``energy_of`` what, or ``no_energy``: why not.
+            ``energy_of`` what, or ``no_energy``: why not; and of its memory (`raypar.train.memory`)
+            ``peak_memory_bytes``, which its training allocates, ``peak_rss_bytes``, which it takes from the machine,
+            and of a GPU ``peak_reserved_bytes``.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
@@ -258,12 +263,12 @@ class TrialResult:
 
     @property
     def is_unusable(self) -> bool:
-        """True if the trial need not be run again, and yet its point gives no model: it diverged."""
+        """True if the trial need not be run again, and yet its point gives no model: it diverged, or does not fit."""
         return self.is_complete and not self.state.traits.is_usable
 
     @property
     def reason(self) -> str:
-        """Reason why it failed or diverged, in a line; empty for others, or where nothing is known."""
+        """Reason why it failed, diverged or does not fit, in a line; empty for others, or where nothing is known."""
         if self.failure is not None:
             return self.failure.summary
         if not self.is_unusable:
@@ -279,9 +284,28 @@ class TrialResult:
     @property
     def other_load_cores(self) -> float | None:
         """Cores of a machine that were busy with other work while it was timed, on the busiest machine."""
-        by_rank = self.environment.get("other_load_cores")
-        loads = [load for load in by_rank if load is not None] if isinstance(by_rank, (list, tuple)) else []
-        return max(loads, default=None)
+        return self._largest("other_load_cores")
+
+    @property
+    def peak_memory_bytes(self) -> float | None:
+        """Bytes that the training allocates at its peak, on the rank that allocates the most; None: not counted."""
+        return self._largest("peak_memory_bytes")
+
+    @property
+    def peak_rss_bytes(self) -> float | None:
+        """Bytes of the machine's memory that a rank takes, the most of any; None: unknown."""
+        return self._largest("peak_rss_bytes")
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Memory that a worker needs: what its training allocates where that was counted, else what it takes."""
+        return self.peak_memory_bytes or self.peak_rss_bytes
+
+    def _largest(self, name: str) -> float | None:
+        """Return the largest value of any rank in the environment; None where there is none."""
+        by_rank = self.environment.get(name)
+        values = [value for value in by_rank if value is not None] if isinstance(by_rank, (list, tuple)) else []
+        return max(values, default=None)
 
     @property
     def stalls_s(self) -> tuple[float, ...]:

@@ -35,7 +35,10 @@ TRACEBACK_FILE = "traceback.txt"
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED"}
 NO_RESULT_STATUS = "FAILED"
 # What somebody plots. MLflow draws a chart of every metric and lists every param and tag: the rest is in RESULT_FILE.
-SCALARS = ("train_time_s", "wall_s", "throughput_samples_per_s", "energy_j", "other_load_cores")
+SCALARS = (
+    *("train_time_s", "wall_s", "throughput_samples_per_s", "energy_j", "other_load_cores"),
+    *("peak_memory_bytes", "peak_rss_bytes"),
+)
 PARAMS = ("num_workers", "batch_size", "epochs", "lr", "optimizer", "strategy", "device", "precision")
 # Reports of raypar's training loop, under the names of other tools; MLflow makes sections of the part before the slash.
 # Metrics of a workload keep their names.
@@ -278,7 +281,7 @@ def _tags(result: TrialResult) -> dict[str, str]:
     }
     if result.is_unusable:
         tags["mlflow.note.content"] = f"{result.state}: {result.reason}" if result.reason else result.state.value
-    if failure := result.failure:
+    if (failure := result.failure) and not result.is_complete:
         tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
         tags["raypar.failure_kind"] = failure.kind.value
     return {key: tag_text(value) for key, value in tags.items()}

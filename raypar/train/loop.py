@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from raypar.parallel.strategy import (
     on_device,
     wait_for_device,
 )
+from raypar.study.options import memory_limit_bytes
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import checkpoint
@@ -32,6 +33,7 @@ from raypar.train.data_check import check_workload
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
+from raypar.train.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
 from raypar.train.precision import numerics_of
 from raypar.train.profile import ProfiledSteps, flop_per_sample
 from raypar.train.saved_model import BestWeights
@@ -128,11 +130,16 @@ def train(
     Raises:
         ValueError: the data has too few samples for the config.
     """
+    limit_bytes = memory_limit_bytes(config)
+    if limit_bytes is not None and context.device.type == "cuda":
+        limit_on_gpu(context.device, limit_bytes)
     training, stopped = Training(workload, config, seed, context), False
     mark("rank: first step")
     warmup_start_s = time.monotonic()
     training.warm_up()
     warmup_s = time.monotonic() - warmup_start_s
+    if limit_bytes is not None:
+        training.memory.check(limit_bytes, context.max([training.memory.peak_bytes or 0])[0])  # on all ranks, or none
 
     num_steps = 0 if profiling.instead_of_training else training.num_steps
     keeps_model = context.rank == 0 and config["keep_model"]
@@ -171,6 +178,7 @@ def train(
         if num_resumed_steps:
             environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
+        environment |= training.memory.summary()
         timed = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
         timed |= {"step_times_s": tuple(totals.step_times_s), "counters": counters}
     if saves:
@@ -198,11 +206,13 @@ class Training:
         data_time_s: seconds that loading the data took.
         full_model: the complete model with the weights after the last segment, on every rank.
         totals: over the segments so far.
+        memory: of the training on this rank.
     """
 
     def __init__(self, workload: Workload, config: Config, seed: int, context: DistContext) -> None:
         assert workload.model is not None and workload.data is not None
         self._workload, self._config, self._seed, self._context = workload, config, seed, context
+        self.memory = MemoryMonitor(context.device)
         self._numerics = numerics_of(config, context.device)
         data_start_s = time.monotonic()
         self.data = workload.data(config)
@@ -212,10 +222,11 @@ class Training:
             torch.manual_seed(seed)  # the same weights on every rank
             return workload.model(config)  # type: ignore[misc]
 
-        model = check_workload(workload, self.data, build, self._numerics)
-        self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
-        sample = self._evaluation.sample()
-        self._strategy = build_strategy(Task(workload, config, model, sample, context))
+        with self.memory.counting():
+            model = check_workload(workload, self.data, build, self._numerics)
+            self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
+            sample = self._evaluation.sample()
+            self._strategy = build_strategy(Task(workload, config, model, sample, context))
         self.full_model: nn.Module = self._strategy.full_model()
         if config["compile"]:
             self._strategy.module = compiled(self._strategy.module)
@@ -231,12 +242,19 @@ class Training:
         there were.
         """
         generators = checkpoint.generator_states(self._context.device)
-        stepper = self._new_stepper()
-        if self._config["num_warmup_steps"]:
-            module = self._strategy.module
-            initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
-            module.train()
-            for batch in self._warmup_batches():
+        if num_steps := self._config["num_warmup_steps"]:
+            module, batches = self._strategy.module, self._warmup_batches()
+            with self.memory.counting():
+                stepper = self._new_stepper()
+                initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
+                self.memory.exclude(sum(value.nbytes for value in initial.values()))
+                module.train()
+                for batch in islice(batches, NUM_COUNTED_STEPS):
+                    stepper.step(batch)
+                for _ in range(num_steps, NUM_COUNTED_STEPS):
+                    stepper.step(batch)
+                wait_for_device(self._context.device)
+            for batch in batches:
                 stepper.step(batch)
             checkpoint.load_local_weights(module, initial)
             stepper.clear()
@@ -264,6 +282,7 @@ class Training:
         context, totals, evaluation = self._context, self.totals, self._evaluation
         context.barrier()
         telemetry.start()
+        self.memory.start()
         context.barrier()  # reading counters takes one rank longer than another
         timer, stepper = self._timer, self._stepper
         self._strategy.module.train()
@@ -277,6 +296,7 @@ class Training:
             timer.lap()
         timer.stop()
         telemetry.stop()
+        self.memory.stop()
         step_losses = torch.stack(losses).double().tolist()  # read once, after the clock
 
         self.full_model = self._strategy.full_model()

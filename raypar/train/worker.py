@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from raypar.errors import ClusterError, WorkloadError, cut, message_of
+from raypar.errors import ClusterError, DoesNotFit, WorkloadError, cut, message_of
 from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
@@ -41,6 +41,8 @@ _NO_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|out of memory|(?-i:\bCU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b)",
     re.IGNORECASE,
 )
+_OF_GPU = re.compile(r"\bCUDA\b|\bHIP\b|\bCU[A-Z]+_")
+_LIMITED = re.compile(r"[0-9] [KMG]?i?B allowed")  # by `raypar.train.memory.limit_on_gpu`
 # Errors that NCCL gives the same type as that of a lost peer.
 _NCCL_MISUSED = re.compile(r"Duplicate GPU detected|ncclInvalid(Usage|Argument)")
 # CUDA's texts (cudaGetErrorString) for hardware that failed; "unspecified launch failure" is a program's own error.
@@ -55,10 +57,16 @@ def failure_kind(error: BaseException) -> FailureKind:
     name, text = type(error).__name__, message_of(error)
     if isinstance(error, WorkloadError):
         return FailureKind.INVALID
+    if isinstance(error, DoesNotFit):
+        return FailureKind.DOES_NOT_FIT
     if isinstance(error, RuntimeError) and _DEVICE_FAILED.search(text):
         return FailureKind.DEVICE
     is_shortage = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or is_shortage:
+    if name == "OutOfMemoryError" or (is_shortage and _OF_GPU.search(text)):
+        # Where others use the GPU, what is left is no property of the trial.
+        fits_nowhere = _LIMITED.search(text) or _has_gpu_alone()
+        return FailureKind.DOES_NOT_FIT if fits_nowhere else FailureKind.OUT_OF_MEMORY
+    if isinstance(error, MemoryError) or is_shortage:
         return FailureKind.OUT_OF_MEMORY
     is_misuse = isinstance(error, RuntimeError) and _NCCL_MISUSED.search(text)
     if not is_misuse and (name in _LOST_TYPES or (isinstance(error, RuntimeError) and _LOST.search(text))):
@@ -66,6 +74,15 @@ def failure_kind(error: BaseException) -> FailureKind:
     if isinstance(error, RuntimeError) and _LOADER_DIED.search(text):
         return FailureKind.CRASH
     return FailureKind.ERROR
+
+
+def _has_gpu_alone() -> bool:
+    """Return whether this process uses a GPU, and nobody else does so to speak of; other ranks on it are others."""
+    import torch
+
+    from raypar.train.memory import has_gpu_alone
+
+    return torch.cuda.is_available() and has_gpu_alone(torch.device("cuda", torch.cuda.current_device()))
 
 
 COLLECTIVE_TIMEOUT_S = 1800.0

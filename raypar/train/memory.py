@@ -1,0 +1,191 @@
+"""Memory of a rank: what its training allocates at its peak, and what it takes from the machine or the GPU.
+
+A rank keeps the memory that it frees (`raypar.run.ranks`), and gaps of freed blocks can't always be used again: what it
+takes from the machine exceeds what it needs, by a factor of two with some models. So both are measured. On a GPU torch
+counts what is allocated at any time; on a CPU its profiler does, while the model is built and for two steps of the
+warm-up, none of which is timed. That leaves out the data set, and what libraries allocate by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _autograd, _profiler
+
+from raypar.errors import DoesNotFit
+from raypar.units import size
+
+NUM_COUNTED_STEPS = 2  # the second has an optimizer's state from its beginning
+_QUIET = ("KINETO_LOG_LEVEL", "6")  # its progress, and that there is no GPU, are nothing for a rank's log
+TOO_LARGE = "needs {} of memory on a worker, more than max_memory={}"
+
+
+class MemoryMonitor:
+    """Peak memory of one rank.
+
+    What evaluations and kept models take is not counted: peaks are read before, and reset after. Memory that they leave
+    behind for the training is not either: after the first timed region, only what a region adds counts.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_gpu, self._on_cpu = device.type == "cuda", device.type == "cpu"
+        self._held_bytes: int | None = 0  # of what was counted, still allocated; None: can't be counted
+        self._allocated_bytes = self._excluded_bytes = 0
+        self._footprints = {"peak_rss_bytes": _Footprint(_resident_bytes)}
+        if self._on_gpu:
+            self._footprints["peak_reserved_bytes"] = _Footprint(self._reserved_bytes)
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what is allocated within the block, in addition to what earlier blocks have left."""
+        self._allocated_bytes = self._excluded_bytes = 0  # the last block's peak counts
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            yield
+            self._allocated_bytes = max(0, torch.cuda.max_memory_allocated(self._device) - self._excluded_bytes)
+            return
+        with _allocations(self._on_cpu and self._held_bytes is not None) as changes:
+            yield
+        if changes is None or self._held_bytes is None:
+            self._held_bytes = None
+            return
+        for change in changes:
+            self._held_bytes += change
+            self._allocated_bytes = max(self._allocated_bytes, self._held_bytes - self._excluded_bytes)
+
+    def exclude(self, num_bytes: int) -> None:
+        """Leave out bytes that the block has allocated for other purposes than the training, before its peak."""
+        self._excluded_bytes = num_bytes
+
+    def start(self) -> None:
+        """Begin a timed region."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        for footprint in self._footprints.values():
+            footprint.start()
+
+    def stop(self) -> None:
+        """End a timed region, before anything else is done."""
+        if self._on_gpu:
+            self._allocated_bytes = max(self._allocated_bytes, torch.cuda.max_memory_allocated(self._device))
+        for footprint in self._footprints.values():
+            footprint.stop()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Bytes that the training has allocated at its peak, so far as that was counted."""
+        return self._allocated_bytes or None
+
+    def check(self, limit_bytes: float | None, peak_bytes: float) -> None:
+        """Raise DoesNotFit if a rank's peak is above the limit."""
+        if limit_bytes is not None and peak_bytes > limit_bytes:
+            raise DoesNotFit(TOO_LARGE.format(size(peak_bytes), size(limit_bytes)))
+
+    def summary(self) -> dict[str, int]:
+        """Return the known peaks, as `raypar.study.trial.TrialResult.environment` has them."""
+        peaks = {"peak_memory_bytes": self.peak_bytes}
+        peaks |= {name: footprint.peak_bytes for name, footprint in self._footprints.items()}
+        return {name: value for name, value in peaks.items() if value}
+
+    def _reserved_bytes(self, *, at_peak: bool) -> int:
+        read = torch.cuda.max_memory_reserved if at_peak else torch.cuda.memory_reserved
+        return int(read(self._device))
+
+
+class _Footprint:
+    """Peak of what a rank takes: up to the end of the first region, and what later regions add."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+        self._before_bytes: int | None = None
+        self.peak_bytes: int | None = None
+
+    def start(self) -> None:
+        self._before_bytes = self._read(at_peak=False)
+
+    def stop(self) -> None:
+        if self.peak_bytes is None:
+            self.peak_bytes = self._read(at_peak=True)
+        elif (after_bytes := self._read(at_peak=False)) is not None and self._before_bytes is not None:
+            self.peak_bytes += max(0, after_bytes - self._before_bytes)
+
+
+def limit_on_gpu(device: torch.device, limit_bytes: float) -> None:
+    """Have the allocator of a GPU refuse more than the limit, so that no step takes it either."""
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
+def has_gpu_alone(device: torch.device, foreign_bytes: float = 2e9) -> bool:
+    """Return whether all but a little of a GPU's memory in use is this process's.
+
+    Args:
+        foreign_bytes: that contexts, libraries and the driver take at most, which torch does not count.
+    """
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < foreign_bytes
+
+
+def _status(pid: int | str = "self") -> Mapping[str, int]:
+    """Return the bytes that Linux has of a process's memory, by name; nothing elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1:] == ["kB"]}
+    return {}
+
+
+def _resident_bytes(*, at_peak: bool) -> int | None:
+    """Return this process's memory on the machine, without what its fork server has too, and without files."""
+    mine, servers = _status(), _status(os.getppid())
+    name = "VmHWM" if at_peak else "VmRSS"
+    if not {name, "RssFile"} <= mine.keys():
+        return None
+    return max(0, mine[name] - mine["RssFile"] - servers.get("RssAnon", 0))
+
+
+def children_peak_bytes() -> int | None:
+    """Return the resident memory of the largest process that this one has started and that has ended."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit or None
+
+
+@contextlib.contextmanager
+def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
+    """Yield a list that holds, after the block, the bytes that torch allocated or freed (negative), in order.
+
+    None where that can't be recorded.
+    """
+    profiler = _new_profiler() if is_wanted else None
+    if profiler is None:
+        yield None
+        return
+    changes: list[int] = []
+    try:
+        yield changes
+    finally:
+        events: Any = _autograd._disable_profiler().events()
+        memory = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+        memory.sort(key=lambda event: event[0])
+        changes.extend(change for _, change in memory)
+
+
+def _new_profiler() -> object | None:
+    """Start torch's profiler for allocations alone; None where it runs already, or is another than is known here."""
+    try:
+        # The public profiler makes Python objects of every event, which takes longer than the steps of a small model.
+        options = (False, True, False, False, False, _profiler._ExperimentalConfig())
+        config = _profiler.ProfilerConfig(_profiler.ProfilerState.KINETO, *options)
+        os.environ.setdefault(*_QUIET)
+        _autograd._prepare_profiler(config, {_profiler.ProfilerActivity.CPU})
+        _autograd._enable_profiler(config, {_profiler.ProfilerActivity.CPU})
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return config
