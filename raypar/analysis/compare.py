@@ -155,8 +155,8 @@ class MatchedPoint:
     def gate(self) -> Gate | None:
         """Result at this point; None where A has no time that B could exceed.
 
-        Trials of B that all diverged, failed or do not fit are worse than slow ones. Where some diverged, the others' times are no
-        proof that all is well.
+        Trials of B that all diverged, failed or do not fit are worse than slow ones. Where some diverged, the others'
+        times are no proof that all is well.
         """
         if self.times_s[0] is None:
             return None

@@ -96,6 +96,7 @@ class PointAnalysis(PointSamples):
         step_time_p95_s: 95th percentile of the same.
         cost: of the time, in the currency of the study's price; None where that or the number of nodes is unknown.
         energy_j: of a training, joules; None where it can't be read, or not be compared with the other points'.
+        memory_bytes: that a worker needs (`TrialResult.memory_bytes`), the most of any finished trial.
     """
 
     is_baseline: bool = False
@@ -108,6 +109,7 @@ class PointAnalysis(PointSamples):
     step_time_p95_s: float | None = None
     cost: Estimate | None = None
     energy_j: Estimate | None = None
+    memory_bytes: Estimate | None = None
 
 
 def analyse_points(
@@ -146,7 +148,13 @@ def _analysed(
         step_time_p95_s=float(np.quantile(steps, 0.95)) if steps else None,
         cost=cost_of(time_s, num_nodes(samples), question.price_per_node_hour),
         energy_j=energy_of(samples) if has_energy else None,
+        memory_bytes=_memory_of(samples),
     )
+
+
+def _memory_of(samples: PointSamples) -> Estimate | None:
+    known = [result.memory_bytes for result in samples.measured if result.memory_bytes]
+    return median_estimate([max(known)]) if known else None
 
 
 def _efficiency(

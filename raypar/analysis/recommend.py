@@ -137,6 +137,7 @@ class Constraints:
         max_time_s: of the time that counts.
         max_cost: in the currency of the price.
         max_energy_j: joules of the time that counts.
+        max_memory_bytes: that a worker needs at its peak.
         min_efficiency: parallel efficiency, 0 to 1, as the report has it.
         min_metric: of the study's metric after the last epoch; the most it may be where less is better.
         metric_margin: how much worse than the best a metric may be; None: the default.
@@ -148,6 +149,7 @@ class Constraints:
     max_time_s: float | None = None
     max_cost: float | None = None
     max_energy_j: float | None = None
+    max_memory_bytes: float | None = None
     min_efficiency: float | None = None
     min_metric: float | None = None
     metric_margin: float | None = None
@@ -238,6 +240,7 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
         ("time", constraints.max_time_s, c.time_s, True, units.seconds),
         ("cost", constraints.max_cost, c.cost, True, "{:g}".format),
         ("energy", constraints.max_energy_j, c.energy_j, True, units.energy),
+        ("memory", constraints.max_memory_bytes, c.memory_bytes, True, units.size),
         ("efficiency", constraints.min_efficiency, c.efficiency, False, units.percent),
         (metric, constraints.min_metric, c.metric, question.mode == "min", partial(units.score, metric)),
     )
@@ -529,6 +532,9 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
     if constraints.max_cost is not None and timed and all(c.cost is None for c in timed):
         hint = "leave it out, or run the study again: new results record their nodes"
         raise RayparError(f"--max-cost {constraints.max_cost:g}: no result has its number of nodes recorded", hint=hint)
+    if constraints.max_memory_bytes is not None and timed and not any(c.memory_bytes for c in candidates):
+        limit, hint = units.size(constraints.max_memory_bytes), "run the study again with --fresh: new results have it"
+        raise RayparError(f"--max-memory {limit}: no result has its memory recorded", hint=hint)
     if constraints.max_energy_j is None:
         return
     limit = f"--max-energy {units.energy(constraints.max_energy_j)}"

@@ -12,7 +12,7 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import RayparError
-from raypar.units import DURATIONS_S
+from raypar.units import DURATIONS_S, SIZES_BYTES
 
 if TYPE_CHECKING:
     from raypar.analysis.question import Question
@@ -40,6 +40,9 @@ def recommend(
     price: common.Price = None,
     max_energy: Annotated[
         str | None, typer.Option(metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh.")
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Use no more of a worker's GPU or machine: 20GB, 512MiB.")
     ] = None,
     min_efficiency: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
@@ -88,6 +91,7 @@ def recommend(
     # Before the store is read: a mistake is reported at once.
     max_time_s = common.parse_quantity("--max-time", max_time, DURATIONS_S, "time", "90s, 10min or 2h")
     max_energy_j = common.parse_quantity("--max-energy", max_energy, UNITS_J, "energy", "500J, 5kJ or 2Wh")
+    max_memory_bytes = common.parse_quantity("--max-memory", max_memory, SIZES_BYTES, "size", "20GB or 512MiB")
     if target is not None:
         _parts(target)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
@@ -100,6 +104,7 @@ def recommend(
         max_time_s=max_time_s,
         max_cost=max_cost,
         max_energy_j=max_energy_j,
+        max_memory_bytes=max_memory_bytes,
         min_efficiency=min_efficiency,
         min_metric=min_metric,
         metric_margin=metric_margin,

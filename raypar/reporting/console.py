@@ -165,6 +165,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
                 "throughput_samples_per_s": p.throughput,
                 "cost": p.cost,
                 "energy_j": p.energy_j,
+                "memory_bytes": p.memory_bytes,
                 "step_time_median_s": p.step_time_median_s,
                 "step_time_p95_s": p.step_time_p95_s,
             }

@@ -87,6 +87,8 @@ class TrialEntry(TypedDict):
         wall_s: from the start of its ranks to their end.
         train_time_s: the timed steps alone; None where raypar can't look into the training code.
         energy_j: joules of the timed steps.
+        peak_memory_bytes: that the training on a worker allocates, the most of any.
+        peak_rss_bytes: of the machine's memory that a worker takes, the most of any.
         metric: the study's metric in the last report.
         final: the last report.
     """
@@ -110,6 +112,8 @@ class TrialEntry(TypedDict):
     eval_time_s: float | None
     throughput_samples_per_s: float | None
     energy_j: float | None
+    peak_memory_bytes: float | None
+    peak_rss_bytes: float | None
     metric: float | None
     final: Values
 
@@ -157,6 +161,7 @@ class CandidateEntry(TypedDict):
     efficiency: Estimate | None
     cost: Estimate | None
     energy_j: Estimate | None
+    memory_bytes: Estimate | None
     exclusion: str | None
     is_close_call: bool
     is_metric_worse: bool
@@ -441,6 +446,7 @@ class PointEntry(TypedDict):
     throughput_samples_per_s: Estimate | None
     cost: Estimate | None
     energy_j: Estimate | None
+    memory_bytes: Estimate | None
     step_time_median_s: float | None
     step_time_p95_s: float | None
 

@@ -41,7 +41,7 @@ TrialRow: TypeAlias = Mapping[str, Any]
 
 QUANTITIES = (
     *("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s"),
-    *("throughput_samples_per_s", "energy_j"),
+    *("throughput_samples_per_s", "energy_j", "peak_memory_bytes", "peak_rss_bytes"),
 )
 ENVIRONMENT = (
     *("node", "device_name", "cpu_model", "cores", "num_threads", "cpu_wait_share", "foreign_cpu_share"),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from raypar.reporting.recommend import recommended_lines
 from raypar.reporting.sentences import comparison_columns
 from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, gain, latest, point_label
+from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 
 MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure | OmittedFigure]
 
@@ -298,6 +298,7 @@ def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
 
 
 MAX_DRAWN_POINTS = 200
+MIN_MEMORIES = 2
 MAX_SHOWN = 3  # of what a caption lists
 TAKEN, LEADING = "recommended", "leading"
 ON_FRONT, BEATEN, EXCLUDED, OTHER = "on the Pareto front", "beaten by another", "excluded", "other points"
@@ -355,6 +356,37 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
         _medians(x, y, color=colour, shape=shape, tooltip=tips),
     )
     return Figure("pareto", title, _pareto_caption(analysis, rows), spec)
+
+
+def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
+    """Each point's step time against the memory that a worker needs."""
+    title = "Step time against peak memory"
+    rows: list[Row] = [
+        {
+            "point": point_label(p.point),
+            "memory": p.memory_bytes.value,
+            "value": p.step_time_median_s,
+            "memory_shown": units.size(p.memory_bytes.value),
+            "shown": units.seconds(p.step_time_median_s),
+            "series": str(p.point.get("strategy", "")),
+        }
+        for p in analysis.points
+        if p.memory_bytes and p.step_time_median_s and not p.unusable
+    ]
+    too_large = [point_label(p.point) for p in analysis.points if p.outcome is TrialState.DOES_NOT_FIT]
+    if len({row["memory"] for row in rows}) < MIN_MEMORIES:
+        return OmittedFigure(title, "no two points have step times and differ in memory")
+    x = quantity("memory", "peak memory of a worker (bytes)", axis={"format": ".2~s"})
+    y = quantity("value", "step time (s)")
+    names = sorted({row["series"] for row in rows})
+    encoding: dict[str, Any] = {"tooltip": vega.tooltip(point="point", memory_shown="memory", shown="step time")}
+    encoding["color"] = nominal("series", "strategy") if len(names) > 1 else {"value": vega.COLOURS[0]}
+    spec = layers(vega.thinned(rows, MAX_DRAWN_POINTS), _medians(x, y, **encoding))
+    least, most = (pick(rows, key=lambda row: float(row["memory"])) for pick in (min, max))
+    caption = f"From {least['memory_shown']} ({least['point']}) to {most['memory_shown']} ({most['point']}) of memory"
+    if too_large:
+        caption += f". {units.listed(too_large, MAX_SHOWN)}: does not fit"
+    return Figure("memory", title, f"{caption}.", spec)
 
 
 def _taken(analysis: StudyAnalysis) -> tuple[Candidate | None, str]:
@@ -815,6 +847,7 @@ FIGURES: Sequence[MakeFigure] = (
     main_effect,
     breakdown,
     trial_parts,
+    memory,
     goodput,
     efficiency,
     heat_map,

@@ -218,6 +218,8 @@ def show_document(study: str, results: Sequence[TrialResult], metric: str, scope
                 "eval_time_s": r.eval_time_s,
                 "throughput_samples_per_s": r.throughput_samples_per_s,
                 "energy_j": r.energy_j,
+                "peak_memory_bytes": r.peak_memory_bytes,
+                "peak_rss_bytes": r.peak_rss_bytes,
                 "metric": r.final.get(metric),
                 "final": r.final,
             }

@@ -26,13 +26,14 @@ class Layout:
     bounds: bool = False  # intervals of time and metric as [low, high]
     plus_minus: bool = True  # else of time as ±%
     throughput: bool = True
+    memory: bool = True
     energy: bool = True
     efficiency: bool = True
     speedup_bounds: bool = True
 
 
 FULL = Layout(is_brief=False, wrap_heads=False, bounds=True)
-_DROPPED_FIRST = ("throughput", "plus_minus", "energy", "efficiency", "speedup_bounds")
+_DROPPED_FIRST = ("memory", "throughput", "plus_minus", "energy", "efficiency", "speedup_bounds")
 # For terminals, from the widest table to the narrowest that is still an answer.
 LAYOUTS = (
     *(Layout(wrap_heads=False, bounds=True), Layout(bounds=True), Layout(wrap_heads=False)),
@@ -41,10 +42,10 @@ LAYOUTS = (
 
 
 def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: int | None = None) -> list[Column]:
-    """Return the table's columns: swept values, time, speedup, efficiency, metric, cost, energy, throughput, counts.
+    """Return the table's columns: swept values, time, speedup, efficiency, metric, cost, energy, memory, throughput, n.
 
     A quantity that no point has is left out, time excepted. Instead of a time stands what became of the trials of a
-    point of which none finished: "diverged".
+    point of which none finished: "diverged", "does not fit".
     """
     points = analysis.points[:max_points]
     columns = [value_column(key, [p.point.get(key) for p in points]) for key in analysis.question.space_keys]
@@ -74,11 +75,22 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
     add("cost", lambda p: p.cost, lambda e: units.number(e.value, 3))
     if layout.energy:
         add("energy", lambda p: p.energy_j, partial(_interval, units.energy_interval, bounds=not brief))
+    if layout.memory and (not brief or _differs(points)):
+        add("memory", lambda p: p.memory_bytes, lambda e: units.size(e.value))
     if layout.throughput:
         head = "samples\n/s" if layout.wrap_heads else "samples/s"
         add(head, lambda p: p.throughput, partial(_interval, partial(units.rate_interval, unit=""), bounds=not brief))
     columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [len(p.samples) for p in points]))
     return columns
+
+
+MIN_MEMORY_RATIO = 1.1  # between points: less is no reason to choose one of them
+
+
+def _differs(points: Sequence[PointAnalysis]) -> bool:
+    """Return whether what the points vary changes the memory that a worker needs."""
+    known = [p.memory_bytes.value for p in points if p.memory_bytes]
+    return bool(known) and max(known) > MIN_MEMORY_RATIO * min(known)
 
 
 def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Estimate | None]:
@@ -90,6 +102,7 @@ def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Est
         analysis.question.metric: point.metric,
         "cost": point.cost,
         "energy_j": point.energy_j,
+        "memory_bytes": point.memory_bytes,
     }
 
 
@@ -175,4 +188,6 @@ def legend(analysis: StudyAnalysis) -> str:
         text += f"; cost: nodes × hours of that time × {price}, the price of a node-hour"
     if analysis.energy_source:
         text += f"; energy: of {analysis.energy_source} in that time"
+    if any(p.memory_bytes for p in analysis.points):
+        text += "; memory: peak of a worker's training"
     return text + "."

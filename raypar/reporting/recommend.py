@@ -41,6 +41,7 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
         Column("eff.", [units.percent(_value(c.efficiency)) for c in rows], True),
         Column("cost", [units.number(_value(c.cost), 3) for c in rows], True),
         Column("energy", [units.energy(_value(c.energy_j)) for c in rows], True),
+        Column("memory", [units.size(_value(c.memory_bytes)) for c in rows], True),
         Column("excluded because", [c.exclusion for c in rows], is_prose=True),
     ]
     return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
@@ -167,6 +168,7 @@ def _candidate(c: Candidate) -> CandidateEntry:
         "efficiency": c.efficiency,
         "cost": c.cost,
         "energy_j": c.energy_j,
+        "memory_bytes": c.memory_bytes,
         "exclusion": c.exclusion or None,
         "is_close_call": c.is_close_call,
         "is_metric_worse": c.is_metric_worse,
@@ -202,6 +204,7 @@ def objective(advice: Recommendation) -> str:
         ("in {} at most", constraints.max_time_s, units.seconds),
         ("for {} at most", constraints.max_cost, "{:g}".format),
         ("with {} at most", constraints.max_energy_j, units.energy),
+        ("with {} of memory a worker at most", constraints.max_memory_bytes, units.size),
         ("with an efficiency of {} or more", constraints.min_efficiency, units.percent),
         ("with {} at the end", constraints.min_metric, lambda m: _target(Target(question.metric, m, question.mode))),
     )
