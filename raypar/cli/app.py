@@ -19,6 +19,7 @@ from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, document_alone, report_errors
 from raypar.cli.demo import demo
 from raypar.cli.init import init
+from raypar.cli.fit_batch import fit_batch
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend
@@ -179,6 +180,7 @@ command(fit, "Examples:  raypar fit strong_scaling    raypar fit times.csv --sca
 command(predict, "Example:  raypar predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit")
 command(recommend, "Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7")
 command(profile, "Example:  raypar profile studies/strong_scaling.py --set num_workers=2")
+command(fit_batch, "Example:  raypar fit-batch studies/strong_scaling.py --max-memory 2GB", name="fit-batch")
 command(work, "Example:  raypar work resnet --set architecture=resnet50 --set image_size=224")
 command(sync)
 command(ui, "Examples:  raypar ui    raypar ui batch_size --port 5050")

@@ -30,7 +30,7 @@ from raypar.execution.best_model import (
     with_final_test,
 )
 from raypar.execution.options import Options
-from raypar.execution.plan import ExecutionPlan, check_data, lacks_nodes, make_plan, next_block
+from raypar.execution.plan import ExecutionPlan, NextSpecs, check_data, lacks_nodes, make_plan, next_block
 from raypar.execution.results import (
     ExecutionOutcome,
     ResultHandler,
@@ -119,6 +119,8 @@ def execute(
             code_of=code_of,
             allowed_share=options.allowed_share,
         )
+        if options.next_specs is not None:
+            plan = plan.continued(stored, options.next_specs)
         for text in _notices(loaded, options, plan, stored):
             notice(Notice(text))
         failures = [result for result in plan.done if not result.is_complete]
@@ -328,6 +330,8 @@ def _run(
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
                 more = partial(_more, handler, begun_s) if loaded.study.until else None
+                if (next_specs := options.next_specs) is not None:
+                    more = partial(_decided, handler, next_specs)
                 runner.run(loaded.study, specs, handler, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
@@ -355,6 +359,15 @@ def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
     if specs:
         outcome.plan = outcome.plan.with_more(specs)
         handler(TrialsAdded(specs, of.text, later_s))
+    return specs
+
+
+def _decided(handler: ResultHandler, next_specs: NextSpecs) -> tuple[TrialSpec, ...]:
+    """Return the trials that the results so far ask for; nothing where it ends."""
+    outcome = handler.outcome
+    if specs := tuple(next_specs(outcome.plan, tuple(outcome.results.values()))):
+        outcome.plan = outcome.plan.with_more(specs)
+        handler(TrialsAdded(specs, "a batch size at each point"))
     return specs
 
 

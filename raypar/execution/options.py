@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -24,7 +24,9 @@ from raypar.study.trial import TrialSpec
 from raypar.train.job import NO_PROFILING, Profiling, Revision
 
 if TYPE_CHECKING:
+    from raypar.execution.plan import ExecutionPlan
     from raypar.study.loader import LoadedStudy
+    from raypar.study.trial import TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class Options:
         profiling: of every trial of the first repeat.
         revisions: versions of the code that are compared; empty: there is one.
         allowed_share: see `raypar.analysis.question.Question`.
+        next_specs: gets the plan and all results so far, and returns the trials to run then; none: that was all.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -69,6 +72,7 @@ class Options:
     not_before: float = 0.0
     revisions: tuple[Revision, ...] = ()
     allowed_share: float | None = None
+    next_specs: Callable[[ExecutionPlan, Sequence[TrialResult]], Sequence[TrialSpec]] | None = None
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from raypar.analysis.question import Question, current_results, question_of
 from raypar.analysis.settle import Open, what_is_open
@@ -27,6 +27,8 @@ from raypar.train.affinity import Core, cores_near_gpu
 from raypar.units import counted
 
 T = TypeVar("T")
+# From a plan and the results so far to the trials to run then.
+NextSpecs: TypeAlias = Callable[["ExecutionPlan", Sequence[TrialResult]], Sequence[TrialSpec]]
 ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: {}"
 NOT_STARTED = "device=auto: cpu, because no node with a GPU is up; --set device=cuda has the cluster start some"
 ADDS_GPUS = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
@@ -113,6 +115,18 @@ class ExecutionPlan:
     def with_more(self, specs: Sequence[TrialSpec]) -> ExecutionPlan:
         """Return the plan with further trials."""
         return replace(self, specs=(*self.specs, *specs), missing=(*self.missing, *specs))
+
+    def continued(self, stored: Sequence[TrialResult], next_specs: NextSpecs) -> ExecutionPlan:
+        """Return the plan with what its results ask for, as far as the store has those trials, and the first others."""
+        complete, plan = {result.spec.identity: result for result in stored if result.is_complete}, self
+        while not plan.missing and (specs := tuple(next_specs(plan, plan.done))):
+            plan = replace(
+                plan,
+                specs=(*plan.specs, *specs),
+                done=(*plan.done, *(complete[spec.identity] for spec in specs if spec.identity in complete)),
+                missing=tuple(spec for spec in specs if spec.identity not in complete),
+            )
+        return plan
 
     def within(self, cores: Collection[int]) -> ExecutionPlan:
         """Return the plan on these cores of the machine alone."""

@@ -963,6 +963,45 @@ class WorkDocument(Document):
     training: LeastTimeEntry | None
 
 
+# ---- fit-batch
+
+
+class LargestEntry(TypedDict):
+    """Largest batch that fits at a point.
+
+    Attributes:
+        batch_size: per worker; None: none that was tried fits.
+        peak_bytes: memory of a worker with it.
+        too_large: the smallest batch per worker that was run and does not fit; None: none was too large.
+        reason: why that does not fit.
+        num_trials: batch sizes that were run.
+        is_all_data: the training set allows no larger batch.
+        failure: why the search ended without an answer; empty: it has one.
+    """
+
+    point: Values
+    num_workers: int
+    batch_size: int | None
+    peak_bytes: float | None
+    too_large: int | None
+    reason: str
+    num_trials: int
+    is_all_data: bool
+    failure: str
+
+
+class FitBatchDocument(Document):
+    """Largest batch per worker that fits into memory, at each point.
+
+    Attributes:
+        max_memory: the limit; None: all that a GPU has.
+    """
+
+    kind: Literal["fit-batch"]
+    max_memory: str | None
+    points: Sequence[LargestEntry]
+
+
 AnyDocument: TypeAlias = (
     ListDocument
     | ShowDocument
@@ -975,6 +1014,7 @@ AnyDocument: TypeAlias = (
     | PlanDocument
     | DoctorDocument
     | WorkDocument
+    | FitBatchDocument
 )
 
 

@@ -171,14 +171,14 @@ def train(
         profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
     checkpoints.remove()
 
-    environment: dict[str, Any] = {}
+    environment: dict[str, Any] = {**training.memory.summary()}
     timed: dict[str, Any] = {}
     if totals.num_steps:
-        environment, counters = telemetry.summary(), telemetry.counters()
+        environment |= telemetry.summary()
+        counters = telemetry.counters()
         if num_resumed_steps:
             environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
-        environment |= training.memory.summary()
         timed = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
         timed |= {"step_times_s": tuple(totals.step_times_s), "counters": counters}
     if saves:

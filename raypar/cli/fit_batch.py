@@ -1,0 +1,132 @@
+"""Command that looks for the largest batch that fits into memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raypar.cli import common
+from raypar.cli.study import check_can_profile, load, options_here
+from raypar.errors import RayparError
+from raypar.signals import handle_signals
+from raypar.units import SIZES_BYTES, counted, size
+
+if TYPE_CHECKING:
+    from raypar.execution.fit_batch import Largest
+    from raypar.reporting.documents import FitBatchDocument
+
+
+def fit_batch(
+    file: common.StudyFile,
+    settings: common.Settings = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory that a worker may take: 20GB, 512MiB. (default, with GPUs: all)"),
+    ] = None,
+    start: Annotated[
+        int | None, typer.Option(metavar="N", help="Batch per worker to begin with. (default: the study's smallest)")
+    ] = None,
+    address: common.Address = None,
+    data_dir: common.DataDir = None,
+    tracking_uri: common.TrackingUri = None,
+    fresh: common.Fresh = False,
+    no_ray: common.NoRay = False,
+    trial_timeout: common.Timeout = None,
+    load_timeout: common.LoadTimeout = None,
+    share_machine: common.ShareMachine = False,
+    as_json: common.AsJson = False,
+) -> None:
+    """Find the largest batch per worker that fits into memory, at each point of a study, in short trials."""
+    from raypar.execution.fit_batch import BatchSearch
+
+    common.parse_quantity("--max-memory", max_memory, SIZES_BYTES, "size", "20GB or 512MiB")
+    if start is not None and start < 1:
+        raise RayparError(f"--start {start}: must be at least 1", hint="write --start 64")
+    with handle_signals():
+        loaded = load(file, settings, None, None, data_dir, load_timeout)
+        check_can_profile(loaded.study, "raypar fit-batch")
+        if loaded.study.is_search:
+            raise RayparError(f"{file}: its points are drawn", hint="give the space values: --set lr=0.1")
+        search = BatchSearch.of(loaded.study, max_memory, start)
+        devices = {**search.study.workload.defaults, **search.study.config}
+        if not devices.get("max_memory") and devices.get("device", "auto") != "cuda":
+            hint = "write --max-memory 2GB; or --set device=cuda, for all that a GPU has"
+            raise RayparError("--max-memory is missing: a machine's memory is shared with others", hint=hint)
+        from raypar.train.job import Profiling
+
+        options = replace(
+            options_here(tracking_uri),
+            address=address,
+            with_ray=not no_ray,
+            rerun_all=fresh,
+            trial_timeout_s=trial_timeout,
+            load_timeout_s=load_timeout,
+            share_machine=share_machine,
+            settings=settings or (),
+            profiling=Profiling(0, instead_of_training=True),
+            next_specs=search.specs,
+        )
+        from raypar.execution.execute import execute, new_log_dir
+        from raypar.reporting.listings import print_failures
+
+        log_dir = new_log_dir(options.project_dir)
+        with common.quiet(log_dir / common.DRIVER_LOG) as console:
+            listen = common.notices_on(console)
+            in_place = replace(loaded, study=search.study)
+            outcome = execute(in_place, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
+            answers = search.answers(tuple(outcome.results.values()))
+            if outcome.failures:
+                print_failures(console, outcome.failures, outcome.log_dir)
+        if as_json:
+            limit = str(search.study.config.get("max_memory") or "") or None
+            common.print_json(_document(answers, limit))
+        else:
+            for answer in answers:
+                common.say(common.stdout(), answer_line(answer, str(search.study.config.get("max_memory") or "")))
+        common.exit_as(outcome)
+
+
+def _document(answers: Sequence[Largest], limit: str | None) -> FitBatchDocument:
+    return {
+        "schema": 1,
+        "kind": "fit-batch",
+        "max_memory": limit,
+        "points": [
+            {
+                "point": a.point,
+                "num_workers": a.num_workers,
+                "batch_size": a.batch_size,
+                "peak_bytes": a.peak_bytes,
+                "too_large": a.too_large,
+                "reason": a.reason,
+                "num_trials": a.num_trials,
+                "is_all_data": a.is_all_data,
+                "failure": a.failure,
+            }
+            for a in answers
+        ],
+    }
+
+
+def answer_line(answer: Largest, limit: str) -> str:
+    """Return the answer: ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: peak 1.93 GB; …``."""
+    from raypar.study.trial import point_label
+
+    at = f" at {point_label(answer.point)}" if answer.point else ""
+    where = f"in {limit or 'the GPU'} on {counted(answer.num_workers, 'worker')}{at}"
+    trials = f" ({counted(answer.num_trials, 'trial')})"
+    if answer.failure:
+        return f"No answer {where}: a trial failed: {answer.failure}"
+    if answer.batch_size is None:
+        reason = f": {answer.too_large} {answer.reason}" if answer.reason else ""
+        return f"No batch fits {where}{reason}{trials}"
+    text = f"per_worker_batch_size {answer.batch_size} is the largest that fits {where}"
+    if answer.peak_bytes:
+        text += f": peak {size(answer.peak_bytes)}"
+    if answer.too_large is None:
+        return f"{text}; the training set allows no larger one{trials}"
+    return f"{text}; {answer.too_large} {answer.reason or 'does not fit'}{trials}"

@@ -1,0 +1,212 @@
+"""Largest batch per worker that fits into memory, at each point of a study: doubling, then bisection, guided by a line.
+
+Peaks of two batch sizes give a line (weights and optimizer state, plus so much for each sample), and it a guess; only
+what was run counts as an answer. A trial is two steps of the warm-up, in which memory is counted, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from raypar.analysis.question import PointKey, point_key
+from raypar.execution.plan import ExecutionPlan
+from raypar.study.options import PIPELINED, memory_limit_bytes
+from raypar.study.space import Value
+from raypar.study.study import Study
+from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.study.workload import Config
+
+BATCH = "per_worker_batch_size"
+TOLERANCE = 0.125  # by which an even larger batch may fit
+MAX_GROWTH = 8  # from one trial to the next, however far away a guess is
+NUM_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """A batch size that was run; `peak_bytes` of a worker, None where it is unknown or does not fit."""
+
+    fits: bool
+    peak_bytes: float | None = None
+    reason: str = ""
+
+
+def next_batch(
+    tried: Mapping[int, Attempted],
+    start: int,
+    *,
+    limit_bytes: float | None = None,
+    unit: int = 1,
+    most: int | None = None,
+) -> int | None:
+    """Return the batch size to run next; None: the largest that fits is known within `TOLERANCE`, or none fits.
+
+    Args:
+        unit: of which batch sizes are multiples.
+        most: the largest that the training set allows; None: any.
+    """
+    most = most and max(unit, most // unit * unit)
+    fitting = max((size for size, each in tried.items() if each.fits), default=None)
+    too_large = min((size for size, each in tried.items() if not each.fits), default=None)
+
+    def rounded(size: float) -> int:
+        return max(unit, int(size) // unit * unit)
+
+    if fitting is None:
+        if too_large is None:
+            return min(rounded(start), most or start)
+        return rounded(too_large / 2) if too_large > unit else None
+    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # where this does not fit, the answer is known
+    if (too_large is not None and too_large <= closing) or (most is not None and fitting >= most):
+        return None
+    guess = _guess(tried, limit_bytes)
+    if guess is None:
+        size = fitting * 2 if too_large is None else rounded(math.sqrt(fitting * too_large))
+    else:
+        size = closing if guess < closing else min(rounded(guess), fitting * MAX_GROWTH)
+    if too_large is not None and size >= too_large:
+        size = rounded(math.sqrt(fitting * too_large))
+    return min(max(size, fitting + unit), most or size)
+
+
+def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float | None:
+    """Return the batch size that reaches the limit, by the line through the two largest with a known peak."""
+    known = sorted((size, each.peak_bytes) for size, each in tried.items() if each.peak_bytes)[-2:]
+    if limit_bytes is None or len(known) < 2:
+        return None
+    (small, low_bytes), (large, high_bytes) = known
+    slope = (high_bytes - low_bytes) / (large - small)
+    return large + (limit_bytes - high_bytes) / slope if slope > 0 else None
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Answer at one point.
+
+    Attributes:
+        batch_size: per worker; None: no batch that was tried fits.
+        too_large: the smallest that was run and does not fit; None: none was too large.
+        is_all_data: the training set has no larger batch.
+        failure: why the search ended without an answer; empty: it has one.
+    """
+
+    point: Mapping[str, Value]
+    num_workers: int
+    batch_size: int | None
+    peak_bytes: float | None
+    too_large: int | None
+    reason: str
+    num_trials: int
+    is_all_data: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """Search over all points of a study other than its batch sizes.
+
+    Attributes:
+        study: to be run; its space has no batch size.
+        start: batch size per worker of the first trial.
+    """
+
+    study: Study
+    start: int
+
+    @classmethod
+    def of(cls, study: Study, limit: str | None, start: int | None) -> BatchSearch:
+        """Return the search for a study's points.
+
+        Args:
+            limit: ``max_memory`` of every trial; None: what the study has, or what a GPU has.
+            start: None: the study's smallest batch.
+        """
+        space = {key: domain for key, domain in study.space.items() if key not in ("batch_size", BATCH)}
+        config = {key: value for key, value in study.config.items() if key not in ("batch_size", BATCH)}
+        configs: list[Config] = [study.trial(point, 0).config for point in study.points()]
+        smallest = min(int(config["batch_size"]) // config["num_workers"] for config in configs)
+        only = replace(
+            study,
+            name=f"{study.name}-fit-batch",
+            space=space,
+            baseline={},
+            config={
+                **config,
+                BATCH: max(1, start or smallest),
+                "num_warmup_steps": NUM_STEPS,
+                "keep_model": False,
+                **({"max_memory": limit} if limit else {}),
+            },
+            num_repeats=1,
+            until="",
+            budget=None,
+            scheduler=None,
+            description=f"The largest batch of {study.name} that fits into memory.",
+        )
+        return cls(only, max(1, start or smallest))
+
+    def specs(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> tuple[TrialSpec, ...]:
+        """Return the next trial of each point that is not settled yet."""
+        specs = []
+        for point in self.study.points():
+            tried = self._tried(point, results)
+            if any(result.state is TrialState.FAILED for result in tried.values()):
+                continue
+            size = self._next(point, tried)
+            if size is not None and size not in tried:
+                spec = self._at(size).trial(point, 0, auto=plan.auto)
+                # A point of its own: where one size does not fit, others may.
+                specs.append(replace(spec, point={**point, BATCH: size}))
+        return tuple(specs)
+
+    def answers(self, results: Sequence[TrialResult]) -> tuple[Largest, ...]:
+        """Return what is known at each point."""
+        return tuple(self._answer(point, self._tried(point, results)) for point in self.study.points())
+
+    def _answer(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> Largest:
+        fitting = max((size for size, result in tried.items() if result.is_measured), default=None)
+        too_large = min((size for size, r in tried.items() if r.state is TrialState.DOES_NOT_FIT), default=None)
+        config: Config = self.study.trial(point, 0).config
+        return Largest(
+            point,
+            config["num_workers"],
+            fitting,
+            tried[fitting].memory_bytes if fitting else None,
+            too_large,
+            tried[too_large].reason if too_large else "",
+            len(tried),
+            is_all_data=fitting is not None and too_large is None,
+            failure=next((r.reason for r in tried.values() if r.state is TrialState.FAILED), ""),
+        )
+
+    def _at(self, size: int) -> Study:
+        return replace(self.study, config={**self.study.config, BATCH: size})
+
+    def _next(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> int | None:
+        config: Config = self.study.trial(point, 0).config
+        attempted = {
+            size: Attempted(r.is_measured, r.memory_bytes if r.is_measured else None) for size, r in tried.items()
+        }
+        of_workload = self.study.workload.num_train_samples
+        available = config["num_samples"] or (of_workload(config) if callable(of_workload) else of_workload)
+        workers: int = config["num_workers"]
+        unit: int = config["num_microbatches"] if config["strategy"] in PIPELINED else 1
+        most = int(available) // workers if available else None
+        return next_batch(attempted, self.start, limit_bytes=memory_limit_bytes(config), unit=unit, most=most)
+
+    def _tried(self, point: Mapping[str, Value], results: Sequence[TrialResult]) -> dict[int, TrialResult]:
+        """Return the results at a point by batch size, those of the same settings alone."""
+        config = self._fixed(self.study.trial(point, 0))
+        here = [r for r in results if BATCH in r.spec.config and self._fixed(r.spec) == config]
+        return {_batch_of(r.spec.config): r for r in here}
+
+    @staticmethod
+    def _fixed(spec: TrialSpec) -> PointKey:
+        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from the machines, or the batch
+        return point_key({key: value for key, value in spec.config.items() if key not in follows})
+
+
+def _batch_of(config: Config) -> int:
+    return int(config[BATCH])
