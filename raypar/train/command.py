@@ -95,6 +95,7 @@ def run_command(
         raise WorkloadError(f"{machines}: a command needs as many on each", hint="choose num_workers or nodes so")
     import torch
 
+    from raypar.train.memory import children_peak_bytes
     from raypar.train.telemetry import Telemetry
 
     cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
@@ -131,6 +132,7 @@ def run_command(
                 process.report_events(events)
         laps = process.laps
     environment = {"cores": list(cores), "num_threads": job.spec.config["num_threads"], "pid": os.getpid()}
+    environment |= {"peak_rss_bytes": children_peak_bytes()}  # of the largest of the command's processes
     return RankOutcome(
         stopped=process.is_stopped,
         startup_s=startup_s,

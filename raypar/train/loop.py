@@ -222,7 +222,7 @@ class Training:
             torch.manual_seed(seed)  # the same weights on every rank
             return workload.model(config)  # type: ignore[misc]
 
-        with self.memory.counting():
+        with self.memory.building():
             model = check_workload(workload, self.data, build, self._numerics)
             self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
             sample = self._evaluation.sample()
@@ -253,7 +253,6 @@ class Training:
                     stepper.step(batch)
                 for _ in range(num_steps, NUM_COUNTED_STEPS):
                     stepper.step(batch)
-                wait_for_device(self._context.device)
             for batch in batches:
                 stepper.step(batch)
             checkpoint.load_local_weights(module, initial)

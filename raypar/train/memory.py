@@ -44,6 +44,13 @@ class MemoryMonitor:
             self._footprints["peak_reserved_bytes"] = _Footprint(self._reserved_bytes)
 
     @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Count what the block leaves, the model; its peak is none of the training."""
+        with self.counting():
+            yield
+        self._allocated_bytes = 0
+
+    @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """Count what is allocated within the block, in addition to what earlier blocks have left."""
         self._allocated_bytes = self._excluded_bytes = 0  # the last block's peak counts

@@ -402,6 +402,7 @@ class Telemetry:
     def __init__(self, cores: tuple[int, ...], device: torch.device) -> None:
         import torch
 
+        self.device = device
         self._gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         self._cpu = CpuMonitor(cores, raypar_processes())
         self._clocks = ClockMonitor(cores)

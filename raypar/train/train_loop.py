@@ -15,6 +15,7 @@ from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, s
 from raypar.hooks import numbers_of, receive_with
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
 from raypar.train.laps import LapTimer, num_steps_of
+from raypar.train.memory import MemoryMonitor
 from raypar.train.telemetry import Telemetry
 
 # raypar's entries of a config, which the loop does not get.
@@ -71,17 +72,20 @@ def run_train_loop(
     config = {key: value for key, value in config.items() if key not in OWN_KEYS}
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False
+    memory = MemoryMonitor(telemetry.device)
+    memory.start()
     telemetry.start()
     try:
         loop(config) if inspect.signature(loop).parameters else loop()
     except StopTrial:
         stopped = True
     telemetry.stop()
+    memory.stop()
     return RankOutcome(
         stopped=stopped,
         startup_s=startup_s,
         train_time_s=session.laps.train_time_s,
         step_times_s=session.laps.times_s,
-        environment={**telemetry.summary(), "steps_from": session.laps.source},
+        environment={**telemetry.summary(), **memory.summary(), "steps_from": session.laps.source},
         counters=telemetry.counters(),
     )

@@ -1,0 +1,148 @@
+"""Peak memory of a rank against what its model needs, computed by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from raypar import Data, Split, Workload
+from raypar.errors import DoesNotFit
+from raypar.parallel.strategy import DistContext
+from raypar.run.ranks import RankEnd, trial_result
+from raypar.run.runner import StoppedPoints, is_retried
+from raypar.study.options import resolve
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.train import memory as memory_module
+from raypar.train import worker
+from raypar.train.loop import train
+from raypar.train.memory import MemoryMonitor
+
+WIDTH, BATCH, NUM_LAYERS = 256, 512, 6
+ALONE = DistContext(0, 1, torch.device("cpu"))
+
+
+def model(_):
+    layers = [layer for _ in range(NUM_LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def data(_):
+    inputs, targets = torch.randn(2 * BATCH, WIDTH), torch.zeros(2 * BATCH, dtype=torch.long)
+    return Data(train=Split(inputs, targets), val=Split(inputs, targets))
+
+
+WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": BATCH, "optimizer": "adam", "lr": 1e-3})
+
+
+def trained(**config):
+    channel = SimpleNamespace(report=lambda metrics: True)
+    return train(WORKLOAD, resolve(WORKLOAD, config), 3, ALONE, channel, start_s=0.0)
+
+
+def by_hand():
+    weights = 4 * (NUM_LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH * 10 + 10)
+    activation = 4 * BATCH * WIDTH
+    # The batch and every ReLU's output are kept for the backward pass, in which two gradients of activations exist.
+    return 3 * weights + activation * (1 + NUM_LAYERS + 2)
+
+
+@pytest.mark.parametrize("num_warmup_steps", [1, 2, 5])
+def test_the_peak_is_that_of_weights_optimizer_and_activations(num_warmup_steps):
+    peak = trained(num_warmup_steps=num_warmup_steps).environment["peak_memory_bytes"]
+    assert peak == pytest.approx(by_hand(), rel=0.1)
+
+
+def test_evaluation_does_not_set_the_peak():
+    small = trained(eval_batch_size=1).environment["peak_memory_bytes"]
+    assert trained(eval_batch_size=2 * BATCH).environment["peak_memory_bytes"] == small
+
+
+def test_nothing_is_counted_without_warm_up():
+    assert "peak_memory_bytes" not in trained(num_warmup_steps=0).environment
+
+
+def test_a_training_above_its_limit_does_not_fit():
+    assert trained(max_memory="1GB").step_times_s
+    with pytest.raises(DoesNotFit, match=r"needs .* MB of memory on a worker, more than max_memory=1.00 MB") as caught:
+        trained(max_memory="1MB")
+    assert worker.failure_kind(caught.value) is FailureKind.DOES_NOT_FIT
+
+
+class OutOfMemoryError(RuntimeError):
+    """Stand-in for torch's, which only a GPU raises."""
+
+
+REFUSED = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_alone", "kind"),
+    [
+        (OutOfMemoryError(REFUSED), True, FailureKind.DOES_NOT_FIT),
+        (OutOfMemoryError(REFUSED), False, FailureKind.OUT_OF_MEMORY),
+        (OutOfMemoryError(f"{REFUSED} of which 1.00 GiB is free; 8.00 GiB allowed;"), False, FailureKind.DOES_NOT_FIT),
+        (MemoryError(), True, FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True, FailureKind.OUT_OF_MEMORY),
+    ],
+)
+def test_a_refusal_is_a_result_where_nobody_else_has_the_memory(monkeypatch, error, is_alone, kind):
+    monkeypatch.setattr(worker, "_has_gpu_alone", lambda: is_alone)
+    assert worker.failure_kind(error) is kind
+
+
+def spec(repeat=0):
+    return TrialSpec("s", "w", {"batch_size": 64}, {"num_workers": 1}, repeat, repeat)
+
+
+def test_does_not_fit_is_a_result_and_ends_its_point():
+    failure = Failure(FailureKind.DOES_NOT_FIT, "needs 2.00 GB of memory", 0)
+    result = trial_result(spec(), {0: RankEnd(failure=failure)}, failure=failure)
+    assert (result.state, result.is_complete, result.is_unusable) == (TrialState.DOES_NOT_FIT, True, True)
+    assert TrialResult.from_json(result.to_json()) == result
+    assert not is_retried(failure, 1, 5)
+    stopped = StoppedPoints()
+    stopped.note(spec(), failure, has_reported=False)
+    refusal = stopped.refusal(spec(1))
+    assert trial_result(spec(1), {}, failure=refusal).state is TrialState.DOES_NOT_FIT
+
+
+class GpuMemory:
+    """Stand-in for torch.cuda's counters of one GPU: there is none where the tests run."""
+
+    def __init__(self):
+        self.allocated = self.peak = self.reserved = self.peak_reserved = 0
+
+    def use(self, most, after):
+        self.peak = max(self.peak, most)
+        self.reserved = self.peak_reserved = max(self.reserved, most)
+        self.allocated = after
+
+    def reset_peak_memory_stats(self, _):
+        self.peak, self.peak_reserved = self.allocated, self.reserved
+
+    def max_memory_allocated(self, _):
+        return self.peak
+
+    def memory_reserved(self, _):
+        return self.reserved
+
+    def max_memory_reserved(self, _):
+        return self.peak_reserved
+
+
+def test_on_a_gpu_neither_warm_up_copies_nor_evaluations_count(monkeypatch):
+    gpu = GpuMemory()
+    monkeypatch.setattr(memory_module.torch, "cuda", gpu)
+    monitor = MemoryMonitor(torch.device("cuda", 0))
+    with monitor.counting():
+        gpu.use(most=300, after=100)  # of it the copy of the first weights: 40
+        monitor.exclude(40)
+    assert monitor.peak_bytes == 260
+    for most in (250, 270):
+        monitor.start()
+        gpu.use(most=most, after=100)
+        monitor.stop()
+        gpu.use(most=900, after=100)  # an evaluation
+    peaks = monitor.summary()
+    assert (peaks["peak_memory_bytes"], peaks["peak_reserved_bytes"]) == (270, 300)
