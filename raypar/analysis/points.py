@@ -153,8 +153,8 @@ def _analysed(
 
 
 def _memory_of(samples: PointSamples) -> Estimate | None:
-    known = [result.memory_bytes for result in samples.measured if result.memory_bytes]
-    return median_estimate([max(known)]) if known else None
+    sizes_bytes = [result.memory_bytes for result in samples.measured if result.memory_bytes]
+    return median_estimate([max(sizes_bytes)]) if sizes_bytes else None
 
 
 def _efficiency(

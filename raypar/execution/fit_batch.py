@@ -73,10 +73,10 @@ def next_batch(
 
 def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float | None:
     """Return the batch size that reaches the limit, by the line through the two largest with a known peak."""
-    known = sorted((size, each.peak_bytes) for size, each in tried.items() if each.peak_bytes)[-2:]
-    if limit_bytes is None or len(known) < 2:
+    peaks = sorted((size, each.peak_bytes) for size, each in tried.items() if each.peak_bytes)[-2:]
+    if limit_bytes is None or len(peaks) < 2:
         return None
-    (small, low_bytes), (large, high_bytes) = known
+    (small, low_bytes), (large, high_bytes) = peaks
     slope = (high_bytes - low_bytes) / (large - small)
     return large + (limit_bytes - high_bytes) / slope if slope > 0 else None
 

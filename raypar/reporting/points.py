@@ -89,8 +89,8 @@ MIN_MEMORY_RATIO = 1.1  # between points: less is no reason to choose one of the
 
 def _differs(points: Sequence[PointAnalysis]) -> bool:
     """Return whether what the points vary changes the memory that a worker needs."""
-    known = [p.memory_bytes.value for p in points if p.memory_bytes]
-    return bool(known) and max(known) > MIN_MEMORY_RATIO * min(known)
+    peaks = [p.memory_bytes.value for p in points if p.memory_bytes]
+    return bool(peaks) and max(peaks) > MIN_MEMORY_RATIO * min(peaks)
 
 
 def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Estimate | None]:

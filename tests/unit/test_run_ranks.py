@@ -229,7 +229,7 @@ def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_h
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_failures_that_another_attempt_may_not_repeat_are_retried(kind):
-    final = ("error", "out_of_memory", "refused", "skipped", "invalid")
+    final = ("error", "does_not_fit", "out_of_memory", "refused", "skipped", "invalid")
     is_final = kind in final
     assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is not is_final
     assert not is_retried(Failure(kind, ""), attempt=2, max_retries=1)
