@@ -242,16 +242,17 @@ class Training:
         there were.
         """
         generators = checkpoint.generator_states(self._context.device)
-        if num_steps := self._config["num_warmup_steps"]:
+        if self._config["num_warmup_steps"]:
             module, batches = self._strategy.module, self._warmup_batches()
             with self.memory.counting():
                 stepper = self._new_stepper()
                 initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
                 self.memory.exclude(sum(value.nbytes for value in initial.values()))
                 module.train()
-                for batch in islice(batches, NUM_COUNTED_STEPS):
+                first = 0
+                for first, batch in enumerate(islice(batches, NUM_COUNTED_STEPS), 1):
                     stepper.step(batch)
-                for _ in range(num_steps, NUM_COUNTED_STEPS):
+                for _ in range(first, NUM_COUNTED_STEPS):  # there is but one, or the epoch has no more
                     stepper.step(batch)
             for batch in batches:
                 stepper.step(batch)

@@ -53,6 +53,11 @@ def test_the_peak_is_that_of_weights_optimizer_and_activations(num_warmup_steps)
     assert peak == pytest.approx(by_hand(), rel=0.1)
 
 
+def test_the_peak_is_known_where_an_epoch_is_one_step():
+    peak = trained(num_samples=BATCH).environment["peak_memory_bytes"]
+    assert peak == pytest.approx(by_hand(), rel=0.1)
+
+
 def test_evaluation_does_not_set_the_peak():
     small = trained(eval_batch_size=1).environment["peak_memory_bytes"]
     assert trained(eval_batch_size=2 * BATCH).environment["peak_memory_bytes"] == small
