@@ -249,10 +249,10 @@ class Training:
                 initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
                 self.memory.exclude(sum(value.nbytes for value in initial.values()))
                 module.train()
-                first = 0
-                for first, batch in enumerate(islice(batches, NUM_COUNTED_STEPS), 1):
+                num_counted = 0
+                for num_counted, batch in enumerate(islice(batches, NUM_COUNTED_STEPS), 1):
                     stepper.step(batch)
-                for _ in range(first, NUM_COUNTED_STEPS):  # there is but one, or the epoch has no more
+                for _ in range(num_counted, NUM_COUNTED_STEPS):  # there is but one, or the epoch has no more
                     stepper.step(batch)
             for batch in batches:
                 stepper.step(batch)
