@@ -18,8 +18,8 @@ from raypar.cli.ab import ab
 from raypar.cli.cluster import attach, node_command, stop
 from raypar.cli.common import Debug, document_alone, report_errors
 from raypar.cli.demo import demo
-from raypar.cli.init import init
 from raypar.cli.fit_batch import fit_batch
+from raypar.cli.init import init
 from raypar.cli.predict import fit, predict, work
 from raypar.cli.profile import profile
 from raypar.cli.recommend import recommend

@@ -249,10 +249,11 @@ class Training:
                 initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
                 self.memory.exclude(sum(value.nbytes for value in initial.values()))
                 module.train()
-                num_counted = 0
-                for num_counted, batch in enumerate(islice(batches, NUM_COUNTED_STEPS), 1):
+                num_left = NUM_COUNTED_STEPS
+                for batch in islice(batches, NUM_COUNTED_STEPS):
                     stepper.step(batch)
-                for _ in range(num_counted, NUM_COUNTED_STEPS):  # there is but one, or the epoch has no more
+                    num_left -= 1
+                for _ in range(num_left):  # there is but one warm-up step, or the epoch has no more
                     stepper.step(batch)
             for batch in batches:
                 stepper.step(batch)
