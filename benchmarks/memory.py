@@ -9,6 +9,7 @@ search of `raypar fit-batch` from starts within 8x of the answer. Exits with 1 i
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from raypar import Data, Split, Study, Workload, units
 from raypar.execution.fit_batch import Attempted, next_batch
 from raypar.parallel.strategy import DistContext
 from raypar.run.local import LocalRunner
+from raypar.run.ranks import BASE_PRELOAD
 from raypar.run.runner import Event, TrialEnded
 from raypar.study.options import resolve
 from raypar.train.job import Profiling, RunSettings
@@ -100,6 +102,8 @@ def _counted_bytes(batch_size: int) -> int:
 
 def largest_batches(most: int, answer: int) -> bool:
     """Print the largest batch that fits by exhaustive search, and what the search finds; True within the bars."""
+    for name in BASE_PRELOAD:  # as a rank's fork server does: otherwise each process imports them, for most of a second
+        importlib.import_module(name)
     peaks = {size: peak_bytes(size) for size in range(1, most + 1)}
     limit = peaks[answer]
     largest = max(size for size, peak in peaks.items() if peak <= limit)

@@ -23,7 +23,6 @@ from raypar.errors import DoesNotFit
 from raypar.units import size
 
 NUM_COUNTED_STEPS = 2  # the second has an optimizer's state from its beginning
-_QUIET = ("KINETO_LOG_LEVEL", "6")  # its progress, and that there is no GPU, are nothing for a rank's log
 TOO_LARGE = "needs {} of memory on a worker, more than max_memory={}"
 
 
@@ -178,21 +177,20 @@ def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
     try:
         yield changes
     finally:
-        events: Any = _autograd._disable_profiler().events()
-        memory = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
-        memory.sort(key=lambda event: event[0])
-        changes.extend(change for _, change in memory)
+        threads: Any = _autograd._disable_profiler_legacy()  # the events of each thread, in order
+        start = next(event for events in threads for event in events)
+        events = [event for events in threads for event in events if event.kind() == "memory_alloc"]
+        events.sort(key=start.cpu_elapsed_us)
+        changes.extend(event.cpu_memory_usage() for event in events)
 
 
 def _new_profiler() -> object | None:
     """Start torch's profiler for allocations alone; None where it runs already, or is another than is known here."""
     try:
-        # The public profiler makes Python objects of every event, which takes longer than the steps of a small model.
+        # The public profiler takes a dozen times longer, and leaves a thread behind.
         options = (False, True, False, False, False, _profiler._ExperimentalConfig())
-        config = _profiler.ProfilerConfig(_profiler.ProfilerState.KINETO, *options)
-        os.environ.setdefault(*_QUIET)
-        _autograd._prepare_profiler(config, {_profiler.ProfilerActivity.CPU})
-        _autograd._enable_profiler(config, {_profiler.ProfilerActivity.CPU})
+        config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, *options)
+        _autograd._enable_profiler_legacy(config)
     except (AttributeError, TypeError, RuntimeError):
         return None
     return config

@@ -1,5 +1,7 @@
 """Peak memory of a rank against what its model needs, computed by hand."""
 
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -151,3 +153,38 @@ def test_on_a_gpu_neither_warm_up_copies_nor_evaluations_count(monkeypatch):
         gpu.use(most=900, after=100)  # an evaluation
     peaks = monitor.summary()
     assert (peaks["peak_memory_bytes"], peaks["peak_reserved_bytes"]) == (270, 300)
+
+
+def stochastic(config):
+    return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
+
+
+def test_counting_changes_no_loss(monkeypatch):
+    workload = Workload(name="stochastic", model=stochastic, data=data, defaults={"batch_size": 64, "lr": 1e-2})
+
+    def losses():
+        torch.manual_seed(0)  # of the data
+        reports = []
+        channel = SimpleNamespace(report=lambda report: not reports.append(report))
+        outcome = train(workload, resolve(workload, {"epochs": 2}), 3, ALONE, channel, start_s=0.0)
+        values = [float(report[key]).hex() for report in reports for key in ("train_loss", "val_loss")]
+        return values, "peak_memory_bytes" in outcome.environment
+
+    counted, was_counted = losses()
+    monkeypatch.setattr(memory_module, "_new_profiler", lambda: None)
+    uncounted, is_counted = losses()
+    assert counted == uncounted and len(counted) == 4
+    assert (was_counted, is_counted) == (True, False)
+
+
+def num_threads():
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else 0
+
+
+def test_counting_leaves_no_thread_and_no_profiler_behind():
+    trained()  # whatever torch starts once
+    before = threading.active_count(), num_threads()
+    trained()
+    assert (threading.active_count(), num_threads()) == before
+    assert not torch.autograd._profiler_enabled()
