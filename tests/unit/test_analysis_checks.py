@@ -83,6 +83,8 @@ NOT_RUN = Failure(FailureKind.SKIPPED, "not run")
 FAILED = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
 SKIPPED = [replace(FAILED, spec=make_spec({"num_workers": 2}, repeat), failure=NOT_RUN) for repeat in (10, 11)]
 NAN_REPORT = {"epoch": 1, "train_loss": float("nan"), "accuracy": 0.1}
+TOO_LARGE = make_result({"num_workers": 4}, 0, state=TrialState.DOES_NOT_FIT)
+TOO_LARGE = replace(TOO_LARGE, failure=Failure(FailureKind.DOES_NOT_FIT, "needs 3.00 GB"))
 DIVERGED = replace(make_result({"num_workers": 2}, 9, state=TrialState.DIVERGED), reports=(NAN_REPORT,))
 BUSY = {"foreign_cpu_share": [0.01, 0.2], "other_load_cores": [1.26, 1.26], "num_node_cores": [2, 2]}
 NEIGHBOUR = {"other_load_cores": [9.0, 30.0], "num_node_cores": [16, 128]}
@@ -108,6 +110,10 @@ CASES = {
     "diverged_trials": [
         ([*sound(), DIVERGED], "1 of 13 trials diverged: num_workers=2 #10 (train_loss=nan at epoch 1)."),
         ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),
+    ],
+    "too_large_trials": [
+        ([*sound(), TOO_LARGE], "1 of 3 points does not fit: num_workers=4 (needs 3.00 GB)."),
+        (sound(), None),
     ],
     "failed_trials": [
         ([*sound(), FAILED], "1 trial failed; num_workers=2 #10: CUDA out of memory"),

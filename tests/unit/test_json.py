@@ -30,6 +30,7 @@ import golden
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
 KINDS = "list", "show", "report", "recommend", "compare", "ab", "fit", "predict", "plan", "doctor", "work"
+KINDS += ("fit-batch",)
 STUDIES = "quickstart", "scaling", "search"
 SIZE = "--parameters", "1M", "--set", "batch_size=512"
 TABLE = "workers,time\n1,100\n1,101\n2,52\n2,53\n4,29\n4,28\n"
@@ -202,7 +203,7 @@ def test_every_verb_has_a_document_and_the_docs_an_example():
     assert sorted(of_kind) == sorted(kinds)
     for kind, example in of_kind.items():
         assert f"raypar {kind} " in page and example["schema"] == 1
-        schema = {"$defs": allowing_less(SCHEMA["$defs"]), "$ref": f"#/$defs/{kind.title()}Document"}
+        schema = {"$defs": allowing_less(SCHEMA["$defs"]), "$ref": f"#/$defs/{kind.title().replace('-', '')}Document"}
         assert [f"{e.json_path}: {e.message}" for e in Draft202012Validator(schema).iter_errors(example)] == []
 
 
@@ -233,7 +234,8 @@ def test_numbers_that_json_lacks_are_null_and_all_else_is_plain():
 
 def test_a_report_has_every_trial_and_the_best_point_of_a_search_first(run):
     scaling = parsed(run("report", "scaling", "--json")[1])
-    assert scaling["num_by_state"] == {"finished": 29, "stopped": 0, "diverged": 0, "failed": 1}
+    others = {"stopped": 0, "diverged": 0, "does not fit": 0}
+    assert scaling["num_by_state"] == {"finished": 29, **others, "failed": 1}
     assert scaling["num_trials"] == sum(p["num_trials"] for p in scaling["points"]) == 30
     assert scaling["recommendation"]["settling"]["command"] is None
     recommended = parsed(run("recommend", "scaling", "--json")[1])["recommendation"]

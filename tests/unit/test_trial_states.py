@@ -45,7 +45,7 @@ from raypar.train.saved_model import WEIGHTS_FILE, BestWeights
 from raypar.workloads import digits
 
 NAN, INF = math.nan, math.inf
-FINISHED, STOPPED, DIVERGED, FAILED = TrialState
+FINISHED, STOPPED, DIVERGED, DOES_NOT_FIT, FAILED = TrialState
 ALONE = DistContext(0, 1, torch.device("cpu"))
 
 
@@ -85,7 +85,8 @@ def test_a_report_has_diverged_by_its_losses(report, metric, bad):
 
 def test_a_trial_is_diverged_by_its_last_report_unless_it_failed():
     finite, bad = {"train_loss": 1.0}, {"train_loss": NAN}
-    assert [end_state(state, [finite, bad]) for state in TrialState] == [DIVERGED, DIVERGED, DIVERGED, FAILED]
+    ends = [end_state(state, [finite, bad]) for state in TrialState]
+    assert ends == [DIVERGED, DIVERGED, DIVERGED, DOES_NOT_FIT, FAILED]
     assert [end_state(state, [bad, finite]) for state in TrialState] == list(TrialState)
     assert end_state(FINISHED, []) is FINISHED
 
