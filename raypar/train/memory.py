@@ -187,7 +187,7 @@ def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
 def _new_profiler() -> object | None:
     """Start torch's profiler for allocations alone; None where it runs already, or is another than is known here."""
     try:
-        # The public profiler takes a dozen times longer, and leaves a thread behind.
+        # Kineto, which torch.profiler uses, would leave a thread behind in the rank.
         options = (False, True, False, False, False, _profiler._ExperimentalConfig())
         config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, *options)
         _autograd._enable_profiler_legacy(config)

@@ -1,6 +1,7 @@
 """Peak memory of a rank against what its model needs, computed by hand."""
 
-import threading
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,14 +178,28 @@ def test_counting_changes_no_loss(monkeypatch):
     assert (was_counted, is_counted) == (True, False)
 
 
-def num_threads():
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else 0
+# In a process where nothing was counted before: what stays behind stays only once.
+LEFT_BEHIND = """
+import os, torch
+import test_train_memory as tests
+from raypar.train import memory
+
+def trained_threads():
+    is_counted = "peak_memory_bytes" in tests.trained().environment
+    return is_counted, len(os.listdir("/proc/self/task"))
+
+new, memory._new_profiler = memory._new_profiler, lambda: None
+print(*trained_threads())
+memory._new_profiler = new
+print(*trained_threads(), torch.autograd._profiler_enabled())
+"""
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts a process's threads, as Linux lists them")
 def test_counting_leaves_no_thread_and_no_profiler_behind():
-    trained()  # whatever torch starts once
-    before = threading.active_count(), num_threads()
-    trained()
-    assert (threading.active_count(), num_threads()) == before
-    assert not torch.autograd._profiler_enabled()
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_BEHIND], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    without, counted = (line.split() for line in done.stdout.splitlines())
+    assert (without[0], counted[0]) == ("False", "True")
+    assert counted[1:] == [without[1], "False"]
