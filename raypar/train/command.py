@@ -132,7 +132,8 @@ def run_command(
                 process.report_events(events)
         laps = process.laps
     environment = {"cores": list(cores), "num_threads": job.spec.config["num_threads"], "pid": os.getpid()}
-    environment |= {"peak_rss_bytes": children_peak_bytes()}  # of the largest of the command's processes
+    if peak_bytes := children_peak_bytes():  # of the largest of the command's processes
+        environment["peak_rss_bytes"] = peak_bytes
     return RankOutcome(
         stopped=process.is_stopped,
         startup_s=startup_s,

@@ -158,9 +158,14 @@ def _resident_bytes(*, at_peak: bool) -> int | None:
 
 
 def children_peak_bytes() -> int | None:
-    """Return the resident memory of the largest process that this one has started and that has ended."""
+    """Return the resident memory of the largest process that this one has started and that has ended.
+
+    None where that can't be known: Linux counts what a process had before its ``exec``, which is this one's memory, so
+    that only a larger figure is surely of the program that it ran.
+    """
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit or None
+    mine, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return largest * unit if largest > mine else None
 
 
 @contextlib.contextmanager

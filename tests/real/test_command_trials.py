@@ -92,6 +92,17 @@ def test_a_command_runs_in_its_folder_and_the_lines_of_a_progress_bar_are_lines(
     assert result.failure.kind is FailureKind.INVALID and "nowhere: there is no such folder" in result.failure.summary
 
 
+@pytest.mark.parametrize(("num_bytes", "is_known"), [(1, False), (1_200_000_000, True)])
+def test_memory_of_a_command_is_that_of_its_program_or_unknown(tmp_path, num_bytes, is_known):
+    (tmp_path / "train.py").write_text(f"data = b'x' * {num_bytes}")
+    (result,) = run(tmp_path, study_of())
+    assert result.failure is None
+    if is_known:
+        assert result.peak_rss_bytes == pytest.approx(num_bytes, rel=0.05)
+    else:  # Linux shows what the process that started it has
+        assert result.peak_rss_bytes is None
+
+
 def test_a_command_that_hangs_is_ended(tmp_path):
     (tmp_path / "train.py").write_text("import time, os\nprint(os.getpid())\ntime.sleep(600)")
     (result,) = run(tmp_path, study_of(), trial_timeout_s=5)

@@ -19,6 +19,7 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.reporting.console import print_report
 from raypar.reporting.listings import print_trials
+from raypar.reporting.sentences import header
 from raypar.reporting.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
 from raypar.run.runner import SKIPPED
 from raypar.study.trial import Failure, FailureKind, TrialState
@@ -133,3 +134,11 @@ def test_a_table_fits_and_loses_no_character(rows, width, rule):
     assert all(cell_len(line) <= width for line in text.splitlines())
     before = "".join([*map("".join, rows), *(column.head for column in columns)])
     assert {c: text.count(c) for c in "abc1.×[]漢±"} == {c: before.count(c) for c in "abc1.×[]漢±"}
+
+
+def test_trials_that_do_not_fit_are_counted_in_plain_english():
+    results = [make_result({"batch_size": 64}, 0, 1.0)]
+    results += [make_result({"batch_size": b}, 0, state=TrialState.DOES_NOT_FIT) for b in (512, 1024)]
+    question = Question("mnist", {}, ("batch_size",))
+    assert "3 trials, 2 do not fit" in header(analyse(question, results))
+    assert "2 trials, 1 does not fit" in header(analyse(question, results[:2]))
