@@ -9,6 +9,7 @@ warm-up, none of which is timed. That leaves out the data set, and what librarie
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import sys
@@ -179,9 +180,13 @@ def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
         yield None
         return
     changes: list[int] = []
+    collects = gc.isenabled()
+    gc.disable()  # it would free what was allocated before, and not counted
     try:
         yield changes
     finally:
+        if collects:
+            gc.enable()
         threads: Any = _autograd._disable_profiler_legacy()  # the events of each thread, in order
         start = next(event for events in threads for event in events)
         events = [event for events in threads for event in events if event.kind() == "memory_alloc"]
