@@ -138,7 +138,7 @@ def too_large_trials(evidence: Evidence) -> Iterator[str]:
         first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
         others = f" ({first.reason})" if first.reason else ""
         labels = [point_label(p.point) for p in points]
-        do_not = "does not fit" if len(points) == 1 else "do not fit"
+        do_not = TrialState.DOES_NOT_FIT.said_of(len(points))
         yield f"{_share(points, evidence.points, 'point')} {do_not}: {named(labels)}{others}."
 
 

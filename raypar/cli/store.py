@@ -24,23 +24,34 @@ from raypar.track.names import safe_name
 from raypar.units import counted
 
 if TYPE_CHECKING:
-    from raypar.reporting.documents import CheckEntry
+    from raypar.reporting.documents import CheckEntry, ListDocument, StudyEntry
 
 REPORTS = Path(".raypar/reports")
 
 
 def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """List the studies in the store."""
-    from raypar.reporting.listings import list_document, print_studies
+    from raypar.reporting.listings import print_studies
 
-    studies = common.store_of(tracking_uri).studies()
-    rows = [(s.name, s.num_executions, s.num_finished, s.num_diverged, s.num_failed, s.last_used_at) for s in studies]
+    entries: list[StudyEntry] = [
+        {
+            "name": s.name,
+            "num_executions": s.num_executions,
+            "num_finished": s.num_finished,
+            "num_diverged": s.num_diverged,
+            "num_does_not_fit": s.num_does_not_fit,
+            "num_failed": s.num_failed,
+            "last_used_at_s": s.last_used_at,
+        }
+        for s in common.store_of(tracking_uri).studies()
+    ]
     if as_json:
-        common.print_json(list_document(rows))
-    elif not studies:
+        document: ListDocument = {"schema": 1, "kind": "list", "studies": entries}
+        common.print_json(document)
+    elif not entries:
         common.stdout().print("no studies yet: `raypar study FILE` makes one")
     else:
-        print_studies(common.stdout(), rows)
+        print_studies(common.stdout(), entries)
 
 
 def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common.TrackingUri = None) -> None:

@@ -62,6 +62,7 @@ class StudyEntry(TypedDict):
     num_executions: int
     num_finished: int
     num_diverged: int
+    num_does_not_fit: int
     num_failed: int
     last_used_at_s: float
 

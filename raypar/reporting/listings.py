@@ -21,11 +21,12 @@ from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, p
 from raypar.study.workload import Workload
 
 if TYPE_CHECKING:
-    from raypar.reporting.documents import LeastTimeEntry, ListDocument, PlanDocument, ShowDocument, WorkDocument
+    from raypar.reporting.documents import LeastTimeEntry, PlanDocument, ShowDocument, StudyEntry, WorkDocument
     from raypar.train.flops import LayerWork, Work
 
 
 MAX_LABELS = 4  # trials named in a line
+MAX_REASON_CHARS = 80
 
 
 def plan_document(
@@ -147,31 +148,20 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
         print_line(console, f"all logs of this execution: {log_dir}")
 
 
-def print_studies(console: Console, studies: Sequence[tuple[str, int, int, int, int, float]]) -> None:
-    """One line per study: name, executions, finished, diverged and failed trials, when it was last used (Unix time)."""
-    names, *counts, moments = map(list, zip(*studies, strict=True)) if studies else ([],) * 6
-    used = [datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") for at in moments]
-    numbers = map(value_column, ("executions", "finished", "diverged", "failed"), counts)
-    print_table(console, [Column("study", names), *numbers, Column("last used", used)])
-
-
-def list_document(studies: Sequence[tuple[str, int, int, int, int, float]]) -> ListDocument:
-    """Return what `print_studies` prints of the same."""
-    return {
-        "schema": 1,
-        "kind": "list",
-        "studies": [
-            {
-                "name": name,
-                "num_executions": num_executions,
-                "num_finished": num_finished,
-                "num_diverged": num_diverged,
-                "num_failed": num_failed,
-                "last_used_at_s": last_used_at_s,
-            }
-            for name, num_executions, num_finished, num_diverged, num_failed, last_used_at_s in studies
-        ],
+def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
+    """One line per study: its name, executions, trials by state, and when it was last used."""
+    counts = {
+        "executions": [s["num_executions"] for s in studies],
+        "finished": [s["num_finished"] for s in studies],
+        "diverged": [s["num_diverged"] for s in studies],
+        "don't fit": [s["num_does_not_fit"] for s in studies],
+        "failed": [s["num_failed"] for s in studies],
     }
+    if not any(counts["don't fit"]):  # of studies without a limit
+        del counts["don't fit"]
+    used = [datetime.fromtimestamp(s["last_used_at_s"]).strftime("%Y-%m-%d %H:%M") for s in studies]
+    numbers = [value_column(name, values) for name, values in counts.items()]
+    print_table(console, [Column("study", [s["name"] for s in studies]), *numbers, Column("last used", used)])
 
 
 def print_trials(console: Console, results: Sequence[TrialResult], metric: str) -> None:
@@ -235,8 +225,8 @@ def _in_order(results: Iterable[TrialResult]) -> list[TrialResult]:
 
 def _state(result: TrialResult) -> str:
     if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
-        return result.reason[:60]  # says that it did not run
-    return f"{result.state}: {result.reason[:60]}" if result.reason else result.state.value
+        return result.reason[:MAX_REASON_CHARS]  # says that it did not run
+    return f"{result.state}: {result.reason[:MAX_REASON_CHARS]}" if result.reason else result.state.value
 
 
 def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:

@@ -33,7 +33,7 @@ class Layout:
 
 
 FULL = Layout(is_brief=False, wrap_heads=False, bounds=True)
-_DROPPED_FIRST = ("memory", "throughput", "plus_minus", "energy", "efficiency", "speedup_bounds")
+_DROPPED_FIRST = ("throughput", "memory", "plus_minus", "energy", "efficiency", "speedup_bounds")
 # For terminals, from the widest table to the narrowest that is still an answer.
 LAYOUTS = (
     *(Layout(wrap_heads=False, bounds=True), Layout(bounds=True), Layout(wrap_heads=False)),
@@ -181,7 +181,7 @@ def legend(analysis: StudyAnalysis) -> str:
         text += f"; speedup: simultaneous 95 % intervals, {_level(speedups)} each ({_methods(speedups)})"
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
-        others = ", ".join(f"{states[state]} {state}" for state in TrialState if states[state])
+        others = ", ".join(f"{states[state]} {state.said_of(states[state])}" for state in TrialState if states[state])
         text += "; n: finished of all" + (f" ({others}: not in the times)" if others else "")
     if any(p.cost for p in analysis.points):
         price = f"{analysis.question.price_per_node_hour:g}"

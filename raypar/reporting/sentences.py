@@ -14,7 +14,7 @@ from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import BaselineComparison, Outcome, Verdict
 from raypar.reporting.text import Column
 from raypar.study.space import Value
-from raypar.study.trial import TrialState, point_label
+from raypar.study.trial import point_label
 
 IndentedLine: TypeAlias = tuple[int, str]  # how far it is indented, and its text
 
@@ -25,16 +25,12 @@ def header(analysis: StudyAnalysis) -> str:
     parts = [
         units.counted(len(analysis.points), "point"),
         units.counted(analysis.num_trials, "trial"),
-        *(f"{num} {_in_plural(state) if num > 1 else state}" for state, num in unmeasured.items() if num),
+        *(f"{num} {state.said_of(num)}" for state, num in unmeasured.items() if num),
         analysis.verdict.status,
         units.seconds(analysis.wall_s) if analysis.wall_s is not None else "",
         analysis.scope,
     ]
     return f"{analysis.question.study_name or 'study'}: {', '.join(filter(None, parts))}"
-
-
-def _in_plural(state: TrialState) -> str:
-    return "do not fit" if state is TrialState.DOES_NOT_FIT else str(state)
 
 
 def headline(verdict: Verdict) -> str:

@@ -36,6 +36,10 @@ class TrialState(StrEnum):
     def traits(self) -> StateTraits:
         return STATES[self]
 
+    def said_of(self, number: int) -> str:
+        """Return the state as so many trials or points have it: ``does not fit``, ``do not fit``."""
+        return "do not fit" if self is TrialState.DOES_NOT_FIT and number != 1 else self.value
+
 
 @dataclass(frozen=True)
 class StateTraits:

@@ -177,6 +177,7 @@ class StudySummary:
     num_executions: int
     num_finished: int
     num_diverged: int
+    num_does_not_fit: int
     num_failed: int
     last_used_at: float
     experiment_id: str = ""
@@ -285,8 +286,8 @@ class Store:
         """Return every study, the last used first. Looks at executions only, not at trials."""
         pending = list(self._all_pending())
         experiment_ids = self._ask(lambda runs: runs.experiments(), _NO_EXPERIMENTS)
-        # By execution: study, numbers of trials (an older one did not count those that diverged), time of last use.
-        counters = ("num_finished", "num_diverged", "num_failed")
+        # By execution: study, numbers of trials (an older one did not count every state), time of last use.
+        counters = ("num_finished", "num_diverged", "num_does_not_fit", "num_failed")
         executions: dict[str, tuple[str, list[int], float]] = {}
         for run in self._search(list(experiment_ids.values()), kind="execution"):
             tags = run.tags
@@ -298,10 +299,10 @@ class Store:
             executions[record["execution"]] = (record["study"], counts, record["at"])
         by_study: dict[str, StudySummary] = {}
         for study, counts, at in executions.values():
-            s = by_study.get(study) or StudySummary(study, 0, 0, 0, 0, at, experiment_ids.get(study, ""))
-            finished, diverged, failed = (getattr(s, key) + n for key, n in zip(counters, counts, strict=True))
-            sums = s.num_executions + 1, finished, diverged, failed
-            by_study[study] = StudySummary(study, *sums, max(s.last_used_at, at), s.experiment_id)
+            s = by_study.get(study) or StudySummary(study, 0, 0, 0, 0, 0, at, experiment_ids.get(study, ""))
+            sums = (getattr(s, key) + n for key, n in zip(counters, counts, strict=True))
+            last_used_at = max(s.last_used_at, at)
+            by_study[study] = StudySummary(study, s.num_executions + 1, *sums, last_used_at, s.experiment_id)
         return tuple(sorted(by_study.values(), key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:

@@ -101,6 +101,34 @@ def some_diverged():
     return Question("s", {"num_workers": 1}, ("batch_size", "num_workers"), points=tuple(points), num_repeats=3), trials
 
 
+def some_do_not_fit():
+    """A question of three batch sizes and two strategies, and trials: of one point none fits, the others differ."""
+    points = [{"strategy": s, "batch_size": b} for s in ("ddp", "fsdp") for b in (64, 128, 256)]
+    needs = {("ddp", 64): 1.1e9, ("ddp", 128): 1.9e9, ("fsdp", 64): 0.7e9, ("fsdp", 128): 1.0e9, ("fsdp", 256): 1.7e9}
+    trials = []
+    for (i, point), r in product(enumerate(points), range(3)):
+        needed = needs.get((point["strategy"], point["batch_size"]))
+        if needed is None:
+            reason = "needs 3.40 GB of memory on a worker, more than max_memory=2GB"
+            failure = Failure(FailureKind.DOES_NOT_FIT, reason if r == 0 else runner.NOT_RUN.format(reason))
+            spec = make_spec(point, r, num_workers=2, max_memory="2GB")
+            trials.append(TrialResult(spec, TrialState.DOES_NOT_FIT, failure=failure))
+            continue
+        time_s = 640 / point["batch_size"] * (1.3 if point["strategy"] == "fsdp" else 1.0) * NOISE[(i + r) % 6]
+        trials.append(
+            make_result(
+                point,
+                r,
+                time_s,
+                config={"num_workers": 2, "max_memory": "2GB"},
+                environment={"peak_memory_bytes": [needed, needed]},
+                step_times_s=((time_s / 100,) * 100,) * 2,
+            )
+        )
+    baseline = {"strategy": "ddp", "batch_size": 64}
+    return Question("s", baseline, ("strategy", "batch_size"), points=tuple(points), num_repeats=3), trials
+
+
 def at_workers(times, noise=NOISE[:3], accuracy=0.97):
     return [
         make_result({"num_workers": n}, r, time_s * noise[(r + i) % len(noise)], accuracy)
@@ -133,6 +161,7 @@ def reports():
         "failed, stopped and missing points": (both, unfinished),
         "diverged trials, of one point all": some_diverged(),
         "nothing but diverged trials": (WORKERS, [diverged({"num_workers": w}) for w in (1, 2)]),
+        "points of which one does not fit": some_do_not_fit(),
         "nothing is swept": (Question("s", {}, ()), [make_result({}, r, 4.0 + 0.1 * r) for r in range(3)]),
         "no baseline, a name like markup": (Question("s", {}, ("note",)), [make_result({"note": "[red]hot[/red]"})]),
         "one repeat": (WORKERS, at_workers({1: 4.0, 2: 2.0}, (1.0,))),
@@ -378,6 +407,10 @@ def recommendations():
         "a price, 40 columns": advice(worse, Constraints(max_time_s=30.0), priced, width=40),
         "diverged trials": advice(some_diverged()[1], question=some_diverged()[0]),
         "diverged trials and a target": advice(some_diverged()[1], reached, some_diverged()[0]),
+        "points of which one does not fit": advice(some_do_not_fit()[1], question=some_do_not_fit()[0]),
+        "points of which one does not fit, and a limit": advice(
+            some_do_not_fit()[1], Constraints(max_memory_bytes=1.5e9), some_do_not_fit()[0]
+        ),
         "many points": advice([make_result({"lr": i / 100}, 0, 4.0 + i) for i in range(20)], question=lr),
     }
 
@@ -512,6 +545,7 @@ def figures():
     return {
         "no results": drawn("omitted", [], both),
         "diverged trials": drawn("times pareto heat_map metric_heat_map", some_diverged()[1], some_diverged()[0]),
+        "points of which one does not fit": drawn("memory times heat_map", some_do_not_fit()[1], some_do_not_fit()[0]),
         "points that fill no grid": drawn("omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1)),
         "more groups than colours": drawn("speedup", groups, both),
         "too few worker counts for a curve": drawn("speedup efficiency", at_workers({1: 4.0, 2: 2.5}, NOISE)),

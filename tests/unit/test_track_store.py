@@ -34,6 +34,8 @@ OLD_STORE = Path(__file__).parents[1] / "golden" / "store.tar.gz"
 
 HOSTILE = ["../../x", "a/b", 'it\'s "quoted" `so`', "naïve 研究", "x" * 300, "x" * 600, "..", " spaced ", "%2e%2e"]
 SMALL, MEDIUM = make_result(32), make_result(64)
+NEEDS = Failure(FailureKind.DOES_NOT_FIT, "needs 3.00 GB of memory on a worker, more than max_memory=2.00 GB")
+TOO_LARGE = make_result(256, state=TrialState.DOES_NOT_FIT, failure=NEEDS)
 
 
 def test_results_come_back_equal(project, uri):
@@ -99,12 +101,13 @@ def test_a_diverged_trial_is_none_of_the_finished_runs_and_counted_by_itself(pro
     """A journal from before there was such a state, which is uploaded only now, included."""
     bad = {"reports": ({"epoch": 1, "train_loss": math.nan},)}
     new, old = make_result(32, state=TrialState.DIVERGED, **bad), make_result(64, **bad)
-    record(project, uri, SMALL, new, old, make_result(128, state=TrialState.STOPPED))
+    record(project, uri, SMALL, new, old, TOO_LARGE, make_result(128, state=TrialState.STOPPED))
     diverged = [run for run in runs(uri) if run.data.tags["raypar.state"] == "diverged"]
     assert [run.info.status for run in diverged] == ["FAILED"] * 2
     assert {run.data.tags["mlflow.note.content"] for run in diverged} == {"diverged: train_loss=nan at epoch 1"}
     (summary,) = Store(uri, project).studies()
-    assert (summary.num_finished, summary.num_diverged, summary.num_failed) == (3, 1, 0)
+    counts = summary.num_finished, summary.num_diverged, summary.num_does_not_fit, summary.num_failed
+    assert counts == (3, 1, 1, 0)
 
 
 def summary_of(*results):
