@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import subprocess
 import sys
@@ -22,17 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    RAYPAR,
     begin,
-    failure,
     parser_for,
     print_bar,
     print_row,
     progress,
+    raypar_document,
     run_child,
     scratch,
     send_result,
-    user_environment,
 )
 
 from raypar.execution.stored import read_study
@@ -175,13 +172,7 @@ def hog(seed: int, *, is_on: bool) -> Iterator[None]:
 
 def compare(folder: Path, a: str, b: str, file: str, *flags: str) -> dict[str, Any]:
     """Run `raypar ab` and return its document."""
-    words = ["ab", a, b, "--json", "--", "study", file, "--fresh", *flags]
-    done = subprocess.run(
-        [*RAYPAR, *words], cwd=folder, env=user_environment(), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise failure(f"raypar {' '.join(words)}", done.returncode, done.stdout + done.stderr)
-    return dict(json.loads(done.stdout))
+    return raypar_document(folder, "ab", a, b, "--json", "--", "study", file, "--fresh", *flags)
 
 
 def count(

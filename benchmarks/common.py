@@ -203,19 +203,32 @@ def run_raypar(folder: Path, *arguments: str | Path, **environment: str) -> floa
         SystemExit: it failed; with the end of its output.
     """
     begun_s = time.perf_counter()
+    _output(folder, arguments, environment)
+    return time.perf_counter() - begun_s
+
+
+def raypar_document(folder: Path, *arguments: str | Path) -> dict[str, Any]:
+    """Run `raypar`, as a user does, and return the document that ``--json``, one of the arguments, makes it print.
+
+    Raises:
+        SystemExit: it failed; with the end of its output.
+    """
+    return dict(json.loads(_output(folder, arguments)))
+
+
+def _output(folder: Path, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
         [*RAYPAR, *arguments],
         cwd=folder,
-        env={**user_environment(), **environment},
+        env={**user_environment(), **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    time_s = time.perf_counter() - begun_s
     if done.returncode:
         raise failure(f"raypar {' '.join(map(str, arguments))}", done.returncode, done.stdout + done.stderr)
-    return time_s
+    return done.stdout
 
 
 def user_environment() -> dict[str, str]:

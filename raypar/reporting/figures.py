@@ -385,8 +385,8 @@ def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     least, most = (pick(rows, key=lambda row: float(row["memory"])) for pick in (min, max))
     caption = f"From {least['memory_shown']} ({least['point']}) to {most['memory_shown']} ({most['point']}) of memory"
     if too_large:
-        said = TrialState.DOES_NOT_FIT.said_of(len(too_large))
-        caption += f". {units.listed(too_large, MAX_SHOWN)} {said}"
+        does_not_fit = TrialState.DOES_NOT_FIT.said_of(len(too_large))
+        caption += f". {units.listed(too_large, MAX_SHOWN)} {does_not_fit}"
     return Figure("memory", title, f"{caption}.", spec)
 
 

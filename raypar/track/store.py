@@ -300,9 +300,9 @@ class Store:
         by_study: dict[str, StudySummary] = {}
         for study, counts, at in executions.values():
             s = by_study.get(study) or StudySummary(study, 0, 0, 0, 0, 0, at, experiment_ids.get(study, ""))
-            sums = (getattr(s, key) + n for key, n in zip(counters, counts, strict=True))
-            last_used_at = max(s.last_used_at, at)
-            by_study[study] = StudySummary(study, s.num_executions + 1, *sums, last_used_at, s.experiment_id)
+            sums = {key: getattr(s, key) + n for key, n in zip(counters, counts, strict=True)}
+            num_executions, last_used_at = s.num_executions + 1, max(s.last_used_at, at)
+            by_study[study] = replace(s, num_executions=num_executions, last_used_at=last_used_at, **sums)
         return tuple(sorted(by_study.values(), key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:
