@@ -252,7 +252,8 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
     """Return ``train_time_s`` if every finished trial has it, else ``wall_s`` (train loops that can't be timed)."""
-    return TRAIN_TIME if all(r.train_time_s is not None for r in results if r.is_measured) else WALL_TIME
+    timed = [r for r in results if r.is_measured and not r.is_memory_only]
+    return TRAIN_TIME if all(r.train_time_s is not None for r in timed) else WALL_TIME
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
@@ -312,7 +313,7 @@ def with_baselines(
 def _point_samples(
     question: Question, point: Mapping[str, Value], results: list[TrialResult], time_metric: str
 ) -> PointSamples:
-    results = [_without_stalled_times(r) for r in sorted(results, key=lambda r: (r.spec.repeat, r.started_at))]
+    results = [_with_times_that_count(r) for r in sorted(results, key=lambda r: (r.spec.repeat, r.started_at))]
     is_train_time = time_metric == TRAIN_TIME
 
     def sample(result: TrialResult) -> Sample:
@@ -328,12 +329,12 @@ def _point_samples(
     return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results))
 
 
-def _without_stalled_times(result: TrialResult) -> TrialResult:
-    """Return the result, without times and what follows from them if it stood still: they are no property of the point.
+def _with_times_that_count(result: TrialResult) -> TrialResult:
+    """Return the result, without times and what follows from them if they are no property of its point.
 
-    What it learned counts.
+    It stood still, or trained nothing. What it learned counts, and the memory that it needs.
     """
-    if not result.stalls_s:
+    if not result.stalls_s and not result.is_memory_only:
         return result
     return replace(result, train_time_s=None, wall_s=None, throughput_samples_per_s=None, energy_j=None)
 

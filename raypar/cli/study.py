@@ -252,9 +252,10 @@ def resume(
         if not stored:
             raise unknown_study(name, store)
         flags = ResumeFlags.from_stored(name, stored)
-        if flags.ab_command:
-            problem = f"study `{name}` compares two versions of the code, whose checkouts are removed"
-            raise RayparError(problem, hint=f"go on with `{flags.ab_command}`: finished trials are kept")
+        if flags.command:
+            verb = shlex.split(flags.command)[1]
+            problem = f"study `{name}` is run by `raypar {verb}`, which alone goes on with it"
+            raise RayparError(problem, hint=f"go on with `{flags.command}`: finished trials are kept")
         last = flags.trusted(name, Path.cwd(), file=file, address=address)
         if data_dir is None and last.data_dir is not None:
             data_dir = Path(last.data_dir)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
 from raypar.study.options import PIPELINED, memory_limit_bytes
-from raypar.study.space import Value
+from raypar.study.space import Value, grid
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.study.workload import Config
@@ -108,7 +108,7 @@ class BatchSearch:
     """Search over all points of a study other than its batch sizes.
 
     Attributes:
-        study: to be run; its space has no batch size.
+        study: to be run; its space has `start` as the only batch size, in place of its own.
         start: batch size per worker of the first trial.
     """
 
@@ -127,14 +127,14 @@ class BatchSearch:
         config = {key: value for key, value in study.config.items() if key not in ("batch_size", BATCH)}
         configs: list[Config] = [study.trial(point, 0).config for point in study.points()]
         smallest = min(int(config["batch_size"]) // config["num_workers"] for config in configs)
+        first = max(1, start or smallest)
         only = replace(
             study,
             name=f"{study.name}-fit-batch",
-            space=space,
+            space={**space, BATCH: grid(first)},
             baseline={},
             config={
                 **config,
-                BATCH: max(1, start or smallest),
                 "num_warmup_steps": NUM_STEPS,
                 "keep_model": False,
                 **({"max_memory": limit} if limit else {}),
@@ -143,32 +143,37 @@ class BatchSearch:
             until="",
             budget=None,
             scheduler=None,
-            description=f"The largest batch of {study.name} that fits into memory.",
+            description=f"How large a batch of {study.name} fits into memory?",
         )
-        return cls(only, max(1, start or smallest))
+        return cls(only, first)
 
     def specs(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> tuple[TrialSpec, ...]:
         """Return the next trial of each point that is not settled yet."""
         specs = []
-        for point in self.study.points():
+        for point in self._points():
             tried = self._tried(point, results)
             if any(result.state is TrialState.FAILED for result in tried.values()):
                 continue
             size = self._next(point, tried)
             if size is not None and size not in tried:
-                spec = self._at(size).trial(point, 0, auto=plan.auto)
-                # A point of its own: where one size does not fit, others may.
-                specs.append(replace(spec, point={**point, BATCH: size}))
+                specs.append(self.study.trial({**point, BATCH: size}, 0, auto=plan.auto))
         return tuple(specs)
 
     def answers(self, results: Sequence[TrialResult]) -> tuple[Largest, ...]:
         """Return what is known at each point."""
-        return tuple(self._answer(point, self._tried(point, results)) for point in self.study.points())
+        return tuple(self._answer(point, self._tried(point, results)) for point in self._points())
+
+    def _points(self) -> list[dict[str, Value]]:
+        """Return the study's points without their batch size."""
+        return [{key: value for key, value in point.items() if key != BATCH} for point in self.study.points()]
+
+    def _first(self, point: Mapping[str, Value]) -> TrialSpec:
+        return self.study.trial({**point, BATCH: self.start}, 0)
 
     def _answer(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> Largest:
         fitting = max((size for size, result in tried.items() if result.is_measured), default=None)
         too_large = min((size for size, r in tried.items() if r.state is TrialState.DOES_NOT_FIT), default=None)
-        config: Config = self.study.trial(point, 0).config
+        config: Config = self._first(point).config
         return Largest(
             point,
             config["num_workers"],
@@ -181,11 +186,8 @@ class BatchSearch:
             failure=next((r.reason for r in tried.values() if r.state is TrialState.FAILED), ""),
         )
 
-    def _at(self, size: int) -> Study:
-        return replace(self.study, config={**self.study.config, BATCH: size})
-
     def _next(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> int | None:
-        config: Config = self.study.trial(point, 0).config
+        config: Config = self._first(point).config
         attempted = {
             size: Attempted(r.is_measured, r.memory_bytes if r.is_measured else None) for size, r in tried.items()
         }
@@ -198,7 +200,7 @@ class BatchSearch:
 
     def _tried(self, point: Mapping[str, Value], results: Sequence[TrialResult]) -> dict[int, TrialResult]:
         """Return the results at a point by batch size, those of the same settings alone."""
-        config = self._fixed(self.study.trial(point, 0))
+        config = self._fixed(self._first(point))
         here = [r for r in results if BATCH in r.spec.config and self._fixed(r.spec) == config]
         return {_batch_of(r.spec.config): r for r in here}
 

@@ -105,7 +105,8 @@ class ResumeFlags:
     """Flags of a study's latest execution, for ``raypar resume``.
 
     The fields are the keys of the JSON under the tag `TAG`, and are named as the options of ``raypar study``. A field
-    with a default came later: stores from before lack it.
+    with a default came later: stores from before lack it. Only `command`, where it is not empty, goes on with a study
+    that another verb has made.
     """
 
     file: str
@@ -129,7 +130,7 @@ class ResumeFlags:
     margin: int | float | None = None
     max_repeats: int | None = None
     budget: int | float | None = None
-    ab_command: str = ""
+    command: str = ""
 
     TAG = "raypar.resume"
 
@@ -151,7 +152,7 @@ class ResumeFlags:
             num_profiled_steps=options.profiling.num_steps,
             load_timeout=options.load_timeout_s,
             not_before=started_at if options.rerun_all else options.not_before,
-            ab_command=masked(shlex.join(options.command)) if options.revisions else "",
+            command=masked(shlex.join(options.command)) if options.revisions or options.next_specs else "",
             **same,
         )
 

@@ -97,7 +97,7 @@ SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 VARIES = re.compile(r"\brank \d+|\b0x[0-9a-f]+")  # in the message of one error
 NUM_ALIKE = 2  # attempts that end alike: a third would, too
 SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
-NOT_RUN = "not run: another trial of its point does not fit: {}"
+NOT_RUN = "not run: its point does not fit: {}"
 STOPPED = "{} stopped: its first {} attempts failed alike: {}"
 
 

@@ -266,6 +266,11 @@ class TrialResult:
         return self.state.traits.is_measured
 
     @property
+    def is_memory_only(self) -> bool:
+        """True if it has counted memory in a warm-up that was undone, and trained nothing; its times mean nothing."""
+        return self.warmup_s is not None and self.train_time_s is None and self.is_measured
+
+    @property
     def is_unusable(self) -> bool:
         """True if the trial need not be run again, and yet its point gives no model: it diverged, or does not fit."""
         return self.is_complete and not self.state.traits.is_usable

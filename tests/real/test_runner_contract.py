@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,27 @@ def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(r
     assert (
         notice.text == "act=raise num_samples=64 stopped: its first 2 attempts failed alike: ValueError: no such luck"
     )
+
+
+def test_a_point_that_does_not_fit_is_run_once_and_counting_memory_changes_no_loss(run_in, tmp_path):
+    config = {"epochs": EPOCHS, "num_workers": 2}
+    study = Study(workload=acting, name="memory", config=config, max_retries=MAX_RETRIES, num_repeats=2)
+    # The third loses the count with its warm-up.
+    points = {"max_memory": "1MB"}, {"max_memory": "1MB", "num_ballast": 1_000_000}, {"num_warmup_steps": 0}
+    specs = [study.trial(point, repeat, order=i) for repeat in (0, 1) for i, point in enumerate(points)]
+    events = run_in(study, specs, tmp_path)
+    fitting, too_large, uncounted = ([r for r in events.results if r.spec.point == point] for point in points)
+    assert [r.state for r in fitting + uncounted] == [TrialState.FINISHED] * 4
+    assert all(0 < peak < 1e6 for r in fitting for peak in r.environment["peak_memory_bytes"])
+    assert not any("peak_memory_bytes" in r.environment for r in uncounted)
+    assert [losses(r) for r in fitting] == [losses(r) for r in uncounted]
+    assert [r.state for r in too_large] == [TrialState.DOES_NOT_FIT] * 2 and too_large[0].attempts == 1
+    first, second = (r.failure for r in too_large)
+    assert first is not None and re.fullmatch(
+        r"needs [48]\S* MB of memory on a worker, more than max_memory=1\S* MB", first.summary
+    )
+    assert second is not None and second.summary == f"not run: its point does not fit: {first.summary}"
+    assert too_large[1].spec not in [event.spec for event in events.of(TrialStarted)]
 
 
 def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run):

@@ -75,7 +75,7 @@ def test_the_stored_keys_and_a_record_of_them_stay_readable():
     first |= {"isolation": "warm", "no_ray": False, "trial_timeout": None}
     later = {"num_profiled_steps": 0, "log_model": False, "system_metrics": False, "exclusive": False}
     later |= {"not_before": 0.0, "load_timeout": None, "share_machine": False, "min_nodes": None}
-    later |= {"until": "", "margin": None, "max_repeats": None, "budget": None, "ab_command": ""}
+    later |= {"until": "", "margin": None, "max_repeats": None, "budget": None, "command": ""}
     text = json.dumps({**first, **later}, separators=(",", ":"))
     assert ResumeFlags.from_stored("s", json.loads(text)).to_json() == text
     assert ResumeFlags.from_stored("s", {**first, "of a later version": 1}).to_json() == text
