@@ -51,12 +51,13 @@ from raypar.run.ranks import BASE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
 from raypar.study.options import STRATEGIES
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, TrialResult
+from raypar.study.trial import FailureKind, TrialResult, TrialState
 from raypar.study.workload import Workload
 from raypar.train.job import NO_PROFILING, Profiling, RunSettings
 from raypar.train.loop import StepTimer
 from raypar.train.worker import SHARED_GPU
 from raypar.workloads.digits import digits
+from raypar.workloads.wide_mlp import wide_mlp
 
 Figures = dict[str, Any]
 
@@ -80,6 +81,10 @@ LOADERS = (
 # After an epoch of 24 steps, the accuracy is about 0.9; that of guessing among 10 classes is 0.1, its loss log(10).
 MIN_ACCURACY = 0.3
 MAX_LOSS = math.log(10)
+DEPTH = 4  # of the perceptron whose memory is computed
+MAX_MEMORY_DEVIATION = 0.10
+# Limits as shares of the memory by hand, and what becomes of a trial with each.
+MEMORY_SHARES = {0.7: TrialState.DOES_NOT_FIT, 1.5: TrialState.FINISHED}
 LOSS_TOLERANCE = 1e-3  # relative; the same batches in the same order, in fp32
 LOCAL_SGD_TOLERANCE = 0.05
 # Against fp32, relative. fp16 may skip its first steps, until the scale of its loss fits; skipping all makes 0.2.
@@ -415,6 +420,33 @@ def nccl(bench: Bench) -> tuple[bool, Figures]:
     return ok, figures
 
 
+def peak_memory(bench: Bench) -> tuple[bool, Figures]:
+    """A perceptron's peak is that of its backward pass, computed by hand; within less it does not fit.
+
+    By hand: weights and Adam's two moments, the batch and every ReLU's output, and two gradients of activations. A GPU
+    holds the data as well, and what its libraries work in, which `MAX_MEMORY_DEVIATION` has room for.
+    """
+    width, num_features = bench.device.widths[1], 256
+    batch_size = 4 * width
+    sizes = {"width": width, "depth": DEPTH, "num_features": num_features, "num_points": 2 * batch_size}
+    config = {"device": bench.device.name, **sizes, "batch_size": batch_size}
+    (result,) = run_trials(bench.warm, config, workload=wide_mlp)
+    weights_bytes = 4 * (num_features * width + (DEPTH - 1) * width**2 + 10 * width)
+    expected_bytes = 3 * weights_bytes + 4 * batch_size * (num_features + (DEPTH + 2) * width)
+    deviation = (result.peak_memory_bytes or math.nan) / expected_bytes - 1
+    states = {}
+    for share in MEMORY_SHARES:
+        limited = {**config, "max_memory": f"{share * expected_bytes:.0f}B"}
+        (of_limit,) = trial_results(bench.warm, limited, workload=wide_mlp)
+        states[share] = of_limit.state
+    return abs(deviation) <= MAX_MEMORY_DEVIATION and list(states.values()) == list(MEMORY_SHARES.values()), {
+        "expected_bytes": expected_bytes,
+        **{key: value for key, value in result.environment.items() if key.startswith("peak_")},
+        "deviation": deviation,
+        "with_limits": {f"{share:g}": state for share, state in states.items()},
+    }
+
+
 def out_of_memory(bench: Bench) -> tuple[bool, Figures]:
     """A trial that runs out of memory fails as such; the next one in the same server is healthy, and none is left."""
     device = bench.device
@@ -546,7 +578,7 @@ CHECKS: Mapping[str, Callable[[Bench], tuple[bool, Figures]]] = {
     check.__name__: check
     for check in (
         *(fork_hygiene, step_timer, memory_after_trials, warm_against_spawned, loaders, warm_up, energy, nccl),
-        *(out_of_memory, profile, precisions),
+        *(peak_memory, out_of_memory, profile, precisions),
     )
 }
 

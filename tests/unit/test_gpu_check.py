@@ -43,7 +43,10 @@ def runner(outcome=lambda config: {}):
             fields = {**FIELDS, **outcome(spec.config)}
             for report in fields["reports"]:
                 listener(TrialReported(spec, report))
-            state = TrialState.FAILED if fields.get("failure") else TrialState.FINISHED
+            state = TrialState.FINISHED
+            if failure := fields.get("failure"):
+                is_too_large = failure.kind is FailureKind.DOES_NOT_FIT
+                state = TrialState.DOES_NOT_FIT if is_too_large else TrialState.FAILED
             listener(TrialEnded(TrialResult(spec, state, **fields)))
 
     return SimpleNamespace(run=run)
@@ -238,6 +241,19 @@ def test_strategies_are_skipped_where_two_ranks_cannot_share_a_device(gpu_check,
     assert ok and figures["two_ranks"] == "skipped: DistBackendError: Duplicate GPU detected : rank 1 and rank 0"
     with pytest.raises(SystemExit, match="SIGSEGV"):  # a single rank has to work
         gpu_check.nccl(bench(stand_in, warm=runner(lambda _: {"failure": CRASH})))
+
+
+@pytest.mark.parametrize(("share", "limit", "passes"), [(1.05, 1.0, True), (1.2, 1.0, False), (1.0, 0.5, False)])
+def test_the_peak_of_memory_has_to_be_that_by_hand_and_a_limit_to_be_kept(gpu_check, stand_in, share, limit, passes):
+    by_hand = gpu_check.peak_memory(bench(stand_in, warm=runner()))[1]["expected_bytes"]
+
+    def outcome(config):
+        is_too_large = float((config["max_memory"] or "inf").rstrip("B")) < limit * by_hand
+        failure = {"failure": Failure(FailureKind.DOES_NOT_FIT, "needs more")} if is_too_large else {}
+        return {"environment": {"peak_memory_bytes": [share * by_hand]}, **failure}
+
+    ok, figures = gpu_check.peak_memory(bench(stand_in, warm=runner(outcome)))
+    assert ok is passes and figures["deviation"] == pytest.approx(share - 1)
 
 
 TOO_LARGE = Failure(FailureKind.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory", 0)
