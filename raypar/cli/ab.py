@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raypar.cli import common
-from raypar.cli.store import share_of
 from raypar.cli.study import options_here, run, show_plan
 from raypar.errors import RayparError, check_for_training
 from raypar.signals import handle_signals
@@ -48,18 +47,8 @@ def ab(
         list[Path] | None,
         typer.Option(metavar="DIR", help="Link this folder of the working tree, which git ignores, into both."),
     ] = None,
-    fail_if_slower: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
-            "slower at one, 3 if neither is shown.",
-        ),
-    ] = None,
-    inconclusive: Annotated[
-        Literal["ok", "fail"] | None,
-        typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
-    ] = None,
+    fail_if_slower: common.FailIfSlower = None,
+    inconclusive: common.Inconclusive = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the verdict for a pull request; -: to standard output.")
     ] = None,
@@ -70,10 +59,7 @@ def ab(
     Each revision has a checkout and warm workers of its own; its trials alternate with the other's on this machine.
     The exit code is 4 where trials failed.
     """
-    allowed = None if fail_if_slower is None else share_of(fail_if_slower)
-    if inconclusive is not None and allowed is None:
-        problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
-        raise RayparError(problem, hint="add --fail-if-slower 5%")
+    allowed = common.allowed_share(fail_if_slower, inconclusive)
     to_stdout = markdown is not None and str(markdown) == "-"
     common.check_json_alone(as_json, {"--markdown -": to_stdout})
     a, b, study_words = split_words(words)
@@ -164,14 +150,9 @@ def exit_code(
     compared: RevisionComparison, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None
 ) -> int:
     """Return the exit code of a comparison that ran to its end."""
-    from raypar.analysis.compare import Gate
-
     if outcome.failures:
         return EXIT_TRIALS_FAILED
-    if allowed is None:
-        return 0
-    unclear = {None: common.EXIT_INCONCLUSIVE, "ok": 0, "fail": common.EXIT_FAILED}[inconclusive]
-    return {Gate.PASSED: 0, Gate.FAILED: common.EXIT_FAILED, Gate.INCONCLUSIVE: unclear}[compared.gate(allowed)]
+    return 0 if allowed is None else common.gate_code(compared.gate(allowed), inconclusive)
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -33,6 +33,7 @@ from raypar.units import parsed
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from raypar.analysis.compare import Gate
     from raypar.execution.results import ExecutionOutcome
     from raypar.reporting.documents import AnyDocument
     from raypar.study.space import Value
@@ -90,6 +91,35 @@ def check_positive(flag: str, value: float | None, example: str = "2.5") -> None
     """Raise RayparError for a number that is not finite, or not greater than 0."""
     if value is not None and not (math.isfinite(value) and value > 0):
         raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} {example}, or leave it out")
+
+
+def allowed_share(fail_if_slower: str | None, inconclusive: str | None) -> float | None:
+    """Return 0.05 for ``--fail-if-slower 5%``; None without: nothing is judged, and ``--inconclusive`` is refused."""
+    if fail_if_slower is not None:
+        return _share_of(fail_if_slower)
+    if inconclusive is not None:
+        problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
+        raise RayparError(problem, hint="add --fail-if-slower 5%")
+    return None
+
+
+def _share_of(text: str) -> float:
+    """Return 0.05 for ``5%``. Raises RayparError for what is no percentage of 0 or more."""
+    number, sign, rest = text.strip().partition("%")
+    try:
+        percent = float(number)
+    except ValueError:
+        percent = math.nan
+    if not sign or rest or "_" in number or not 0 <= percent < math.inf:
+        hint = "write --fail-if-slower 5%"
+        raise RayparError(f"--fail-if-slower {text}: must be a percentage of 0 or more", hint=hint)
+    return percent / 100
+
+
+def gate_code(gate: Gate, inconclusive: str | None) -> int:
+    """Return the exit code of a verdict on ``--fail-if-slower``."""
+    of_unclear = {None: EXIT_INCONCLUSIVE, "ok": 0, "fail": EXIT_FAILED}[inconclusive]
+    return {"passed": 0, "failed": EXIT_FAILED, "inconclusive": of_unclear}[gate.value]
 
 
 def parse_quantity(flag: str, text: str | None, scales: Mapping[str, float], name: str, examples: str) -> float | None:
@@ -368,6 +398,18 @@ TrackingUri = Annotated[
     str | None, typer.Option(metavar="URI", help="The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)")
 ]
 Isolation = Annotated[str, typer.Option(help="warm: gangs serve trial after trial; fresh: a gang for every trial.")]
+FailIfSlower = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PERCENT",
+        help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
+        "slower at one, or has no result there, 3 if neither is shown.",
+    ),
+]
+Inconclusive = Annotated[
+    Literal["ok", "fail"] | None,
+    typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run trials again that the store has results of.")]
 RetryFailed = Annotated[
     bool, typer.Option("--retry-failed", help="Run trials of stopped points again, though their code has not changed.")

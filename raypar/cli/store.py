@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 import sys
 import webbrowser
@@ -372,18 +371,8 @@ def compare(
     baseline_uri: Annotated[
         str | None, typer.Option(metavar="URI", help="The MLflow store of A. (default: that of B)")
     ] = None,
-    fail_if_slower: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
-            "slower at one, or has no result there, 3 if neither is shown.",
-        ),
-    ] = None,
-    inconclusive: Annotated[
-        Literal["ok", "fail"] | None,
-        typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
-    ] = None,
+    fail_if_slower: common.FailIfSlower = None,
+    inconclusive: common.Inconclusive = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
@@ -391,11 +380,8 @@ def compare(
 
     Points with the same values are compared, as independent samples; other differences are listed.
     """
-    allowed = None if fail_if_slower is None else share_of(fail_if_slower)
-    if inconclusive is not None and allowed is None:
-        problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
-        raise RayparError(problem, hint="add --fail-if-slower 5%")
-    from raypar.analysis.compare import Gate, Side
+    allowed = common.allowed_share(fail_if_slower, inconclusive)
+    from raypar.analysis.compare import Side
     from raypar.analysis.compare import compare as compared
     from raypar.execution.stored import read_study
     from raypar.reporting.compare import compare_document, print_comparison, print_gate
@@ -419,27 +405,13 @@ def compare(
             f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so there is nothing to judge",
             hint="run both studies with the same swept values and the same config",
         )
-    unclear_code = {None: common.EXIT_INCONCLUSIVE, "ok": 0, "fail": common.EXIT_FAILED}[inconclusive]
-    exit_codes = {Gate.PASSED: 0, Gate.FAILED: common.EXIT_FAILED, Gate.INCONCLUSIVE: unclear_code}
+    code = common.gate_code(comparison.gate, inconclusive)
     if as_json:
-        common.print_json(compare_document(comparison, stores, exit_codes[comparison.gate]))
+        common.print_json(compare_document(comparison, stores, code))
     else:
-        print_gate(common.stdout(), comparison, exit_codes[comparison.gate])
-    if exit_codes[comparison.gate]:
-        raise typer.Exit(exit_codes[comparison.gate])
-
-
-def share_of(text: str) -> float:
-    """Return 0.05 for ``5%``. Raises RayparError for what is no percentage of 0 or more."""
-    number, sign, rest = text.strip().partition("%")
-    try:
-        percent = float(number)
-    except ValueError:
-        percent = math.nan
-    if not sign or rest or "_" in number or not 0 <= percent < math.inf:
-        hint = "write --fail-if-slower 5%"
-        raise RayparError(f"--fail-if-slower {text}: must be a percentage of 0 or more", hint=hint)
-    return percent / 100
+        print_gate(common.stdout(), comparison, code)
+    if code:
+        raise typer.Exit(code)
 
 
 def generate(
