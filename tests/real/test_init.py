@@ -21,12 +21,11 @@ def run_unedited(folder, name, *flags):
     return output
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "metric"),
     [
         ("torchrun_script", "val_loss"),
-        ("plain_script", "test_accuracy_percent"),
+        pytest.param("plain_script", "test_accuracy_percent", marks=pytest.mark.core),
         ("tensorboard_script", "val/loss"),
         ("model_module", "accuracy"),
         ("", "accuracy"),

@@ -11,7 +11,6 @@ SCRIPT = Path(__file__).parents[1] / "golden" / "scripts" / "plain_script.py"
 ELSEWHERE = ("ui", "doctor")  # one serves until Ctrl-C, the other looks at the machine: they have tests of their own
 
 
-@pytest.mark.core
 @pytest.mark.ray
 def test_the_study_in_the_readme_runs_as_printed(tmp_path):
     cli = Cli(tmp_path)

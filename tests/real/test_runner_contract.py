@@ -42,6 +42,11 @@ TRIALS = {
 }
 
 
+RAY = pytest.param("ray", marks=pytest.mark.ray)
+# For tests that `make test` has no time for on Ray.
+outside_core = pytest.mark.parametrize("run_in", ["local", RAY], indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])
 def run_in(request):
     """Runs a study in a folder with the runner under test."""
@@ -249,6 +254,7 @@ def test_further_trials_are_asked_for_when_all_have_ended_until_there_are_none(r
     assert {result.state for result in events.results} == {TrialState.FINISHED}
 
 
+@outside_core
 def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit_and_leaves_no_process(run_in, study_run, tmp_path):
     study = Study(workload=acting, name="contract", config={"epochs": EPOCHS})
     specs = [study_run.specs[name] for name in ("clean", "after it raised", "strays")]
@@ -258,6 +264,7 @@ def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit_and_leaves_no_proc
     check_strays_end(Run(study_run.specs, events, tmp_path), ["strays"])
 
 
+@outside_core
 @pytest.mark.skipif(
     not CAN_PIN or not {0, 1} <= set(allowed_cores()), reason="needs cores 0 and 1, and to bind processes to them"
 )
@@ -280,6 +287,7 @@ def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in, tmp_p
     assert failure.message.startswith("there is no core 4000: the machine's are 0-")
 
 
+@outside_core
 def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in, tmp_path):
     study = Study(workload=acting, name="hanging", max_retries=0)
     points = [{"act": "hang", "num_workers": 2}, {"num_workers": 2}]
@@ -329,6 +337,7 @@ def test_a_torchrun_script_trains_the_same_on_one_worker_and_on_two_and_its_step
         assert f"it's; $HOME on {result.spec.config['num_workers']} cores" in log
 
 
+@outside_core
 def test_a_diverging_train_loop_stops_at_the_same_report_on_all_ranks(run_in, tmp_path):
     study = Study(workload=Workload.from_train_loop(diverging_func), name="diverging")
     spec = study.trial({"num_workers": 2}, 0)
