@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from harness import Cli, report_in
 
 STUDY = '''
@@ -53,6 +54,7 @@ def found_by(cli, *words):
     return json.loads(done.stdout)
 
 
+@pytest.mark.core
 def test_the_largest_batch_is_found_at_each_point_once_and_for_all(tmp_path):
     cli = Cli(tmp_path)
     cli.write("batches.py", STUDY)

@@ -102,6 +102,18 @@ def test_trials_are_paired_unless_they_share_one_block_at_most(base, num_samples
     assert (estimate.high - estimate.low > 0.1) == (num_samples == 3)
 
 
+def test_a_trial_that_only_counted_its_memory_has_no_time():
+    counted = {"train_time_s": None, "warmup_s": 0.2, "wall_s": 0.5, "environment": {"peak_memory_bytes": [3e8]}}
+    only = [replace(make_result({"num_workers": n}), **counted) for n in (1, 2)]
+    for point in analyse(WORKERS, only).points:
+        assert (point.time_s, point.speedup, point.memory_bytes.value) == (None, None, 3e8)
+    # Beside trials that were trained, and beside train loops that can't be timed, it changes no time either.
+    two = trials({"num_workers": 2}, (2.0, 2.2, 2.1))
+    assert at(analyse(WORKERS, [only[0], *two]), num_workers=2).time_s.value == 2.1
+    loops = [replace(result, train_time_s=None) for result in two]
+    assert at(analyse(WORKERS, [only[0], *loops]), num_workers=2).time_s.value == pytest.approx(3.1)
+
+
 def test_a_stalled_trial_counts_for_its_metric_and_not_for_its_time():
     results = [make_result({"num_workers": w}, r, 4.0 / w, 0.9 + 0.01 * r) for w in (1, 2) for r in range(4)]
     stalled = replace(results[5], train_time_s=12.0, energy_j=9.0, environment={"stalls_s": [10.0]})
