@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 from raypar.cli import common
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
+from raypar.masking import masked
 from raypar.signals import handle_signals
 from raypar.units import SIZES_BYTES, counted, size
 
@@ -87,6 +89,10 @@ def fit_batch(
         else:
             for answer in answers:
                 common.say(common.stdout(), answer_line(answer, str(search.study.config.get("max_memory") or "")))
+            if not all(answer.is_final for answer in answers):
+                common.say(
+                    common.stdout(), f"`{masked(shlex.join(options.command))}` goes on: finished trials are kept"
+                )
         common.exit_as(outcome)
 
 
@@ -104,6 +110,7 @@ def _document(answers: Sequence[Largest], limit: str | None) -> FitBatchDocument
                 "too_large": a.too_large,
                 "reason": a.reason,
                 "num_trials": a.num_trials,
+                "is_final": a.is_final,
                 "is_all_data": a.is_all_data,
                 "failure": a.failure,
             }
@@ -121,6 +128,9 @@ def answer_line(answer: Largest, limit: str) -> str:
     trials = f" ({counted(answer.num_trials, 'trial')})"
     if answer.failure:
         return f"No answer {where}: a trial failed: {answer.failure}"
+    if not answer.is_final:
+        fits = f"{answer.batch_size} fits" if answer.batch_size else "none that was run fits"
+        return f"Not finished {where}: so far {fits}{trials}"
     if answer.batch_size is None:
         reason = f": {answer.too_large} {answer.reason}" if answer.reason else ""
         return f"No batch fits {where}{reason}{trials}"

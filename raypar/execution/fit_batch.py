@@ -86,10 +86,11 @@ class Largest:
     """Answer at one point.
 
     Attributes:
-        batch_size: per worker; None: no batch that was tried fits.
+        batch_size: per worker, the largest that was run and fits; None: there is none.
         too_large: the smallest that was run and does not fit; None: none was too large.
+        is_final: the search is over; else it was interrupted, or a trial failed.
         is_all_data: the training set has no larger batch.
-        failure: why the search ended without an answer; empty: it has one.
+        failure: why a trial failed; empty: none did.
     """
 
     point: Mapping[str, Value]
@@ -99,8 +100,9 @@ class Largest:
     too_large: int | None
     reason: str
     num_trials: int
-    is_all_data: bool = False
-    failure: str = ""
+    is_final: bool
+    is_all_data: bool
+    failure: str
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ class BatchSearch:
     def _answer(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> Largest:
         fitting = max((size for size, result in tried.items() if result.is_measured), default=None)
         too_large = min((size for size, r in tried.items() if r.state is TrialState.DOES_NOT_FIT), default=None)
+        failure = next((r.reason for r in tried.values() if r.state is TrialState.FAILED), "")
+        is_final = not failure and self._next(point, tried) is None
         config: Config = self._first(point).config
         return Largest(
             point,
@@ -182,8 +186,9 @@ class BatchSearch:
             too_large,
             tried[too_large].reason if too_large else "",
             len(tried),
-            is_all_data=fitting is not None and too_large is None,
-            failure=next((r.reason for r in tried.values() if r.state is TrialState.FAILED), ""),
+            is_final=is_final,
+            is_all_data=is_final and fitting is not None and too_large is None,
+            failure=failure,
         )
 
     def _next(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> int | None:

@@ -971,13 +971,14 @@ class LargestEntry(TypedDict):
     """Largest batch that fits at a point.
 
     Attributes:
-        batch_size: per worker; None: none that was tried fits.
+        batch_size: per worker, the largest that was run and fits; None: there is none.
         peak_bytes: memory of a worker with it.
         too_large: the smallest batch per worker that was run and does not fit; None: none was too large.
         reason: why that does not fit.
         num_trials: batch sizes that were run.
+        is_final: the search is over; else it was interrupted, or a trial failed.
         is_all_data: the training set allows no larger batch.
-        failure: why the search ended without an answer; empty: it has one.
+        failure: why a trial failed; empty: none did.
     """
 
     point: Values
@@ -987,6 +988,7 @@ class LargestEntry(TypedDict):
     too_large: int | None
     reason: str
     num_trials: int
+    is_final: bool
     is_all_data: bool
     failure: str
 

@@ -63,7 +63,7 @@ def test_the_largest_batch_is_found_at_each_point_once_and_for_all(tmp_path):
     points = {point["point"]["hidden_size"]: point for point in found["points"]}
     assert set(points) == {256, 512} and points[256]["batch_size"] > points[512]["batch_size"]
     for point in points.values():
-        assert point["peak_bytes"] <= 6e6 and point["failure"] == ""
+        assert point["peak_bytes"] <= 6e6 and (point["is_final"], point["failure"]) == (True, "")
         assert point["batch_size"] < point["too_large"] <= point["batch_size"] / 0.875 + 1
     shown = json.loads(cli.done("show", "batches-fit-batch", "--json"))["trials"]
     assert len(shown) == sum(point["num_trials"] for point in points.values())

@@ -2,7 +2,10 @@
 
 import pytest
 
-from raypar.execution.fit_batch import TOLERANCE, Attempted, next_batch
+from raypar import Study, Workload, grid
+from raypar.cli.fit_batch import answer_line
+from raypar.execution.fit_batch import TOLERANCE, Attempted, BatchSearch, next_batch
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 
 WEIGHTS = 30e6
 
@@ -46,3 +49,54 @@ def test_sizes_are_multiples_of_the_unit_and_within_the_training_set():
 def test_nothing_fits():
     found, tried = search(line, WEIGHTS, 8)
     assert found is None and sorted(tried) == [1, 2, 4, 8]
+
+
+WORKLOAD = Workload(name="w", model=lambda config: None, data=lambda config: None, num_train_samples=100)
+
+
+def results_of(search, states, lr=0.1):
+    """Trials at a learning rate with these batch sizes, in the states that they ended in."""
+    kinds = {TrialState.DOES_NOT_FIT: FailureKind.DOES_NOT_FIT, TrialState.FAILED: FailureKind.ERROR}
+    return [
+        TrialResult(
+            search.study.trial({"lr": lr, "per_worker_batch_size": size}, 0),
+            state,
+            environment={"peak_memory_bytes": [1e7 * size]},
+            failure=Failure(kinds[state], "needs 2.00 GB of memory on a worker") if state in kinds else None,
+        )
+        for size, state in states.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        ({}, "Not finished in 1GB on 1 worker at lr=0.1: so far none that was run fits (0 trials)"),
+        ({16: TrialState.FINISHED}, "Not finished in 1GB on 1 worker at lr=0.1: so far 16 fits (1 trial)"),
+        (
+            {16: TrialState.FINISHED, 32: TrialState.FAILED},
+            "No answer in 1GB on 1 worker at lr=0.1: a trial failed: needs 2.00 GB of memory on a worker",
+        ),
+        (
+            {64: TrialState.FINISHED, 70: TrialState.DOES_NOT_FIT},
+            "per_worker_batch_size 64 is the largest that fits in 1GB on 1 worker at lr=0.1: peak 640 MB; "
+            "70 needs 2.00 GB of memory on a worker (2 trials)",
+        ),
+        (
+            {16: TrialState.FINISHED, 100: TrialState.FINISHED},
+            "per_worker_batch_size 100 is the largest that fits in 1GB on 1 worker at lr=0.1: peak 1.00 GB; "
+            "the training set allows no larger one (2 trials)",
+        ),
+        (
+            {1: TrialState.DOES_NOT_FIT},
+            "No batch fits in 1GB on 1 worker at lr=0.1: 1 needs 2.00 GB of memory on a worker (1 trial)",
+        ),
+    ],
+)
+def test_only_a_search_that_is_over_has_an_answer(states, line):
+    study = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2), "batch_size": grid(16, 32)})
+    search = BatchSearch.of(study, "1GB", 16)
+    one, other = search.answers(results_of(search, states))
+    assert answer_line(one, "1GB") == line
+    assert one.is_final is ("ot finished" not in line and "No answer" not in line)
+    assert (other.num_trials, other.is_final) == (0, False)  # of another point
