@@ -1,8 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP: end a study in good order.
 
-The first signal raises `Interrupted` in the main thread, or at the end of the outermost `uninterrupted`. Later ones are
-ignored while everything is put away, except a second Ctrl-C: it kills all that was started and exits. Signals that were
-ignored when the program started (nohup, a shell's background) stay ignored.
+The first signal raises `Interrupted` in the main thread, or at the end of the outermost `uninterrupted`. That is lost
+where it is raised in a destructor or in a callback at a fork, of which Ray's start has many: `raise_again` stands where
+a study would go on. Later signals are ignored while everything is put away, except a second Ctrl-C: it kills all that
+was started and exits. Signals that were ignored when the program started (nohup, a shell's background) stay ignored.
 """
 
 from __future__ import annotations
@@ -120,6 +121,12 @@ def uninterrupted() -> Iterator[None]:
 def was_interrupted() -> bool:
     """Return whether a signal came."""
     return _state.is_handling and _state.signal_number is not None
+
+
+def raise_again() -> None:
+    """Raise `Interrupted` where it was raised before, and yet the program goes on."""
+    if was_interrupted() and _state.was_raised and _state.signal_number is not None:
+        raise Interrupted(_state.signal_number)
 
 
 def abort(error: Exception) -> bool:

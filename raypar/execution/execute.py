@@ -48,7 +48,7 @@ from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execu
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
-from raypar.signals import uninterrupted
+from raypar.signals import raise_again, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import examples
 from raypar.study.study import Study
@@ -332,6 +332,7 @@ def _run(
                 more = partial(_more, handler, begun_s) if loaded.study.until else None
                 if (next_specs := options.next_specs) is not None:
                     more = partial(_decided, handler, next_specs)
+                raise_again()
                 runner.run(loaded.study, specs, handler, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds

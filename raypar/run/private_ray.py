@@ -21,7 +21,7 @@ from raypar.masking import secret_variables
 from raypar.run.auth import own_token
 from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, shut_down, watch_of_own
 from raypar.scratch import make_folder, remove_folder
-from raypar.signals import Interrupted, abort_reason, end_descendants, reinstall_handlers
+from raypar.signals import Interrupted, abort_reason, end_descendants, raise_again, reinstall_handlers
 from raypar.trace import mark
 from raypar.train.affinity import CAN_PIN, pin
 
@@ -131,6 +131,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
         hint = f"is /dev/shm large enough? Ray's logs are in {folder}/session_latest/logs"
         raise ClusterError(f"Ray does not start here: {error}", hint=hint) from error
     reinstall_handlers()
+    raise_again()
     mark("ray: is up")
 
 

@@ -33,7 +33,7 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
 from raypar.run.gang_pool import GangPolicy
 from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
-from raypar.signals import Interrupted, abort_reason, uninterrupted, was_interrupted
+from raypar.signals import Interrupted, abort_reason, raise_again, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState, bad_losses
@@ -216,6 +216,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         return {}  # Tune saves its callbacks for a restore that is not used here
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        raise_again()
         self.pass_on(timeout_s=0)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raypar import signals as interruption
-from raypar.signals import Interrupted, handle_signals, uninterrupted, was_interrupted
+from raypar.signals import Interrupted, handle_signals, raise_again, uninterrupted, was_interrupted
 
 HEAD = """
 import os, signal, subprocess, sys, time
@@ -65,6 +65,32 @@ def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away():
         with uninterrupted():
             signal.raise_signal(signal.SIGHUP)
         assert was_interrupted()
+
+
+SWALLOWED = """
+os.register_at_fork(after_in_parent=send)  # Python reports what such a callback raises, and goes on
+try:
+    with handle_signals():
+        raise_again()
+        if os.fork() == 0:
+            os._exit(0)
+        print("goes on")
+        raise_again()
+        print("never")
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+
+
+def test_an_interrupt_that_was_swallowed_is_raised_again():
+    done = run(SWALLOWED)
+    assert (done.returncode, done.stdout) == (130, "goes on\n") and "Exception ignored" in done.stderr
+    with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        raise_again()  # not before the end of the block
+        has_gone_on = True
+    assert has_gone_on
+    raise_again()
 
 
 def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_one_as_itself():
