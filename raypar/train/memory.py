@@ -55,7 +55,7 @@ class MemoryMonitor:
         """Count what is allocated within the block, in addition to what earlier blocks have left."""
         self._allocated_bytes = self._excluded_bytes = 0  # the last block's peak counts
         if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats(self._device)
+            self._reset_peak()
             yield
             self._allocated_bytes = max(0, torch.cuda.max_memory_allocated(self._device) - self._excluded_bytes)
             return
@@ -75,7 +75,7 @@ class MemoryMonitor:
     def start(self) -> None:
         """Begin a timed region."""
         if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats(self._device)
+            self._reset_peak()
         for footprint in self._footprints.values():
             footprint.start()
 
@@ -101,6 +101,10 @@ class MemoryMonitor:
         peaks = {"peak_memory_bytes": self.peak_bytes}
         peaks |= {name: footprint.peak_bytes for name, footprint in self._footprints.items()}
         return {name: value for name, value in peaks.items() if value}
+
+    def _reset_peak(self) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # else there is nothing, and torch refuses
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _reserved_bytes(self, *, at_peak: bool) -> int:
         read = torch.cuda.max_memory_reserved if at_peak else torch.cuda.memory_reserved

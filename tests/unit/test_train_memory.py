@@ -126,7 +126,11 @@ class GpuMemory:
         self.reserved = self.peak_reserved = max(self.reserved, most)
         self.allocated = after
 
+    def is_initialized(self):
+        return self.reserved > 0
+
     def reset_peak_memory_stats(self, _):
+        assert self.is_initialized(), "as torch does"
         self.peak, self.peak_reserved = self.allocated, self.reserved
 
     def max_memory_allocated(self, _):
