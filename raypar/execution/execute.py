@@ -48,6 +48,7 @@ from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execu
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
+from raypar.scratch import remove_abandoned
 from raypar.signals import raise_again, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import examples
@@ -130,6 +131,7 @@ def execute(
             if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
                 _log_model_alone(loaded, options, outcome, store, notice)
             end_abandoned(options.project_dir, options.tracking_uri)
+            remove_abandoned()  # as a run does that makes such folders itself
             return outcome
 
         companions: Callable[[], frozenset[Holder]] = frozenset

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -30,6 +31,7 @@ from raypar.run import locks
 from raypar.run.cluster import Cluster
 from raypar.run.locks import CoreLease, GpuLease, Holder
 from raypar.run.runner import Notice, TrialEnded, TrialsAdded
+from raypar.scratch import LOCK_FILE, PREFIX
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.options import Auto
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
@@ -166,12 +168,18 @@ def test_a_study_that_settles_stays_on_its_device_from_block_to_block(stage):
     assert {(spec.config["device"], spec.config["cpus_per_worker"]) for spec in specs} == {("cuda", 4)}
 
 
-def test_where_nothing_is_missing_nothing_is_started(stage):
+def test_where_nothing_is_missing_nothing_is_started_and_what_a_killed_run_left_is_removed(
+    stage, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    left = tmp_path / "temporary" / f"{PREFIX}left"
+    left.mkdir(parents=True)
+    (left / LOCK_FILE).touch()
     study = a_study()
     stage.stored = [finished(spec) for spec in study.trials()]
     outcome = stage.execute(study)
     assert stage.happened == ["checked"]
-    assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists()
+    assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists() and not left.exists()
 
 
 def test_killed_executions_are_ended_in_the_store_by_the_next_unless_that_is_interrupted_too(stage, monkeypatch):
