@@ -89,7 +89,7 @@ def fit_batch(
         else:
             for answer in answers:
                 common.say(common.stdout(), answer_line(answer, str(search.study.config.get("max_memory") or "")))
-            if not all(answer.is_final for answer in answers):
+            if not all(answer.is_final or answer.failure for answer in answers):
                 common.say(
                     common.stdout(), f"`{masked(shlex.join(options.command))}` goes on: finished trials are kept"
                 )

@@ -1,5 +1,6 @@
 """An execution runs what is missing, keeps each result before it shows it, and however it ends, it reports how."""
 
+import contextlib
 import io
 import json
 import math
@@ -278,6 +279,15 @@ def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(stage
     assert "runner down" in stage.happened
     assert notes == ["Partial: interrupted when 1 of 8 trials were done."] == [outcome.partial]
     assert [event.text for event in stage.shown if isinstance(event, Notice)] == [STOPPING]
+
+
+def test_a_signal_that_was_swallowed_before_the_first_trial_ends_the_execution_there(stage):
+    with handle_signals():
+        with contextlib.suppress(KeyboardInterrupt):  # as Python does where it came in a callback at a fork
+            signal.raise_signal(signal.SIGINT)
+        outcome = stage.execute(a_study())
+    assert (outcome.interrupted_by, outcome.num_done) == (signal.SIGINT, 0)
+    assert not stage.of("recorded") and stage.of("closed") == ["killed"]
 
 
 def test_a_signal_while_the_report_is_made_lets_it_be_finished(stage):
