@@ -64,11 +64,12 @@ class DeepSpeed(DataParallelism):
             if i:
                 self._engine.step()  # between parts it only counts
             with do.span("forward"), do.autocast():
-                loss = do.loss_of(self.module(part.inputs), part.targets)
+                value = do.loss(strategy.call(self.module, part.inputs), part.targets)
             with do.span("backward"):
                 # The weights of the parts add up to one.
-                self._engine.backward(loss * part.weight, scale_wrt_gas=False)
-            losses.append(loss.detach() * share)
+                objective = do.loss.objective(value, part.weight, part.num_samples, part.num_global)
+                self._engine.backward(objective, scale_wrt_gas=False)
+            losses.append(do.loss.noted(value, share))
         return reduce(torch.add, losses)
 
     def clip(self, max_norm: float) -> Tensor:

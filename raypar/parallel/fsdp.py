@@ -28,6 +28,7 @@ from raypar.parallel.strategy import (
     SplitModel,
     Task,
     broadcast_buffers,
+    call,
 )
 
 
@@ -107,7 +108,7 @@ def _converted_by_autocast(task: Task, mixed: torch.dtype) -> set[int]:
     modes = {module: module.training for module in model.modules()}
     model.eval()  # or a batch norm would count the sample in
     with torch.no_grad(), torch.autocast(task.context.device.type, mixed), uses:
-        model(task.sample)
+        call(model, task.sample)
     for module, mode in modes.items():
         module.training = mode
     chosen = [float(id(p) in uses.converted and id(p) not in uses.read) for p in parameters]

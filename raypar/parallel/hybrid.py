@@ -56,6 +56,9 @@ class Hybrid(SplitModel):
             return self._stages.forward_backward(batch, do)
         return super().forward_backward(batch, do)
 
+    def global_weight(self, weight: Tensor) -> Tensor:
+        return self._summed_weight(weight)
+
     def sync_gradients(self) -> None:
         if self._num_replicas > 1:
             _average(list(self.module.parameters()), self._data, self._bucket_bytes)

@@ -29,8 +29,12 @@ class LocalSgd(DataParallelism):
         self.reset_state()
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        # The mean of this rank's samples, not its part of the global one; a rank without samples stays where it is.
-        return super().forward_backward(batch._replace(weight=float(batch.num_samples > 0)), do)
+        # The loss of this rank's samples, not its part of the global one; a rank without samples stays where it is.
+        own = batch._replace(weight=float(batch.num_samples > 0), num_global=batch.num_samples)
+        return super().forward_backward(own, do)
+
+    def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
+        return torch.where(weight != 0, batch.num_samples / weight, float(batch.num_samples > 0))
 
     def sync_weights(self) -> None:
         self._averager.average_parameters(iter(self._model.parameters()))

@@ -152,20 +152,20 @@ class Stages:
         self.local_names = [self._names[i] for stage in self.modules for i in self._ranges[stage]]
         self._schedules: dict[int, tuple[int, Any]] = {}
         self._do: ForwardBackward | None = None
-        self._weight = 1.0
+        self._batch: Batch | None = None
         self._losses: list[Tensor] = []
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        self._do, self._weight = do, batch.weight
+        self._do, self._batch = do, batch
         self._losses.clear()
         num_microbatches, schedule = self._schedule(len(batch.targets))
         inputs = (batch.inputs,) if 0 in self.modules else ()
         with do.autocast(), do.span("pipeline"):
             schedule.step(*inputs, target=batch.targets if self.is_last else None, return_outputs=False)
         if not self.is_last:
-            return torch.zeros((), device=self._device)
+            return do.loss.nothing(self._device)
         # Earlier ones come from finding out the shapes.
-        return torch.stack(self._losses[-num_microbatches:]).mean()
+        return torch.stack(self._losses[-num_microbatches:]).sum(0)
 
     def fill(self, complete: nn.Module) -> nn.Module:
         """Give every rank the weights and buffers of the others' layers; its own are there already."""
@@ -193,10 +193,12 @@ class Stages:
         return self._schedules[num_samples]
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        assert self._do is not None
-        loss = self._do.loss_of(outputs, targets)
-        self._losses.append(loss.detach())
-        return self._do.scaled(loss * self._weight)
+        assert self._do is not None and self._batch is not None
+        loss, batch, num_samples = self._do.loss, self._batch, len(targets)
+        value = loss(outputs, targets)
+        self._losses.append(loss.noted(value, num_samples / len(batch.targets)))
+        # The schedule takes the mean over the micro-batches.
+        return self._do.scaled(loss.objective(value, batch.weight, num_samples, batch.num_global))
 
 
 class Pipeline(SplitModel):
@@ -214,6 +216,9 @@ class Pipeline(SplitModel):
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         return self._stages.forward_backward(batch, do)
+
+    def global_weight(self, weight: Tensor) -> Tensor:
+        return self._summed_weight(weight)
 
     def full_model(self) -> nn.Module:
         return self._stages.fill(super().full_model())

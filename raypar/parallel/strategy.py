@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from raypar.study.workload import Config, Workload
+from raypar.parallel.loss import Loss, part_of
+from raypar.study.workload import Config, Workload, first_tensor
 
 HOST = torch.device("cpu")
 MIXED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # autocast's, by `precision`
@@ -79,15 +80,18 @@ class Batch(NamedTuple):
     """One rank's samples of one step.
 
     Attributes:
+        inputs: as `call` takes them.
         weight: factor of this part's mean loss, so that the average over the shares of the global batch is its mean:
             ``num_local * num_shares / num_global``.
         num_samples: the samples that count.
+        num_global: samples of the global batch.
     """
 
     inputs: Any
     targets: Any
     weight: float
     num_samples: int
+    num_global: int
 
 
 @dataclass(frozen=True)
@@ -95,24 +99,29 @@ class ForwardBackward:
     """The forward and the backward pass of a batch.
 
     Attributes:
-        loss_of: ``loss_of(outputs, targets)``, the mean over the samples.
+        loss: of outputs and targets.
         autocast: context of the forward pass.
         scaled: scales a loss before the backward pass (for fp16).
         span: marks a part of the step by its name, for a profile.
     """
 
-    loss_of: Callable[..., Tensor]
+    loss: Loss
     autocast: Callable[[], contextlib.AbstractContextManager[object]]
     scaled: Callable[[Tensor], Tensor]
     span: Span = no_span
 
-    def run(self, module: nn.Module, batch: Batch) -> Tensor:
-        """Add the gradients of a batch's weighted mean loss to the module's; return the mean loss."""
+    def run(self, module: nn.Module, batch: Batch, share: float = 1.0) -> Tensor:
+        """Add the gradients of a batch's loss to the module's; return its loss, as `Loss.noted` has it.
+
+        Args:
+            share: the batch's share of the samples of this rank's step.
+        """
         with self.span("forward"), self.autocast():
-            loss = self.loss_of(module(batch.inputs), batch.targets)
+            value = self.loss(call(module, batch.inputs), batch.targets)
         with self.span("backward"):
-            self.scaled(loss if batch.weight == 1.0 else loss * batch.weight).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+            objective = self.loss.objective(value, batch.weight, batch.num_samples, batch.num_global)
+            self.scaled(objective).backward()  # type: ignore[no-untyped-call]
+        return self.loss.noted(value, share)
 
     def run_in_parts(
         self,
@@ -131,8 +140,15 @@ class ForwardBackward:
         losses = []
         for i, (part, share) in enumerate(parts_of(batch, num_parts)):
             with no_sync() if i < num_parts - 1 else contextlib.nullcontext():
-                losses.append(self.run(module, part) * share)
+                losses.append(self.run(module, part, share))
         return reduce(torch.add, losses)
+
+
+def call(module: Callable[..., Any], inputs: Any) -> Any:
+    """Return a model's outputs: a mapping's entries are given by name, a tuple's by position."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
 
 
 def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
@@ -141,12 +157,14 @@ def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
     There are always `num_parts`, since every rank has to join as many collectives as the others: where there are too
     few samples, a part is the batch's first one with weight 0.
     """
-    size = len(batch.targets)
-    for x, y in zip(batch.inputs.tensor_split(num_parts), batch.targets.tensor_split(num_parts), strict=True):
-        share = len(y) / size
-        if not share:
-            x, y = batch.inputs[:1], batch.targets[:1]
-        yield Batch(x, y, batch.weight * share, round(batch.num_samples * share)), share
+    size = len(first_tensor(batch.targets))
+    (least, num_larger), end = divmod(size, num_parts), 0
+    for i in range(num_parts):
+        begin, end = end, end + least + (i < num_larger)
+        share = (end - begin) / size
+        samples = slice(begin, end) if share else slice(1)
+        x, y = part_of(batch.inputs, samples), part_of(batch.targets, samples)
+        yield Batch(x, y, batch.weight * share, round(batch.num_samples * share), batch.num_global), share
 
 
 def by_layout(tensors: Sequence[Any]) -> list[list[Any]]:
@@ -161,13 +179,13 @@ class Task:
 
     Attributes:
         model: with the same weights on every rank; the strategy may cut it up or wrap it.
-        sample: two samples as the model takes them, for strategies that need the shapes.
+        sample: two samples as `call` takes them, for strategies that need the shapes.
     """
 
     workload: Workload
     config: Config
     model: nn.Module
-    sample: Tensor
+    sample: Any
     context: DistContext
 
 
@@ -206,11 +224,38 @@ class Strategy:
         self._num_parts: int = task.config["accumulation_steps"]
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        """Leave the gradients of the weighted loss where `sync_gradients` needs them; return this rank's mean loss."""
+        """Leave the gradients of the weighted loss where `sync_gradients` needs them; return this rank's loss."""
         return do.run_in_parts(self.module, batch, self._num_parts)
 
     def sync_gradients(self) -> None:
         """Bring the mean gradients to where the optimizer runs."""
+
+    def global_weight(self, weight: Tensor) -> Tensor:
+        """Return the weight of the loss of the batch whose mean gradient every rank gets.
+
+        Args:
+            weight: of this rank's part of a step, shape ``()``.
+        """
+        return weight
+
+    def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
+        """Return what turns the gradients of a step into those of the loss ``sum / weight``.
+
+        Args:
+            weight: as for `global_weight`.
+        """
+        return batch.num_global / self.global_weight(weight)
+
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply the gradients that the optimizer uses; `factor` has the shape ``()``."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in gradients], factor)
+
+    def _summed_weight(self, weight: Tensor) -> Tensor:
+        """Return the sum of a weight over the ranks that count."""
+        total = weight.double() * self.counts_samples  # a new tensor, of one type on all ranks
+        dist.all_reduce(total)
+        return total
 
     def sync_weights(self) -> None:
         """Bring the new weights to every rank, after the optimizer."""
@@ -255,6 +300,9 @@ class DataParallelism(Strategy):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.share = task.context.rank, task.context.world_size
+
+    def global_weight(self, weight: Tensor) -> Tensor:
+        return self._summed_weight(weight)
 
 
 class SplitModel(Strategy):

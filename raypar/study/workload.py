@@ -28,19 +28,31 @@ class Split:
 
     Attributes:
         inputs: shape ``(num_samples, ...)``, any dtype; small dtypes (uint8) are turned to floats batch by batch.
-        targets: shape ``(num_samples, ...)``.
+            Several inputs are a dict or a tuple of such tensors: the model gets a dict's entries by name and a tuple's
+            by position, or the dict or tuple itself where its ``forward`` takes one argument.
+        targets: shape ``(num_samples, ...)``; a dict or a tuple of tensors where the loss takes one.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(first_tensor(self.targets))
+
+
+def first_tensor(tree: Any) -> Any:
+    """Return the first tensor of a tree of dicts, tuples and lists."""
+    while isinstance(tree, (Mapping, tuple, list)) and tree:
+        tree = next(iter(tree.values())) if isinstance(tree, Mapping) else tree[0]
+    return tree
 
 
 @dataclass(frozen=True)
 class Data:
     """Samples as a workload's ``data`` function returns them.
+
+    A sample of a data set is a pair of input and target, a longer tuple of inputs with the target last, or a dict,
+    which is both input and target. Each may be a dict or a tuple of tensors, as in a `Split`.
 
     Attributes:
         train: the training samples; None where they are too many to be held in memory (then `train_dataset`).
@@ -48,17 +60,25 @@ class Data:
         transform: applied to a batch of inputs in the worker (say, uint8 to normalised float32).
         train_dataset: a map-style dataset of the same training samples in the same order, ready for the model, for
             ``loader="dataloader"`` where samples are to be prepared one by one; without it that loader serves
-            ``train`` sample by sample, and `transform` is applied to its batches.
+            ``train`` sample by sample, and `transform` is applied to its batches. Without `train`, a DataLoader reads
+            it whatever `loader` is.
         val_dataset: the like for `val`, used only where that is None.
         test: samples that no trial sees: only the models that were chosen on `val`, once, at a study's end.
+        collate: makes a batch of a list of samples of `train_dataset` or `val_dataset`, as a DataLoader's
+            ``collate_fn`` does; None: torch's own.
+        train_loader: ``train_loader(rank, num_ranks, batch_size)`` returns a rank's own DataLoader, in place of
+            `train` and `train_dataset`. `batch_size` is the rank's part of the global batch. It has a length, the same
+            on every rank; where its sampler has ``set_epoch``, it is called before each epoch.
     """
 
     train: Split | None = None
     val: Split | None = None
-    transform: Callable[[Tensor], Tensor] | None = None
+    transform: Callable[[Any], Any] | None = None
     train_dataset: Dataset[Any] | None = None
     val_dataset: Dataset[Any] | None = None
     test: Split | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    train_loader: Callable[[int, int, int], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +155,10 @@ class Workload:
         data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
-        loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
+        loss: ``loss(outputs, targets) -> scalar``, the batch's mean over its samples; or ``-> (sum, weight)``, where
+            the loss is ``sum / weight``: say the sum over all tokens and their number, or the weighted sum and the sum
+            of the weights. raypar adds both up over workers, accumulation and evaluation batches. None means the loss
+            that the model returns (``outputs.loss``, ``outputs["loss"]``), else cross-entropy.
         metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
             or to a `Statistic`; None means accuracy.
         metric: key of the reports that a study of it is judged by, unless it names another.

@@ -1,24 +1,29 @@
-"""Batches: the global batch of a step never depends on the number of workers."""
+"""Batches: the global batch of a step never depends on the number of workers.
+
+Inputs and targets are tensors, or trees of dicts and tuples of them with a row for each sample.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from raypar.parallel.strategy import Batch
-from raypar.study.workload import Config, Data, Split, Workload
+from raypar.study.workload import Config, Data, Split, Workload, first_tensor
 from raypar.train.precision import Numerics
 
 
 class Share(NamedTuple):
-    """A rank's part of one global batch: `weight` and `num_samples` as a `Batch` has them.
+    """A rank's part of one global batch: `weight`, `num_samples` and `num_global` as a `Batch` has them.
 
     A tuple, because one is made in every timed step.
     """
@@ -26,6 +31,69 @@ class Share(NamedTuple):
     indices: Tensor  # into the training set, shape (num_local,)
     weight: float
     num_samples: int
+    num_global: int
+
+
+def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply a function to a tensor, or to every tensor of a tree."""
+    return function(tree) if isinstance(tree, Tensor) else tree_map_only(Tensor, function, tree)
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """Return a batch on a device; what can't be moved stays as it is."""
+    if isinstance(tree, Tensor):
+        return tree.to(device, non_blocking=True)
+    return tree_map(lambda each: each.to(device, non_blocking=True) if hasattr(each, "to") else each, tree)
+
+
+def paired(sample: Any) -> tuple[Any, Any]:
+    """Return inputs and targets of a sample, or of a batch of them, as a data set gives it.
+
+    Raises:
+        TypeError: it is neither a mapping nor a tuple of two or more.
+    """
+    if isinstance(sample, Mapping):
+        sample = dict(sample)
+        return sample, sample
+    if not isinstance(sample, (tuple, list)) or len(sample) < 2:
+        raise TypeError("a sample is a pair of input and target, a longer tuple with the target last, or a dict")
+    *inputs, target = sample
+    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), target
+
+
+class Feed:
+    """Turns the inputs of a batch into what the model is called with: in its dtype, and by name or by position.
+
+    Args:
+        model: decides, by the arguments of its ``forward``, whether a dict or tuple is one argument or several.
+        inputs: of a batch, as the data has them.
+    """
+
+    def __init__(self, numerics: Numerics, model: nn.Module | None = None, inputs: Any = None) -> None:
+        self._cast = numerics.cast
+        self._is_one_argument = model is not None and _takes_as_one(model, inputs)
+
+    def __call__(self, inputs: Any) -> Any:
+        if isinstance(inputs, Tensor):
+            return self._cast(inputs)
+        cast = tree_map_only(Tensor, self._cast, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+        if self._is_one_argument:
+            return (cast,)
+        return tuple(cast) if isinstance(cast, list) else cast
+
+
+def _takes_as_one(model: nn.Module, inputs: Any) -> bool:
+    try:
+        signature = inspect.signature(model.forward)
+        if isinstance(inputs, Mapping):
+            signature.bind(**inputs)
+        elif isinstance(inputs, (tuple, list)):
+            signature.bind(*inputs)
+        else:
+            return not isinstance(inputs, Tensor)
+    except (TypeError, ValueError):  # they are other arguments than it has
+        return True
+    return False
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
@@ -46,11 +114,11 @@ def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_l
             return
         begin, end = rank * size // num_shares, (rank + 1) * size // num_shares
         if num_shares == 1:
-            yield Share(batch, 1.0, size)
+            yield Share(batch, 1.0, size, size)
         elif begin == end:
-            yield Share(batch[:1], 0.0, 0)
+            yield Share(batch[:1], 0.0, 0, size)
         else:
-            yield Share(batch[begin:end], (end - begin) * num_shares / size, end - begin)
+            yield Share(batch[begin:end], (end - begin) * num_shares / size, end - begin, size)
 
 
 def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
@@ -66,6 +134,7 @@ class TrainBatches:
         seed: decides, with the epoch alone, the order of the samples.
         share: this rank's share of a batch and the number of shares, as `Strategy.share` has them.
         numerics: device, dtype and layout of the inputs.
+        feed: makes the model's inputs; None: of single tensors.
 
     Attributes:
         num_samples: training samples of an epoch.
@@ -75,16 +144,32 @@ class TrainBatches:
         ValueError: there are fewer samples than the config asks for or than a batch needs.
     """
 
-    def __init__(self, data: Data, config: Config, seed: int, share: tuple[int, int], numerics: Numerics) -> None:
-        self.num_samples = num_train_samples(data, config["num_samples"])
+    def __init__(
+        self,
+        data: Data,
+        config: Config,
+        seed: int,
+        share: tuple[int, int],
+        numerics: Numerics,
+        feed: Feed | None = None,
+    ) -> None:
         self._config, self._seed, self._batch_size = config, seed, config["batch_size"]
+        feed = feed or Feed(numerics)
+        self._stream: _Stream
+        if data.train_loader is not None:
+            loader = data.train_loader(*share, self._batch_size // share[1])
+            self.steps_per_epoch = len(loader)
+            self.num_samples = self.steps_per_epoch * self._batch_size
+            self._stream = _own_loader(loader, share, self._batch_size, numerics, feed)
+            return
+        self.num_samples = num_train_samples(data, config["num_samples"])
         self.steps_per_epoch = num_steps(self.num_samples, self._batch_size, drop_last=config["drop_last"])
         if not self.steps_per_epoch:
             raise ValueError(f"batch_size={self._batch_size} leaves no full batch of {self.num_samples} samples")
         (rank, num_shares), drop_last = share, config["drop_last"]
         split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
-        make = _resident if config["loader"] == "resident" else _dataloader
-        self._stream = make(data, config, self.num_samples, numerics, split)
+        make = _resident if config["loader"] == "resident" and data.train is not None else _dataloader
+        self._stream = make(data, config, self.num_samples, numerics, split, feed)
 
     def warm_up(self, *, with_short_batch: bool) -> Iterator[Batch]:
         """Yield the batches of the warm-up steps.
@@ -103,7 +188,7 @@ class TrainBatches:
 
         A part is an epoch, or ``eval_every_steps`` steps. It has to be used up before the next one is asked for.
         """
-        epochs = (self._stream(order) for order in self._orders(steps))
+        epochs = self._epochs(steps)
         if num := self._config["eval_every_steps"]:
             batches = chain.from_iterable(epochs)
             epochs = (islice(batches, num) for _ in range(-(-len(steps) // num)))
@@ -113,17 +198,17 @@ class TrainBatches:
         """Yield batches without end, from `epoch` on, except for short last ones."""
         num_full = self.num_samples // self._batch_size * self._batch_size or None
         for number in count(epoch):
-            yield from self._stream(self._order(number)[:num_full])
+            yield from self._stream(self._order(number)[:num_full], epoch=number)
 
     def _order(self, epoch: int) -> Tensor:
         return epoch_order(self.num_samples, self._seed, epoch)
 
-    def _orders(self, steps: range) -> Iterator[Tensor]:
-        """Yield the order of the samples of these steps, epoch by epoch; the first epoch is 1."""
+    def _epochs(self, steps: range) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of these steps, epoch by epoch; the first epoch is 1."""
         first, num_skipped = divmod(steps.start, self.steps_per_epoch)
         for epoch in range(first, steps.stop // self.steps_per_epoch):
-            order = self._order(epoch + 1)
-            yield order[num_skipped * self._batch_size :] if epoch == first else order
+            skip = num_skipped if epoch == first else 0
+            yield self._stream(self._order(epoch + 1)[skip * self._batch_size :], epoch=epoch + 1, num_skipped=skip)
 
 
 def num_train_samples(data: Data, limit: int | None) -> int:
@@ -141,33 +226,55 @@ def num_train_samples(data: Data, limit: int | None) -> int:
     return limit or num_available
 
 
-# From the order of an epoch's samples to this rank's batches, and to its shares of the global batches.
-_Stream: TypeAlias = Callable[[Tensor], Iterator[Batch]]
-_Split: TypeAlias = Callable[[Tensor], Iterator[Share]]
+class _Stream(Protocol):
+    """From the order of the samples of an epoch, or of the part after `num_skipped` steps, to this rank's batches."""
+
+    def __call__(self, order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]: ...
 
 
-def _resident(data: Data, _: Config, num_samples: int, numerics: Numerics, split: _Split) -> _Stream:
+def _resident(
+    data: Data, _: Config, num_samples: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
+) -> _Stream:
     """Batches sliced from tensors that stay in (device) memory; no copy but the gather of the batch itself."""
-    if data.train is None:
-        raise ValueError('the workload\'s data is not in memory: use loader="dataloader"')
-    device, cast, transform = numerics.device, numerics.cast, data.transform
-    inputs, targets = data.train.inputs[:num_samples].to(device), data.train.targets[:num_samples].to(device)
+    assert data.train is not None
+    device, transform = numerics.device, data.transform
+    inputs, targets = (
+        mapped(lambda each: each[:num_samples].to(device), tree) for tree in (data.train.inputs, data.train.targets)
+    )
 
-    def stream(order: Tensor) -> Iterator[Batch]:
-        for indices, weight, size in split(order.to(device)):
-            x, y = inputs.index_select(0, indices), targets.index_select(0, indices)
-            yield Batch(cast(transform(x) if transform else x), y, weight, size)
+    def stream(order: Tensor, **_: int) -> Iterator[Batch]:
+        for indices, weight, size, num_global in split(order.to(device)):
+            select = partial(torch.index_select, dim=0, index=indices)
+            x, y = mapped(select, inputs), mapped(select, targets)
+            yield Batch(feed(transform(x) if transform else x), y, weight, size, num_global)
 
     return stream
 
 
-def _dataloader(data: Data, config: Config, _: int, numerics: Numerics, split: _Split) -> _Stream:
+class TreeDataset(Dataset[Any]):
+    """Samples of a `Split` one by one, where inputs or targets are several tensors."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def __getitem__(self, index: int) -> Any:
+        return mapped(lambda each: each[index], (self._split.inputs, self._split.targets))
+
+
+def _dataloader(
+    data: Data, config: Config, _: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
+) -> _Stream:
     """Batches from torch's DataLoader, in the same order as `_resident`'s."""
-    device, cast = numerics.device, numerics.cast
-    dataset, transform = data.train_dataset, None
+    device = numerics.device
+    dataset, transform, collate = data.train_dataset, None, data.collate
     if dataset is None:
         assert data.train is not None
-        dataset, transform = TensorDataset(data.train.inputs, data.train.targets), data.transform
+        is_plain = isinstance(data.train.inputs, Tensor) and isinstance(data.train.targets, Tensor)
+        dataset = TensorDataset(data.train.inputs, data.train.targets) if is_plain else TreeDataset(data.train)
+        transform, collate = data.transform, None
     indices: list[list[int]] = []  # of the current epoch, which the loader outlives
     num_loader_workers = config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
@@ -177,16 +284,49 @@ def _dataloader(data: Data, config: Config, _: int, numerics: Numerics, split: _
         persistent_workers=num_loader_workers > 0,
         prefetch_factor=config["prefetch_factor"],
         pin_memory=pins_memory(config, device),
+        collate_fn=collate,
     )
 
-    def stream(order: Tensor) -> Iterator[Batch]:
-        epoch = list(split(order))
-        indices[:] = [share.indices.tolist() for share in epoch]
-        for share, (x, y) in zip(epoch, loader, strict=True):
-            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            yield Batch(cast(transform(x) if transform else x), y, share.weight, share.num_samples)
+    def stream(order: Tensor, **_: int) -> Iterator[Batch]:
+        whole = list(split(order))
+        indices[:] = [share.indices.tolist() for share in whole]
+        for share, batch in zip(whole, loader, strict=True):
+            x, y = moved(paired(batch), device)
+            yield Batch(feed(transform(x) if transform else x), y, *share[1:])
 
     return stream
+
+
+def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: Numerics, feed: Feed) -> _Stream:
+    """Batches of a loader of the workload's own, whose order and sizes it decides."""
+    num_shares = share[1]
+    set_epoch = next(
+        (each.set_epoch for each in _samplers_of(loader) if hasattr(each, "set_epoch")),
+        lambda _: None,
+    )
+
+    def stream(order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]:
+        num = -(-len(order) // batch_size)
+        set_epoch(epoch)
+        number = 0
+        for number, batch in enumerate(islice(loader, num_skipped, num_skipped + num), 1):  # noqa: B007
+            x, y = moved(paired(batch), numerics.device)
+            size = len(first_tensor(y))
+            yield Batch(feed(x), y, size * num_shares / batch_size, size, batch_size)
+        if number < num:
+            problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, and its length is "
+            raise ValueError(f"{problem}{len(loader)}: ranks with uneven numbers of batches would wait for each other")
+
+    return stream
+
+
+def _samplers_of(loader: Any) -> Iterator[Any]:
+    """Yield what may decide the order of a loader's samples."""
+    yield loader
+    for name in ("sampler", "batch_sampler"):
+        if (sampler := getattr(loader, name, None)) is not None:
+            yield sampler
+            yield getattr(sampler, "sampler", None)
 
 
 def pins_memory(config: Config, device: torch.device) -> bool:
@@ -215,6 +355,8 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]
         elif (dataset := read.get(name)) is not None:
             size = num_used if name == "train" else len(dataset)  # type: ignore[arg-type]
             splits[name] = {"num_samples": size}
+        elif name == "train" and data.train_loader is not None:
+            splits[name] = {"num_samples": num_used}
     of = workload.data
     return {
         "name": workload.dataset.partition(",")[0] or workload.name,
@@ -224,12 +366,23 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]
 
 
 def _in_memory(split: Split, num_samples: int) -> Mapping[str, Any]:
-    hashed, types = hashlib.sha256(), {}
-    for name, tensor in (("inputs", split.inputs[:num_samples]), ("targets", split.targets[:num_samples])):
-        types[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape[1:])}
+    types = {}
+    for name, tree in (("inputs", split.inputs), ("targets", split.targets)):
+        first = first_tensor(tree)
+        types[name] = {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}
+    return {"num_samples": num_samples, "digest": digest(split, num_samples, MAX_HASHED_BYTES), **types}
+
+
+def digest(split: Split, num_samples: int, most_bytes: int) -> str:
+    """Return a digest of some samples, of 16 hex digits; of larger tensors, of samples spread evenly."""
+    hashed = hashlib.sha256()
+    for tensor in tree_leaves((split.inputs, split.targets)):
+        tensor = tensor[:num_samples]
         hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.nbytes > MAX_HASHED_BYTES:
-            tensor = tensor[:: -(-tensor.nbytes // MAX_HASHED_BYTES)]
+        if tensor.is_sparse:
+            tensor = tensor.to_dense()
+        if tensor.nbytes > most_bytes:
+            tensor = tensor[:: -(-tensor.nbytes // most_bytes)]
         # As bytes, whatever the type: numpy knows no bfloat16.
         hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return {"num_samples": num_samples, "digest": hashed.hexdigest()[:16], **types}
+    return hashed.hexdigest()[:16]

@@ -7,27 +7,64 @@ their cause. What a model or loss raises by itself is left to the training, whos
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
+import random
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from torch.utils.data import default_collate
 
-from raypar.errors import Mistake, WorkloadError
-from raypar.study.workload import Data, Split, Statistic, Workload
+from raypar import units
+from raypar.errors import Mistake, WorkloadError, cut
+from raypar.parallel.loss import Kind, Loss, part_of
+from raypar.parallel.strategy import DistContext, call
+from raypar.study.options import num_shares, pipeline_size
+from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.checkpoint import generator_states, set_generator_states
-from raypar.train.precision import Numerics
+from raypar.train.data import Feed, digest, moved, paired
+from raypar.train.loss_kind import IGNORED_CLASS, loss_of, num_rows, takes_classes
+from raypar.train.precision import Numerics, numerics_of
+from raypar.units import listed
+from raypar.workloads.metrics import default_metrics
+
+T = TypeVar("T")
 
 RETURN_DATA = "return raypar.Data(train=Split(inputs, targets), val=Split(inputs, targets))"
-CLASS_LOSSES = (None, functional.cross_entropy, functional.nll_loss)
-IGNORED_CLASS = -100  # torch's default
+SPLITS_DIFFER = (
+    "data(config) gives other samples each time it is called, so that training samples of one rank or trial are "
+    "validation samples of another"
+)
+SAME_DATA = (
+    "seed the generator that draws or splits them: numpy.random.default_rng(0), torch.Generator().manual_seed(0)"
+)
+NOT_OF_PARTS = "would train on another loss: that of a batch is not the mean of its samples' losses"
+HINT_MEAN = "return the batch's mean, or a pair (sum, weight)"
+HINT_RATIO = (
+    "return (sum, weight) from the loss, such as (losses.sum(), weights.sum()), which add up over workers and batches; "
+    "or use one worker and accumulation_steps=1"
+)
+HINT_FORWARD = "give the model what data(config) has, or the data what the model takes"
+HINT_LOSS = "fix that function, or give targets of the shape and type that it takes"
 BROADCAST = "incorrect results due to broadcasting"  # of torch's warning
+NUM_SAMPLES = 3  # that are run through model, loss and metrics
 # Of larger inputs, samples spread evenly are looked at.
 MAX_LOOKED_AT_BYTES = 64 * 2**20
+# A rank's samples are compared with the others' before each training, so fewer are looked at.
+MAX_COMPARED_BYTES, NUM_COMPARED_SAMPLES, MAX_ROWS = 4 * 2**20, 8, 2**20
+MAX_WHOLE_BYTES = 2**30
+MAX_ERROR_CHARS = 300
+PACKAGE, STANDARD_LIBRARY = Path(__file__).parents[1], sysconfig.get_path("stdlib")
 
 
 class _Shown(str):
@@ -37,33 +74,124 @@ class _Shown(str):
         return str(self)
 
 
-def check_workload(workload: Workload, data: Any, build: Callable[[], Any], numerics: Numerics) -> Any:
-    """Return the model that `build` makes, converted, where it can be trained on the data.
+@dataclass(frozen=True)
+class Checked:
+    """Model that can be trained on the data, converted, and what its training needs to know of it.
 
-    Leaves the random number generators as `build` leaves them.
+    Attributes:
+        feed: turns a batch's inputs into the model's.
+    """
+
+    model: Any
+    loss: Loss
+    feed: Feed
+
+
+@dataclass
+class Findings:
+    """What is wrong with a workload's data and model, so far.
+
+    Attributes:
+        mistakes: what no trial can be trained with.
+        raised: errors of the workload's own functions. In a rank the training raises them again, with their traceback.
+    """
+
+    mistakes: list[Mistake] = field(default_factory=list)
+    raised: list[Mistake] = field(default_factory=list)
+
+    def attempt(self, where: str, shown: str, function: Callable[[], T], hint: str = "fix that function") -> T | None:
+        """Return what a function of the workload returns; None, and the error is noted, where it raises."""
+        try:
+            return function()
+        except Exception as error:  # the user's own code
+            self.raised.append(Mistake(where, _Shown(shown), f"raises {_error_text(error)}", hint))
+            return None
+
+
+def check_workload(
+    workload: Workload, data: Any, config: Config, build: Callable[[], Any], numerics: Numerics, context: DistContext
+) -> Checked:
+    """Return the model that `build` makes, converted, with its loss, where it can be trained on the data.
+
+    Leaves the random number generators as `build` leaves them. All ranks call it.
 
     Args:
         data: what the workload's ``data`` returned.
 
     Raises:
-        WorkloadError: with every mistake in data and model.
+        WorkloadError: with every mistake in data and model; or the ranks have different data.
     """
+    findings = Findings()
     with _generators_kept(numerics.device):
-        mistakes = [*_data_mistakes(workload, data)]
+        findings.mistakes += _data_mistakes(workload, data, config)
     try:
         model = build()
     except Exception:
-        if mistakes:  # of which that may come
-            raise WorkloadError.of(workload.name, mistakes) from None
+        if findings.mistakes:  # of which that may come
+            raise WorkloadError.of(workload.name, findings.mistakes) from None
         raise
-    mistakes += _model_mistakes(model)
-    if not mistakes:
-        model = numerics.convert(model)
-        with _generators_kept(numerics.device):
-            mistakes += _batch_mistakes(workload, data, model, numerics)
-    if mistakes:
-        raise WorkloadError.of(workload.name, mistakes)
-    return model
+    checked = _check_model(workload, data, config, model, numerics, findings)
+    if findings.mistakes or checked is None:
+        raise WorkloadError.of(workload.name, findings.mistakes + findings.raised)
+    with _generators_kept(numerics.device):
+        if wrong := _different_data(data, config, context):
+            raise WorkloadError.of(workload.name, [wrong])
+    return checked
+
+
+def all_mistakes(workload: Workload, config: Config, seed: int) -> tuple[list[Mistake], str]:
+    """Return every mistake in data and model of one config, errors of their functions included, and a data digest.
+
+    Without a process group, on the CPU. Seeds all generators as a rank does.
+
+    Returns:
+        The mistakes, and the data's `identity_of`; empty where there is none.
+    """
+    assert workload.model is not None and workload.data is not None
+    numerics, findings = numerics_of(config, torch.device("cpu")), Findings()
+    load, build = workload.data, workload.model
+    data: Any = findings.attempt("data(config)", "", lambda: seeded(seed, load, config))
+    identity = ""
+    if not findings.raised:
+        findings.mistakes += _data_mistakes(workload, data, config)
+        if not findings.mistakes:
+            identity = findings.attempt("data(config)", "", lambda: identity_of(data, config)) or ""
+    model = findings.attempt("model(config)", "", lambda: seeded(seed, build, config))
+    if findings.raised:
+        findings.mistakes += _model_mistakes(model) if model is not None else ()
+        if isinstance(data, Data) and not findings.mistakes:
+            _check_without_outputs(workload, data, None, findings)
+    else:
+        _check_model(workload, data, config, model, numerics, findings)
+    return findings.mistakes + findings.raised, identity
+
+
+def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
+    """Call a function with all generators seeded, as those of a rank are when it loads its data."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    return function(*args)
+
+
+def _check_model(
+    workload: Workload, data: Any, config: Config, model: Any, numerics: Numerics, findings: Findings
+) -> Checked | None:
+    """Note what two samples show, run through model, loss and metrics; return the model and its loss if nothing."""
+    findings.mistakes += _model_mistakes(model)
+    if findings.mistakes:
+        return None
+    model = numerics.convert(model)
+    with _generators_kept(numerics.device):
+        x, _ = _some_samples(data)
+        feed = Feed(numerics, model, x)
+        if any(map(is_lazy, model.parameters())):  # a lazy module is made by its first batch
+            _outputs(model, feed(moved(x, numerics.device)), numerics)
+        loss = loss_of(workload, data, model, numerics, feed)
+        _check_batch(workload, data, config, model, numerics, feed, loss, findings)
+    if data.train_loader is not None and num_shares(config) > 1 and loss.kind is Kind.MEAN:
+        loss = loss.as_ratio(num_rows)  # the sizes of the ranks' batches are the loader's affair
+    return None if findings.mistakes else Checked(model, loss, feed)
 
 
 @contextlib.contextmanager
@@ -78,9 +206,9 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
 # ---- data
 
 
-def _data_mistakes(workload: Workload, data: Any) -> Iterator[Mistake]:
+def _data_mistakes(workload: Workload, data: Any, config: Config) -> Iterator[Mistake]:
     if not isinstance(data, Data):
-        yield Mistake("data(config)", _kind(data), "is no raypar.Data", RETURN_DATA)
+        yield Mistake("data(config)", _kind(data), "is not a raypar.Data", RETURN_DATA)
         return
     for name, split, dataset in (
         ("train", data.train, data.train_dataset),
@@ -91,47 +219,156 @@ def _data_mistakes(workload: Workload, data: Any) -> Iterator[Mistake]:
             yield from _split_mistakes(f"data.{name}", split)
         if dataset is not None:
             yield from _dataset_mistakes(f"data.{name}_dataset", dataset)
-        if split is None and dataset is None and (name != "test" or workload.has_test):
+        if name == "train" and data.train_loader is not None:
+            yield from _loader_mistakes(data, config)
+        elif split is None and dataset is None and (name != "test" or workload.has_test):
             hint = f"give Data {name}=Split(inputs, targets)" + (f", or {name}_dataset" if name != "test" else "")
             yield Mistake(f"data.{name}", None, "there are no samples", hint)
     train, dataset = data.train, data.train_dataset
     if isinstance(train, Split) and dataset is not None and hasattr(dataset, "__len__") and len(dataset) != len(train):
         hint = "both hold the same samples in the same order"
         yield Mistake("data.train_dataset", _Shown(f"{len(dataset)} samples"), f"data.train has {len(train)}", hint)
+    yield from _size_mistakes(data, config)
+
+
+def _pipeline_mistakes(inputs: Any, targets: Any, config: Config) -> Iterator[Mistake]:
+    if pipeline_size(config) > 1 and not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+        hint = 'use strategy="ddp" or "fsdp", or give one tensor of inputs and one of targets'
+        yield Mistake("strategy", config["strategy"], "passes one tensor from stage to stage", hint)
+
+
+def _size_mistakes(data: Data, config: Config) -> Iterator[Mistake]:
+    """Yield what the number of training samples does not allow."""
+    samples: Any = data.train if data.train is not None else data.train_dataset
+    try:
+        available = len(samples)
+    except Exception:  # a mistake that is named already
+        return
+    limit, batch_size = config["num_samples"], config["batch_size"]
+    if limit is not None and limit > available > 0:
+        yield Mistake("num_samples", limit, f"is more than the {available} training samples", "ask for fewer")
+    elif available and config["drop_last"] and batch_size > (limit or available):
+        hint = "use a smaller batch_size, or leave drop_last out"
+        yield Mistake("batch_size", batch_size, f"drop_last leaves no batch of {limit or available} samples", hint)
+
+
+def _loader_mistakes(data: Data, config: Config) -> Iterator[Mistake]:
+    assert data.train_loader is not None
+    shares, batch_size = num_shares(config), config["batch_size"]
+    if data.train is not None or data.train_dataset is not None:
+        yield Mistake("data.train_loader", None, "is given beside train or train_dataset", "leave one of them out")
+    elif batch_size % shares:
+        problem = f"is not a multiple of the {shares} ranks, whose loaders all get the same batch size"
+        yield Mistake("batch_size", batch_size, problem, f"use a multiple of {shares}")
+    elif config["num_samples"] is not None:
+        yield Mistake("num_samples", config["num_samples"], "has no effect with data.train_loader", "leave it out")
+    else:
+        try:
+            size = len(data.train_loader(0, shares, batch_size // shares))
+        except Exception as error:  # the user's own code
+            hint = "return a DataLoader of a map-style data set, or an iterable with __len__"
+            yield Mistake("data.train_loader(rank, num_ranks, batch_size)", None, f"raises {_error_text(error)}", hint)
+            return
+        if not size:
+            yield Mistake("data.train_loader", _Shown("0 batches"), "is empty", "give it one batch at least")
 
 
 def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
     if not isinstance(split, Split):
-        yield Mistake(
-            where, _kind(split), "is no raypar.Split", f"give {where.removeprefix('data.')}=Split(inputs, targets)"
-        )
+        hint = f"give {where.removeprefix('data.')}=Split(inputs, targets)"
+        yield Mistake(where, _kind(split), "is not a raypar.Split", hint)
         return
-    tensors = {f"{where}.inputs": split.inputs, f"{where}.targets": split.targets}
+    tensors = {f"{where}.{part}{name}": leaf for part in ("inputs", "targets") for name, leaf in _leaves(split, part)}
     wrong = {part: each for part, each in tensors.items() if not isinstance(each, Tensor) or each.dim() == 0}
     for part, each in wrong.items():
         hint = f"give {part.rpartition('.')[2]} as one tensor, a row for each sample: torch.as_tensor(…)"
-        yield Mistake(part, _kind(each), "is no tensor of samples", hint)
+        yield Mistake(part, _kind(each), "is not a tensor of samples", hint)
     if wrong:
         return
-    counts = [len(each) for each in tensors.values()]
-    if counts[0] != counts[1]:
-        shown = _Shown("{} inputs and {} targets".format(*counts))
-        yield Mistake(where, shown, "the numbers differ", "give each input its target, in the same order")
-    elif not counts[0]:
+    counts = {part: len(each) for part, each in tensors.items()}
+    if len(set(counts.values())) > 1:
+        shown = " and ".join(f"{count} {part.removeprefix(f'{where}.')}" for part, count in counts.items())
+        yield Mistake(where, _Shown(shown), "the numbers differ", "give each input its target, in the same order")
+    elif not next(iter(counts.values()), 0):
         yield Mistake(where, _Shown("0 samples"), "is empty", "give it one sample at least")
-    for part, each in tensors.items():
-        if part.endswith("targets") and each.is_floating_point() and (num := int(each.isnan().sum())):
-            yield Mistake(part, _Shown(f"{num} NaN"), "makes the loss NaN", "drop or fill these samples")
+
+
+def _leaves(split: Split, part: str) -> list[tuple[str, Any]]:
+    """Return the leaves of inputs or targets, each with the path to it."""
+    tree = getattr(split, part)
+    if not isinstance(tree, (Mapping, tuple)):
+        return [("", tree)]
+    leaves, _ = tree_flatten_with_path(tree)
+    return [(keystr(path), leaf) for path, leaf in leaves] or [("", tree)]
 
 
 def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         hint = "give it __len__ and __getitem__: a torch.utils.data.Dataset, not an IterableDataset"
-        yield Mistake(where, _kind(dataset), "is no map-style dataset", hint)
-    elif not len(dataset):
+        yield Mistake(where, _kind(dataset), "is not a map-style dataset", hint)
+        return
+    if not len(dataset):
         yield Mistake(where, _Shown("0 samples"), "is empty", "give it one sample at least")
-    elif not isinstance(sample := dataset[0], (tuple, list)) or len(sample) != 2:
-        yield Mistake(f"{where}[0]", _kind(sample), "is no pair of input and target", "return input, target")
+        return
+    try:
+        sample = dataset[0]
+    except Exception as error:  # the user's own code
+        yield Mistake(f"{where}[0]", None, f"raises {_error_text(error)}", "fix its __getitem__")
+        return
+    try:
+        paired(sample)
+    except TypeError:
+        hint = "return input, target; several inputs and the target last; or a dict"
+        yield Mistake(f"{where}[0]", _kind(sample), "is not a pair of input and target", hint)
+
+
+# ---- the same data everywhere
+
+
+def identity_of(data: Data, config: Config) -> str:
+    """Return a text that is the same for the same samples in the same order, as far as a look at some of them shows."""
+    parts: list[object] = []
+    for split, dataset in ((data.train, data.train_dataset), (data.val, data.val_dataset)):
+        if split is not None:
+            limit = config["num_samples"] if split is data.train and config["num_samples"] else len(split)
+            parts.append(digest(split, limit, MAX_COMPARED_BYTES))
+        elif dataset is not None:
+            parts += [len(dataset), *_digests_of_samples(dataset)]  # type: ignore[arg-type]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _digests_of_samples(dataset: Any) -> Iterator[str]:
+    """Yield digests of some samples, or of their targets where the inputs are drawn anew each time."""
+    for index in torch.linspace(0, len(dataset) - 1, min(NUM_COMPARED_SAMPLES, len(dataset))).long().tolist():
+        once, again = (_tensors(dataset[index]) for _ in range(2))
+        is_same = len(once) == len(again) and all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+        compared = once if is_same else once[-1:]
+        yield digest(Split(compared, compared), MAX_ROWS, MAX_COMPARED_BYTES) if compared else ""
+
+
+def _tensors(sample: Any) -> list[Tensor]:
+    """Return the tensors and numbers of a sample, each with a dimension."""
+    leaves = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, (Tensor, np.ndarray, np.generic, int, float))]
+    return [torch.as_tensor(leaf).reshape(-1) for leaf in leaves]
+
+
+def _different_data(data: Data, config: Config, context: DistContext) -> Mistake | None:
+    """Return the mistake of ranks that have different samples, or different numbers of batches."""
+    if context.world_size == 1:
+        return None
+    if data.train_loader is not None:
+        shares = num_shares(config)
+        rank = context.rank if shares == context.world_size else 0
+        loader = data.train_loader(rank, shares, config["batch_size"] // shares)
+        most, minus_least = context.max([len(loader), -len(loader)])
+        if most != -minus_least:
+            shown, problem = _Shown(f"{-minus_least:.0f} to {most:.0f} batches"), "the ranks have different numbers"
+            return Mistake("data.train_loader", shown, problem, "use a DistributedSampler, or drop_last=True")
+    number = int(identity_of(data, config)[:12], 16)  # exact as a float64
+    most, minus_least = context.max([number, -number])
+    if most == -minus_least:
+        return None
+    return Mistake("data(config)", _Shown("different samples on different ranks"), SPLITS_DIFFER, SAME_DATA)
 
 
 def _kind(value: Any) -> _Shown | None:
@@ -151,50 +388,83 @@ def _kind(value: Any) -> _Shown | None:
 def _model_mistakes(model: Any) -> Iterator[Mistake]:
     if isinstance(model, type):
         name = model.__name__
-        yield Mistake("model(config)", _Shown(f"class {name}"), "is no instance", f"make one: return {name}(…)")
+        yield Mistake("model(config)", _Shown(f"class {name}"), "is not an instance", f"make one: return {name}(…)")
     elif not isinstance(model, nn.Module):
-        yield Mistake("model(config)", _kind(model), "is no torch.nn.Module", "return the model")
+        yield Mistake("model(config)", _kind(model), "is not a torch.nn.Module", "return the model")
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        hint = "give it one parameter at least with requires_grad=True"
+        yield Mistake("model(config)", _kind(model), "has nothing to train", hint)
 
 
-def _batch_mistakes(workload: Workload, data: Data, model: nn.Module, numerics: Numerics) -> Iterator[Mistake]:
-    """Yield what two samples show, run through model, loss and metrics."""
-    if any(map(is_lazy, model.parameters())):
-        return  # a lazy module is made by its first batch
-    x, y = _some_samples(data)
-    outputs = _outputs(model, x, numerics)
-    if data.train is not None and (num := _num_nan(data.train.inputs)) and _is_nan_in_outputs(data, model, numerics):
-        shown = _Shown(f"{num} samples with NaN")
-        yield Mistake("data.train.inputs", shown, "make the model's outputs NaN", "drop these samples, or fill them")
+def _check_batch(
+    workload: Workload,
+    data: Data,
+    config: Config,
+    model: nn.Module,
+    numerics: Numerics,
+    feed: Feed,
+    loss: Loss,
+    findings: Findings,
+) -> None:
+    """Note what two samples show, run through model, loss and metrics."""
+    x, y = moved(_some_samples(data), numerics.device)
+    findings.mistakes += _pipeline_mistakes(x, y, config)
+    shapes = f"inputs of {_shape_text(x)}"
+    outputs = findings.attempt("model(inputs)", shapes, lambda: _run(model, feed(x), numerics), HINT_FORWARD)
+    findings.mistakes += _nan_mistakes(data, model, numerics, feed, loss)
     if outputs is None:
+        if findings.raised:
+            _check_without_outputs(workload, data, model, findings)
         return
-    loss = workload.loss
-    if isinstance(outputs, Tensor) and outputs.dim() > 1 and _takes_classes(loss):
-        splits = {"train": data.train, "val": data.val, "test": data.test}
-        ignored = getattr(loss, "ignore_index", IGNORED_CLASS)
-        mistakes = [
-            mistake
-            for name, split in splits.items()
-            if split is not None
-            and (mistake := _class_mistake(f"data.{name}.targets", split.targets, outputs, ignored))
-        ]
-        yield from mistakes
-        if mistakes:
-            return
-    yield from _loss_mistakes(loss or functional.cross_entropy, outputs, y.to(numerics.device))
-    yield from _metric_mistakes(workload.metrics or {}, outputs, y.to(numerics.device))
+    if _note_classes(workload, data, outputs, findings):
+        return
+    _check_loss(workload, data, config, outputs, y, loss, findings)
+    _check_metrics(default_metrics(workload), outputs, y, findings)
 
 
-def _some_samples(data: Data) -> tuple[Tensor, Tensor]:
+def _note_classes(workload: Workload, data: Data, outputs: Any, findings: Findings) -> bool:
+    """Note targets that are no classes of the outputs; return whether there were any."""
+    if not (isinstance(outputs, Tensor) and outputs.dim() > 1 and takes_classes(workload.loss)):
+        return False
+    splits = {"train": data.train, "val": data.val, "test": data.test}
+    ignored = getattr(workload.loss, "ignore_index", IGNORED_CLASS)
+    mistakes = [
+        mistake
+        for name, split in splits.items()
+        if split is not None
+        and isinstance(split.targets, Tensor)
+        and (mistake := _class_mistake(f"data.{name}.targets", split.targets, outputs, ignored))
+    ]
+    findings.mistakes += mistakes
+    return bool(mistakes)
+
+
+def _check_without_outputs(workload: Workload, data: Data, model: nn.Module | None, findings: Findings) -> None:
+    """Note what targets and metrics show where the model gives no outputs: by outputs of its last layer's width."""
+    y = _some_samples(data)[1]
+    if not isinstance(y, Tensor) or not takes_classes(workload.loss):
+        return
+    widths = [each.out_features for each in model.modules() if isinstance(each, nn.Linear)] if model else []
+    width = widths[-1] if widths else 2 if y.is_floating_point() else int(y.max()) + 1
+    outputs = torch.randn(len(y), max(1, width))
+    if not (widths and _note_classes(workload, data, outputs, findings)) and y.dim() == 1 and not y.is_floating_point():
+        _check_metrics(default_metrics(workload), outputs, y, findings)
+
+
+def _some_samples(data: Data) -> tuple[Any, Any]:
+    """Return inputs and targets of two samples, the inputs transformed."""
     if data.train is not None:
-        x = data.train.inputs[:2]
-        return (data.transform(x) if data.transform else x), data.train.targets[:2]
+        x = part_of(data.train.inputs, slice(NUM_SAMPLES))
+        return (data.transform(x) if data.transform else x), part_of(data.train.targets, slice(NUM_SAMPLES))
+    if data.train_loader is not None:
+        return paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
     dataset: Any = data.train_dataset
-    x, y = default_collate([dataset[i] for i in range(min(2, len(dataset)))])
-    return x, y
+    samples = [dataset[i] for i in range(min(NUM_SAMPLES, len(dataset)))]
+    return paired((data.collate or default_collate)(samples))
 
 
-def _outputs(model: nn.Module, x: Tensor, numerics: Numerics) -> Any:
-    """Return the model's outputs; None where it raises.
+def _run(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
+    """Return the model's outputs in evaluation mode.
 
     Not in inference mode: what the model caches, it is to be trained with.
     """
@@ -202,36 +472,53 @@ def _outputs(model: nn.Module, x: Tensor, numerics: Numerics) -> Any:
     model.eval()
     try:
         with torch.no_grad(), numerics.autocast():
-            return model(numerics.cast(x.to(numerics.device)))
-    except Exception:
-        return None
+            return call(model, inputs)
     finally:
         model.train(was_training)
 
 
-def _num_nan(inputs: Tensor) -> int:
-    """Return the number of samples with a NaN, of those that are looked at."""
-    if not inputs.is_floating_point():
-        return 0
-    inputs = inputs[:: max(1, -(-inputs.nbytes // MAX_LOOKED_AT_BYTES))]
-    return int(_has_nan(inputs).sum())
+def _outputs(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
+    """Return the model's outputs; None where it raises."""
+    with contextlib.suppress(Exception):
+        return _run(model, inputs, numerics)
+    return None
 
 
-def _has_nan(inputs: Tensor) -> Tensor:
-    return inputs.isnan().reshape(len(inputs), -1).any(1)
+def _rows_with_nan(tree: Any) -> Tensor:
+    """Return which samples have a NaN, of those that are looked at, as rows of `_looked_at`; shape ``(samples,)``."""
+    leaves = [leaf for leaf in tree_leaves(_looked_at(tree)) if leaf.is_floating_point() and not leaf.is_sparse]
+    masks = [leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves]
+    return torch.stack(masks).any(0) if masks else torch.zeros(0, dtype=torch.bool)
 
 
-def _is_nan_in_outputs(data: Data, model: nn.Module, numerics: Numerics) -> bool:
-    """Return whether a sample with NaN gives outputs with NaN: a transform or model may know what to do with it."""
-    assert data.train is not None
-    inputs = data.train.inputs[:: max(1, -(-data.train.inputs.nbytes // MAX_LOOKED_AT_BYTES))]
-    x = inputs[_has_nan(inputs)][:2]
-    outputs = _outputs(model, data.transform(x) if data.transform else x, numerics)
-    return isinstance(outputs, Tensor) and bool(outputs.isnan().any())
+def _looked_at(tree: Any) -> Any:
+    """Return all samples, or some spread evenly where all would take too much time."""
+    num_bytes = sum(leaf.nbytes for leaf in tree_leaves(tree))
+    stride = max(1, -(-num_bytes // MAX_LOOKED_AT_BYTES))
+    return tree if stride == 1 else part_of(tree, slice(None, None, stride))
 
 
-def _takes_classes(loss: Any) -> bool:
-    return loss in CLASS_LOSSES or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, loss: Loss) -> Iterator[Mistake]:
+    """Yield NaN in inputs and targets that reaches outputs or loss: a transform, model or loss may know what to do."""
+    for name, split in (("train", data.train), ("val", data.val)):
+        if split is None:
+            continue
+        for part in ("inputs", "targets"):
+            rows = _rows_with_nan(getattr(split, part)).nonzero().flatten()
+            if not len(rows):
+                continue
+            x, y = moved(part_of(_looked_at((split.inputs, split.targets)), rows[:2]), numerics.device)
+            outputs = _outputs(model, feed(data.transform(x) if data.transform else x), numerics)
+            shown = _Shown(f"{units.counted(len(rows), 'sample')} with NaN")
+            if part == "inputs" and isinstance(outputs, Tensor) and bool(outputs.isnan().any()):
+                hint = "drop these samples, or fill them"
+                yield Mistake(f"data.{name}.inputs", shown, "make the model's outputs NaN", hint)
+            elif part == "targets" and outputs is not None:
+                with contextlib.suppress(Exception), torch.no_grad():
+                    value = loss(outputs, y)
+                    total = value[0] if isinstance(value, tuple) else value
+                    if bool(total.isnan().any()):
+                        yield Mistake(f"data.{name}.targets", shown, "make the loss NaN", "drop or fill these samples")
 
 
 def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -> Mistake | None:
@@ -262,32 +549,120 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
     return Mistake(where, _Shown(f"{low} to {high}"), problem, hint)
 
 
-def _loss_mistakes(loss: Callable[..., Any], outputs: Any, y: Tensor) -> Iterator[Mistake]:
-    with warnings.catch_warnings(record=True) as caught:
+def _check_loss(
+    workload: Workload, data: Data, config: Config, outputs: Any, y: Any, loss: Loss, findings: Findings
+) -> None:
+    """Note what keeps a loss from being computed, or from being the same for any number of workers."""
+    where, shapes = "loss(outputs, targets)", f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
+    if isinstance(workload.loss, nn.Module) and any(p.requires_grad for p in workload.loss.parameters()):
+        hint = "make them part of the model, whose outputs the loss gets"
+        findings.mistakes.append(Mistake("loss", _kind(workload.loss), "has parameters that nothing trains", hint))
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        try:
-            with torch.no_grad():
-                value = loss(outputs, y)
-        except Exception:
-            return
+        value = findings.attempt(where, shapes, lambda: loss(outputs, y), HINT_LOSS)
+    if value is None:
+        return
+    total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if isinstance(outputs, Tensor) and any(BROADCAST in str(each.message) for each in caught):
-        shown = _Shown(f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(y.shape)}")
         hint = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
-        yield Mistake("loss(outputs, targets)", shown, "pairs each output with every target", hint)
-    elif isinstance(value, Tensor) and value.dim():
-        shown = _Shown(f"shape {tuple(value.shape)}")
-        yield Mistake("loss(outputs, targets)", shown, "is no single number", "return the batch's mean")
+        findings.mistakes.append(Mistake(where, _Shown(shapes), "pairs each output with every target", hint))
+    elif not isinstance(total, Tensor) or (isinstance(value, tuple) and weight is None):
+        findings.mistakes.append(Mistake(where, _kind(value), "is not a tensor or a pair (sum, weight)", HINT_MEAN))
+    elif total.dim() or (isinstance(weight, Tensor) and weight.dim()):
+        shown = _Shown(f"shape {tuple(total.shape)}")
+        findings.mistakes.append(Mistake(where, shown, "is not a single number", HINT_MEAN))
+    else:
+        findings.mistakes += _kind_mistakes(data, config, outputs, y, loss)
 
 
-def _metric_mistakes(metrics: Mapping[str, Any], outputs: Any, y: Tensor) -> Iterator[Mistake]:
+def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss) -> Iterator[Mistake]:
+    where, shares = "loss(outputs, targets)", num_shares(config)
+    if loss.kind is Kind.RATIO:
+        if config["strategy"] == "deepspeed" and config["num_workers"] > 1:
+            yield Mistake(
+                "strategy", "deepspeed", "does not take a loss that is a pair", 'use strategy="fsdp" or "ddp"'
+            )
+        elif not _adds_up(loss, outputs, y):
+            hint = "return the sum over the samples, not their mean, and the weight by which it is divided"
+            yield Mistake(where, _Shown("a pair"), "is not the sum and the weight: those of parts do not add up", hint)
+        return
+    if loss.kind is not Kind.WHOLE:
+        return
+    cuts = {"num_workers": (config["num_workers"], shares), "accumulation_steps": (config["accumulation_steps"],) * 2}
+    if pipeline_size(config) > 1:
+        cuts["num_microbatches"] = (config["num_microbatches"],) * 2
+    for key, (value, num) in cuts.items():
+        if num > 1:
+            yield Mistake(key, value, NOT_OF_PARTS, HINT_RATIO)
+    samples: Any = data.val if data.val is not None else data.val_dataset
+    size, num_batches = len(samples), -(-len(samples) // config["eval_batch_size"])
+    if num_batches > 1 and (loss.is_own or not _has_rows(outputs, num_rows(y))):
+        hint = f"set eval_batch_size={size}, or give the workload a loss= that returns (sum, weight)"
+        problem = "is smaller than the validation set, and the loss of its batches is not that of the whole"
+        yield Mistake("eval_batch_size", config["eval_batch_size"], problem, hint)
+    num_bytes = sum(leaf.nbytes for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)) // num_rows(y) * size
+    if num_batches > 1 and num_bytes > MAX_WHOLE_BYTES:
+        problem = f"needs the outputs of all {size} validation samples at once, {units.size(num_bytes)}"
+        yield Mistake(where, _Shown(loss.kind.value), problem, HINT_RATIO)
+
+
+def _has_rows(tree: Any, size: int) -> bool:
+    return all(leaf.dim() and len(leaf) == size for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _adds_up(loss: Loss, outputs: Any, y: Any) -> bool:
+    """Return whether the sums and weights of single samples add up to those of all; True where that can't be seen."""
+    size = num_rows(y)
+    if size < 2 or not _has_rows((outputs, y), size):
+        return True
+    try:
+        with torch.no_grad():
+            whole = [float(part) for part in loss(outputs, y)]
+            rows = [part_of((outputs, y), slice(at, at + 1)) for at in range(size)]
+            totals = [sum(float(part) for part in parts) for parts in zip(*(loss(*row) for row in rows), strict=True)]
+    except Exception:  # it takes no single samples
+        return True
+    if not all(map(math.isfinite, [*whole, *totals])):
+        return True
+    return all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in zip(whole, totals, strict=True))
+
+
+def _check_metrics(metrics: Mapping[str, Any], outputs: Any, y: Any, findings: Findings) -> None:
+    size = num_rows(y)
     for name, metric in metrics.items():
-        if isinstance(metric, Statistic):
+        where, shapes = f"metrics[{name!r}]", f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
+        function = metric.collect if isinstance(metric, Statistic) else metric
+        with torch.no_grad():
+            scores = findings.attempt(where, shapes, lambda: function(outputs, y))  # noqa: B023
+        if scores is None or isinstance(metric, Statistic):
             continue
-        try:
-            with torch.no_grad():
-                scores = metric(outputs, y)
-        except Exception:
+        if isinstance(scores, tuple) and len(scores) == 2 and all(torch.as_tensor(each).dim() == 0 for each in scores):
             continue
-        if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != len(y):
-            hint = "return a score for each sample, shape (batch,): raypar takes their mean"
-            yield Mistake(f"metrics[{name!r}]", _kind(scores), f"is no score for each of {len(y)} samples", hint)
+        if not isinstance(scores, Tensor) or scores.dim() == 0 or scores.shape[0] != size or scores.numel() != size:
+            hint = "return a score for each sample, shape (batch,), whose mean is taken; or a pair (sum, weight)"
+            findings.mistakes.append(Mistake(where, _kind(scores), f"is not a score for each of {size} samples", hint))
+
+
+def _error_text(error: Exception) -> str:
+    """Return an error's type and first lines, and the last line outside of installed packages that it comes from."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_installed(frame.filename)]
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{cut(last_line_of(error), MAX_ERROR_CHARS)}{at}"
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or file.startswith(("<frozen", str(PACKAGE), STANDARD_LIBRARY))
+
+
+def last_line_of(error: Exception) -> str:
+    """Return an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
+
+
+def _shape_text(tree: Any) -> str:
+    """Return the shapes of a tensor or a tree of tensors."""
+    if isinstance(tree, Tensor):
+        return f"shape {tuple(tree.shape)}"
+    leaves, _ = tree_flatten_with_path(tree)
+    shapes = [f"{keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves if isinstance(leaf, Tensor)]
+    return f"shapes {listed(shapes, 4)}" if shapes else f"type {type(tree).__name__}"

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Subset
 
-from raypar.parallel.strategy import DistContext
+from raypar.parallel.loss import Kind, Loss, Value, part_of
+from raypar.parallel.strategy import DistContext, call
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
-from raypar.train.data import pins_memory
+from raypar.train.data import Feed, moved, paired, pins_memory
+from raypar.train.loss_kind import loss_of
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
-from raypar.workloads.metrics import accuracy
+from raypar.workloads.metrics import default_metrics
+
+VAL_LOSS = "val_loss"
 
 
 class Evaluation:
@@ -28,23 +34,30 @@ class Evaluation:
     """
 
     def __init__(
-        self, workload: Workload, data: Data, config: Config, numerics: Numerics, context: DistContext
+        self,
+        workload: Workload,
+        data: Data,
+        config: Config,
+        numerics: Numerics,
+        context: DistContext,
+        loss: Loss,
+        feed: Feed | None = None,
     ) -> None:
-        self._loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
-        self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = {"accuracy": accuracy}
-        if workload.metrics is not None:
-            self._metrics = workload.metrics
+        self._loss, self._feed = loss, feed or Feed(numerics)
+        self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = default_metrics(workload)
         self._numerics, self._context, self._transform = numerics, context, data.transform
         batch_size = config["eval_batch_size"]
         samples = data.val if data.val is not None else data.val_dataset
         assert samples is not None, "a workload's data has val or val_dataset"
         self.size = len(samples)  # type: ignore[arg-type]
-        begin, end = (part * self.size // context.world_size for part in (context.rank, context.rank + 1))
+        # A loss of the whole batch is taken of all samples at once: every rank has to see them, and one counts.
+        rank, num_ranks = (0, 1) if loss.kind is Kind.WHOLE else (context.rank, context.world_size)
+        begin, end = (part * self.size // num_ranks for part in (rank, rank + 1))
         # A rank without samples evaluates one that doesn't count: it needs the shapes.
-        self._counts = end > begin
+        self._counts = end > begin and (num_ranks > 1 or context.rank == 0)
         self._mine = range(begin, max(end, begin + 1))
         self.num_steps = -(-len(self._mine) // batch_size)
-        self._batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]
+        self._batches: Callable[[], Iterator[tuple[Any, Any, int]]]
         if isinstance(samples, Split):
             self._batches = lambda: self._from_memory(samples, batch_size)
         else:
@@ -53,47 +66,81 @@ class Evaluation:
                 batch_size,
                 num_workers=config["num_loader_workers"],
                 pin_memory=pins_memory(config, numerics.device),
+                collate_fn=data.collate,
             )
-            self._batches = lambda: self._from_loader(loader)
+            self._batches = lambda: self._from_loader(loader, batch_size)
 
-    def sample(self) -> Tensor:
-        """Return two samples as a model takes them (one, if there is only one)."""
-        x, _ = next(self._batches())
-        return x[:2]
+    def sample(self) -> Any:
+        """Return two samples as `call` takes them (one, if there is only one)."""
+        x, _, _ = next(self._batches())
+        return part_of(x, slice(2))
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``val_loss`` and every metric of a complete model; the same on every rank."""
         sums: dict[str, Tensor] = {}
+        whole: list[tuple[Any, Any]] = []
         model.eval()
         with torch.inference_mode():
-            for x, y in self._batches():
+            for x, y, size in self._batches():
                 with self._numerics.autocast():
-                    outputs = model(x)
-                    parts = {"val_loss": self._loss_of(outputs, y).double() * len(y)}
-                for name, metric in self._metrics.items():
-                    if isinstance(metric, Statistic):
-                        parts[name] = metric.collect(outputs, y).double()
+                    outputs = call(model, x)
+                    if self._loss.kind is Kind.WHOLE:
+                        whole.append((outputs, y))
+                        parts = {}
                     else:
-                        parts[name] = metric(outputs, y).double().sum()
+                        parts = {VAL_LOSS: self._sums(self._loss(outputs, y), size)}
+                parts |= {name: _collected(metric, outputs, y, size) for name, metric in self._metrics.items()}
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
+            if whole:
+                with self._numerics.autocast():
+                    sums = {VAL_LOSS: self._sums(self._loss(*_joined(whole)), self.size), **sums}
         scores = {}
         for name, local in sums.items():
             total = self._context.sum(local.cpu() if self._counts else torch.zeros_like(local, device="cpu"))
             statistic = self._metrics.get(name)
-            scores[name] = statistic.finish(total) if isinstance(statistic, Statistic) else float(total) / self.size
+            if isinstance(statistic, Statistic):
+                scores[name] = statistic.finish(total)
+            else:
+                value, weight = total.tolist()
+                is_sum = name == VAL_LOSS and self._loss.kind is Kind.SUM
+                scores[name] = value if is_sum else value / weight if weight else math.nan
         return scores
 
-    def _from_memory(self, split: Split, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _sums(self, value: Value, size: int) -> Tensor:
+        """Return the sum and the weight of the losses of a batch, shape ``(2,)``."""
+        noted = self._loss.noted(value)[None]
+        return torch.cat(self._loss.sums(noted, torch.tensor([size], device=noted.device)))
+
+    def _from_memory(self, split: Split, batch_size: int) -> Iterator[tuple[Any, Any, int]]:
         device = self._numerics.device
         for at in range(self._mine.start, self._mine.stop, batch_size):
             part = slice(at, min(self._mine.stop, at + batch_size))
-            x = split.inputs[part].to(device)
-            yield self._numerics.cast(self._transform(x) if self._transform else x), split.targets[part].to(device)
+            x, y = moved(part_of((split.inputs, split.targets), part), device)
+            yield self._feed(self._transform(x) if self._transform else x), y, part.stop - at
 
-    def _from_loader(self, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        device = self._numerics.device
-        for x, y in loader:
-            yield self._numerics.cast(x.to(device, non_blocking=True)), y.to(device, non_blocking=True)
+    def _from_loader(self, loader: DataLoader[Any], batch_size: int) -> Iterator[tuple[Any, Any, int]]:
+        for at, batch in zip(range(0, len(self._mine), batch_size), loader, strict=True):
+            x, y = moved(paired(batch), self._numerics.device)
+            yield self._feed(x), y, min(batch_size, len(self._mine) - at)
+
+
+def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targets: Any, size: int) -> Tensor:
+    """Return what adds up over batches: a statistic's tensor, or the sum and the weight of scores, shape ``(2,)``."""
+    if isinstance(metric, Statistic):
+        return metric.collect(outputs, targets).double()
+    scores = metric(outputs, targets)
+    if isinstance(scores, tuple):
+        total, weight = scores
+        return torch.stack([total.double(), torch.as_tensor(weight, device=total.device).double()])
+    total = scores.double().sum()
+    return torch.stack([total, torch.full_like(total, size)])
+
+
+def _joined(batches: Sequence[tuple[Any, Any]]) -> Any:
+    """Return the outputs and targets of all batches as those of one."""
+    if len(batches) == 1:
+        return batches[0]
+    return tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *batches)
 
 
 def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
@@ -111,6 +158,8 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
     numerics = numerics_of(config, device)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    evaluation = Evaluation(workload, replace(data, val=data.test), config, numerics, DistContext(0, 1, device))
-    scores = evaluation(model)
+    data = replace(data, val=data.test)
+    feed = Feed(numerics, model, data.val.inputs if data.val is not None else None)
+    loss = loss_of(workload, data, model, numerics, feed)
+    scores = Evaluation(workload, data, config, numerics, DistContext(0, 1, device), loss, feed)(model)
     return {"loss": scores.pop("val_loss"), **scores}

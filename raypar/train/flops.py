@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from raypar.errors import RayparError
+from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import wait_for_device
 from raypar.study.workload import Config, Workload
+from raypar.train.data import paired
 
 # Batch normalisation in training needs more than one value per channel, which one 1 x 1 image does not have.
 NUM_SAMPLES = 2
@@ -30,16 +33,27 @@ T = TypeVar("T")
 
 
 def sample_inputs(workload: Workload, config: Config) -> Tensor:
-    """Return inputs of `NUM_SAMPLES` samples, shape ``(NUM_SAMPLES, ...)``, as the model gets them from its data."""
+    """Return inputs of `NUM_SAMPLES` samples, shape ``(NUM_SAMPLES, ...)``, as the model gets them from its data.
+
+    Raises:
+        RayparError: the model takes more than one tensor.
+    """
     assert workload.data is not None, "a workload that is no train loop has data"
     if config.get("source") == "synthetic":  # it need not be generated in full
         config = {**config, **{key: NUM_SAMPLES for key in ("num_images", "num_classes") if key in config}}
     data = workload.data(config)
-    if data.train is None:
-        assert data.train_dataset is not None, "a workload's data has train or train_dataset"
-        return torch.stack([data.train_dataset[i][0] for i in range(NUM_SAMPLES)])
-    inputs = data.train.inputs[:NUM_SAMPLES]
-    inputs = data.transform(inputs) if data.transform else inputs
+    if data.train is not None:
+        inputs = part_of(data.train.inputs, slice(NUM_SAMPLES))
+        inputs = data.transform(inputs) if data.transform else inputs
+    elif data.train_dataset is not None:
+        dataset: Any = data.train_dataset
+        inputs, _ = paired((data.collate or default_collate)([dataset[i] for i in range(NUM_SAMPLES)]))
+    else:
+        assert data.train_loader is not None, "a workload's data has train, train_dataset or train_loader"
+        inputs, _ = paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
+    if not isinstance(inputs, Tensor):
+        problem = f"workload {workload.name}: its model takes several inputs, and work is counted for one"
+        raise RayparError(problem, hint="wrap the model in one that takes a single tensor")
     return inputs.float() if inputs.dtype == torch.uint8 else inputs
 
 

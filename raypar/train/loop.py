@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raypar.parallel.loss import Kind
 from raypar.parallel.strategy import (
     Batch,
     DistContext,
@@ -223,14 +224,15 @@ class Training:
             return workload.model(config)  # type: ignore[misc]
 
         with self.memory.building():
-            model = check_workload(workload, self.data, build, self._numerics)
-            self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
+            checked = check_workload(workload, self.data, config, build, self._numerics, context)
+            self._loss, feed = checked.loss, checked.feed
+            self._evaluation = Evaluation(workload, self.data, config, self._numerics, context, self._loss, feed)
             sample = self._evaluation.sample()
-            self._strategy = build_strategy(Task(workload, config, model, sample, context))
+            self._strategy = build_strategy(Task(workload, config, checked.model, sample, context))
         self.full_model: nn.Module = self._strategy.full_model()
         if config["compile"]:
             self._strategy.module = compiled(self._strategy.module)
-        self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics)
+        self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics, feed)
         self.num_steps = self.batches.steps_per_epoch * config["epochs"]
         self.totals = TrainTotals()
         self._timer = StepTimer(context.device)
@@ -298,7 +300,7 @@ class Training:
         timer.stop()
         telemetry.stop()
         self.memory.stop()
-        step_losses = torch.stack(losses).double().tolist()  # read once, after the clock
+        noted = torch.stack(losses).cpu().double()  # read once, after the clock
 
         self.full_model = self._strategy.full_model()
         scores, eval_time_s = self._evaluate()
@@ -308,17 +310,19 @@ class Training:
         totals.eval_time_s += eval_time_s
         totals.num_samples += sum(sizes)
         totals.num_steps += len(sizes)
-        # Of a step that was skipped for an overflow the loss says nothing about the weights.
-        skips = stepper.skips_overflows
-        taken = [(a, b) for a, b in zip(step_losses, sizes, strict=True) if math.isfinite(a) or not skips]
-        sums = [sum(a * b for a, b in taken), sum(b for _, b in taken), sum(sizes)]
-        loss_sum, num_trained, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        numerators, weights = self._loss.sums(noted, torch.tensor(sizes))
+        if stepper.skips_overflows:  # of a skipped step the loss says nothing about the weights
+            numerators, weights = numerators[numerators.isfinite()], weights[numerators.isfinite()]
+        sums = [numerators.sum(), weights.sum(), sum(sizes)]
+        loss_sum, loss_weight, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        if self._loss.kind is Kind.SUM:
+            loss_weight = len(sizes)
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
         epoch = totals.num_steps / self.batches.steps_per_epoch
         report = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,
             "step": totals.num_steps,
-            "train_loss": loss_sum / num_trained if num_trained else math.nan,
+            "train_loss": loss_sum / loss_weight if loss_weight else math.nan,
             **scores,
             "lr": self._stepper.lr,
             **self._stepper.take_grad_norm(),
@@ -388,5 +392,4 @@ class Training:
         # Dropout and the like: a random stream of its own for every share of a batch.
         torch.manual_seed(self._seed * 7919 + self._strategy.share[0] + 1)
         self._strategy.reset_state()
-        loss_of = self._workload.loss or nn.functional.cross_entropy
-        return Stepper(self._strategy, self._numerics, loss_of, self._config, self.num_steps, span)
+        return Stepper(self._strategy, self._numerics, self._loss, self._config, self.num_steps, span)

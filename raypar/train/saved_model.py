@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
+from raypar.parallel.loss import part_of
 from raypar.study.trial import bad_losses, gain
 from raypar.study.workload import Config, Data, Workload
+from raypar.train.data import paired
 from raypar.train.precision import Numerics, numerics_of
 
 WEIGHTS_FILE = "weights.pt"
@@ -80,7 +83,7 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
 
     Raises:
         OSError: the weights can't be read.
-        TypeError: the model returns something else than one tensor.
+        TypeError: the model takes or returns something else than one tensor.
     """
     assert workload.model is not None and workload.data is not None
     numerics = replace(numerics_of(config, torch.device("cpu")), channels_last=False)
@@ -89,11 +92,14 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
     module = ModelWithTransform(model, data, numerics).eval()
     if data.val is not None:
-        inputs = data.val.inputs[:NUM_EXAMPLES].cpu()
+        inputs = part_of(data.val.inputs, slice(NUM_EXAMPLES))
     else:
-        assert data.val_dataset is not None
-        size = min(NUM_EXAMPLES, len(data.val_dataset))  # type: ignore[arg-type]
-        inputs = torch.stack([torch.as_tensor(data.val_dataset[i][0]) for i in range(size)])
+        dataset: Any = data.val_dataset
+        samples = [dataset[i] for i in range(min(NUM_EXAMPLES, len(dataset)))]
+        inputs, _ = paired((data.collate or default_collate)(samples))
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"the model takes a {type(inputs).__name__}, not a tensor")
+    inputs = inputs.cpu()
     with torch.no_grad():
         outputs = module(inputs)
     if not isinstance(outputs, Tensor):

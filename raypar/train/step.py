@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import Batch, ForwardBackward, Span, Strategy, no_span
 from raypar.study.workload import Config
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
@@ -31,7 +32,7 @@ class Stepper:
         self,
         strategy: Strategy,
         numerics: Numerics,
-        loss_of: Callable[..., Tensor],
+        loss: Loss,
         config: Config,
         num_steps: int,
         span: Span = no_span,
@@ -44,16 +45,19 @@ class Stepper:
         self._scaler = torch.amp.GradScaler(numerics.device.type) if numerics.needs_scaling else None
         self.skips_overflows = self._scaler is not None
         scaled = self._scaler.scale if self._scaler else lambda loss: loss
-        self._pass = ForwardBackward(loss_of, numerics.autocast, scaled, span)
+        self._pass = ForwardBackward(loss, numerics.autocast, scaled, span)
+        self._is_ratio = loss.kind is Kind.RATIO
         self.lr = float(self._optimizer.param_groups[0]["lr"])
         self._grad_norms: list[Tensor] = []
 
     def step(self, batch: Batch) -> Tensor:
-        """Update the weights; return this rank's mean loss, still on the device."""
+        """Update the weights; return this rank's loss as `Loss.noted` has it, still on the device."""
         self._optimizer.zero_grad()
         loss = self._strategy.forward_backward(batch, self._pass)
         with self._span("combine"):
             self._strategy.sync_gradients()
+            if self._is_ratio:
+                self._strategy.scale_gradients(self._strategy.gradient_factor(batch, loss[1]))
         if self._strategy.runs_optimizer:
             with self._span("optimizer"):
                 self._update()

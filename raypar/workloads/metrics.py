@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from raypar.study.workload import Statistic
+from raypar.study.workload import Statistic, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def default_metrics(workload: Workload) -> Mapping[str, Any]:
+    """Return the metrics that a workload is judged by: its own, or accuracy."""
+    return {"accuracy": accuracy} if workload.metrics is None else workload.metrics
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from raypar import Workload
 from raypar.parallel.deepspeed import DeepSpeed
 from raypar.parallel.fsdp import policy_of, units_of
 from raypar.parallel.local_sgd import LocalSgd
+from raypar.parallel.loss import Loss
 from raypar.parallel.pipeline import balanced, layers_of, micro_batches_for, names_of, partition
 from raypar.parallel.strategy import (
     Batch,
@@ -70,7 +71,7 @@ def test_named_layers_begin_stages():
 @given(size=st.integers(1, 40), num=st.integers(1, 9))
 def test_parts_of_a_batch_are_as_many_as_asked_and_weigh_as_much_as_it(size, num):
     inputs = torch.arange(size)
-    parts = list(parts_of(Batch(inputs, inputs, 0.75, size), num))
+    parts = list(parts_of(Batch(inputs, inputs, 0.75, size, size), num))
     assert len(parts) == num
     assert sum(share for _, share in parts) == pytest.approx(1)
     assert sum(part.weight for part, _ in parts) == pytest.approx(0.75)
@@ -83,12 +84,12 @@ def test_gradients_of_parts_add_up_to_those_of_the_batch(size, num):
     generator = torch.Generator().manual_seed(size * 10 + num)
     inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
     targets = torch.randint(2, (size,), generator=generator)
-    do = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
+    do = ForwardBackward(Loss(nn.functional.cross_entropy), contextlib.nullcontext, lambda loss: loss)
     gradients = []
     for parts in (1, num):
         torch.manual_seed(0)
         model = nn.Linear(3, 2).double()
-        loss = do.run_in_parts(model, Batch(inputs, targets, 0.5, size), parts)
+        loss = do.run_in_parts(model, Batch(inputs, targets, 0.5, size, size), parts)
         assert model.weight.grad is not None
         gradients.append(torch.cat([model.weight.grad.flatten(), loss.reshape(1)]))
     torch.testing.assert_close(*gradients)

@@ -136,7 +136,6 @@ def test_a_warm_up_has_its_own_order_and_on_request_a_batch_of_the_short_size():
         (data_of(10), {"num_samples": 11}, "num_samples=11 is more than the 10"),
         (data_of(3), {"drop_last": True}, "leaves no full batch of 3"),
         (Data(), {}, "neither train nor train_dataset"),
-        (Data(train_dataset=[1, 2]), {}, "not in memory"),
     ],
 )
 def test_data_that_does_not_fit_the_config_is_refused(data, config, message):

@@ -6,9 +6,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from raypar import Data, Split, Workload
+from raypar.parallel.loss import Loss
 from raypar.parallel.strategy import DistContext, copied
 from raypar.study.options import resolve
 from raypar.train import data, evaluate
@@ -35,7 +37,7 @@ def test_loaders_of_training_and_evaluation_pin_memory_for_a_gpu_unless_the_conf
     config = resolve(WORKLOAD, {"loader": "dataloader", "pin_memory": pin_memory, "batch_size": 4})
     numerics = numerics_of(config, torch.device(device))
     TrainBatches(ONE_BY_ONE, config, 0, (0, 1), numerics)
-    Evaluation(WORKLOAD, ONE_BY_ONE, config, numerics, DistContext(0, 1, numerics.device))
+    Evaluation(WORKLOAD, ONE_BY_ONE, config, numerics, DistContext(0, 1, numerics.device), Loss(cross_entropy))
     assert made == 2 * [device == "cuda" if pin_memory is None else pin_memory]
 
 

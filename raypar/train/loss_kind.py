@@ -1,0 +1,298 @@
+"""The kind of a workload's loss, found out by comparing the loss of some samples with the losses of parts of them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from raypar.parallel.loss import Kind, Loss, Value, part_of
+from raypar.parallel.strategy import call
+from raypar.study.workload import Data, Workload
+from raypar.train.checkpoint import generator_states, set_generator_states
+from raypar.train.data import Feed, mapped, moved, paired
+from raypar.train.precision import Numerics
+
+IGNORED_CLASS = -100  # torch's default
+NUM_SAMPLES = 12
+MAX_READ, MAX_READ_S = 64, 0.5  # samples of a data set that is read one by one, among which telling ones are chosen
+MAX_ROWS = 2**14  # of a tensor in memory, among which they are chosen
+# Relative, between the loss of a batch and that of its parts; what makes a difference differs by far more.
+TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-7, torch.float32: 1e-4}
+COUPLED = 1e-2  # relative, between a sample's outputs in one batch and in another
+
+
+def loss_of(workload: Workload, data: Data, model: nn.Module, numerics: Numerics, feed: Feed) -> Loss:
+    """Return the loss that a workload's model is trained with, and its kind.
+
+    Leaves the random number generators as they are.
+
+    Args:
+        model: converted, on the device.
+    """
+    loss = workload.loss
+    if isinstance(loss, nn.Module):
+        loss.to(numerics.device)
+    generators = generator_states(numerics.device)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return _recognised(workload, data, Probe(model, data, numerics, feed))
+    except Exception:  # whatever data, model and loss may raise: such mistakes are reported elsewhere
+        return Loss(loss or functional.cross_entropy)
+    finally:
+        set_generator_states(generators, numerics.device)
+
+
+def _recognised(workload: Workload, data: Data, probe: Probe) -> Loss:
+    loss = workload.loss
+    if loss is None and own_loss(probe.outputs, None) is not None:
+        return Loss(own_loss, _kind_by_model(own_loss, probe), is_own=True)
+    if _counts_some_targets_only(loss, data, probe):
+        return Loss(as_ratio(loss), Kind.RATIO)
+    function = loss or functional.cross_entropy
+    return Loss(function, _kind_by_outputs(function, probe))
+
+
+class Probe:
+    """Some samples of the training set, and what the model makes of them in evaluation mode.
+
+    Attributes:
+        inputs: before `Feed`.
+        targets, outputs: tensors or trees of them.
+        num_samples: the number of samples.
+    """
+
+    def __init__(self, model: nn.Module, data: Data, numerics: Numerics, feed: Feed) -> None:
+        self._model, self._numerics, self._feed = model, numerics, feed
+        inputs, targets = telling_samples(data)
+        self.num_samples = num_rows(targets)
+        if data.transform is not None and data.train is not None:
+            inputs = data.transform(inputs)
+        self.inputs, self.targets = moved((inputs, targets), numerics.device)
+        self.outputs = self.run(self.inputs)
+
+    def run(self, inputs: Any, seed: int = 0) -> Any:
+        """Return the model's outputs for some of the inputs."""
+        was_training = self._model.training
+        torch.manual_seed(seed)
+        self._model.eval()
+        try:
+            with torch.no_grad(), self._numerics.autocast():
+                return call(self._model, self._feed(inputs))
+        finally:
+            self._model.train(was_training)
+
+    @property
+    def has_rows(self) -> bool:
+        """True if every tensor of the outputs has a row for each sample."""
+        leaves = [leaf for leaf in tree_leaves(self.outputs) if isinstance(leaf, Tensor)]
+        return bool(leaves) and all(leaf.dim() and len(leaf) == self.num_samples for leaf in leaves)
+
+    @property
+    def is_random(self) -> bool:
+        """True if the model draws random numbers in evaluation mode."""
+        again = self.run(self.inputs, seed=1)
+        return not _are_close(self.outputs, again)
+
+    @property
+    def couples_samples(self) -> bool:
+        """True if a sample's outputs depend on the other samples of its batch."""
+        some = torch.arange(0, self.num_samples, 3)
+        expected = part_of(self.outputs, some)
+        return not _are_close(expected, self.run(part_of(self.inputs, some))) and not self.is_random
+
+
+def _are_close(one: Any, other: Any) -> bool:
+    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=True))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
+    if any(a.shape != b.shape for a, b in tensors):
+        return False
+    scales = (COUPLED * float(a.double().abs().mean().nan_to_num()) for a, _ in tensors)
+    return all(
+        torch.allclose(a.double(), b.double(), COUPLED, scale, equal_nan=True)
+        for (a, b), scale in zip(tensors, scales, strict=True)
+    )
+
+
+def num_rows(tree: Any) -> int:
+    """Return the number of samples of a tensor or a tree of tensors."""
+    return next(len(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+# ---- losses that are known
+
+
+def own_loss(outputs: Any, _targets: Any) -> Any:
+    """Return the loss that a model has computed itself; None where its outputs have none."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    return None if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
+
+
+def takes_classes(loss: Any) -> bool:
+    """Return whether a loss is torch's cross-entropy or negative log-likelihood, which take class numbers."""
+    functions = (None, functional.cross_entropy, functional.nll_loss)
+    return any(loss is each for each in functions) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+
+
+def as_ratio(loss: Any) -> Callable[[Tensor, Tensor], Value]:
+    """Return one of torch's losses of classes, a mean, as a function that returns its sum and its weight.
+
+    Torch divides the sum of the losses by the sum of the weights of the targets' classes, without the targets that are
+    ignored (https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html).
+    """
+    ignored, weights = getattr(loss, "ignore_index", IGNORED_CLASS), getattr(loss, "weight", None)
+    if isinstance(loss, nn.Module):
+        summed: Any = copy.copy(loss)
+        summed.reduction = "sum"
+    else:
+        summed = partial(loss or functional.cross_entropy, reduction="sum")
+
+    def pair(outputs: Tensor, targets: Tensor) -> Value:
+        counted = targets[targets != ignored]
+        return summed(outputs, targets), len(counted) if weights is None else weights[counted].sum()
+
+    return pair
+
+
+def _counts_some_targets_only(loss: Any, data: Data, probe: Probe) -> bool:
+    """Return whether a loss is the mean over targets of torch's that are weighted or may be ignored."""
+    targets = probe.targets
+    is_known = takes_classes(loss) and isinstance(probe.outputs, Tensor) and isinstance(targets, Tensor)
+    if not is_known or targets.is_floating_point() or getattr(loss, "reduction", "mean") != "mean":
+        return False
+    if getattr(loss, "weight", None) is not None:
+        return True
+    ignored = getattr(loss, "ignore_index", IGNORED_CLASS)
+    splits = [split.targets for split in (data.train, data.val, data.test) if split is not None]
+    is_read_one_by_one = data.train is None or data.val is None
+    return any(bool((each == ignored).any()) for each in (targets, *splits)) or (
+        is_read_one_by_one and targets.dim() > 1
+    )
+
+
+# ---- other losses
+
+
+def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
+    """Return the kind of a loss from the model's outputs, in float64 where the loss takes it."""
+    if not probe.has_rows:
+        return _kind_by_model(loss, probe)
+    if probe.num_samples > 2 and probe.couples_samples:
+        return Kind.WHOLE
+    precise = mapped(lambda each: each.double() if each.is_floating_point() else each, probe.outputs)
+    targets = mapped(lambda each: each.double() if each.is_floating_point() else each, probe.targets)
+    for pair in ((precise, targets), (probe.outputs, probe.targets)):
+        with contextlib.suppress(Exception):  # constants of the loss may be of another type
+            return find_kind(partial(_loss_of_part, loss, pair), probe.num_samples)
+    return Kind.MEAN
+
+
+def _loss_of_part(loss: Callable[..., Any], pair: tuple[Any, Any], part: Tensor | slice) -> Any:
+    return loss(*part_of(pair, part))
+
+
+def _kind_by_model(loss: Callable[..., Any], probe: Probe) -> Kind:
+    """Return the kind of a loss that depends on more than rows of outputs, by running the model on the parts."""
+    kind = find_kind(
+        lambda part: loss(probe.run(part_of(probe.inputs, part)), part_of(probe.targets, part)), probe.num_samples
+    )
+    return Kind.MEAN if kind is Kind.WHOLE and probe.is_random else kind
+
+
+def find_kind(loss: Callable[[Any], Any], num_samples: int) -> Kind:
+    """Return what a loss is of its batch, by comparing it with the losses of parts of the batch.
+
+    Args:
+        loss: returns a number or a pair, for the indices of some of the samples, a tensor or ``slice(None)``.
+
+    Returns:
+        `WHOLE` also where the loss of a part is not finite, or can't be computed.
+    """
+    value = loss(slice(None))
+    if isinstance(value, tuple):
+        return Kind.RATIO
+    if num_samples < 2 or not bool(torch.isfinite(value)):
+        return Kind.MEAN  # there is nothing to compare
+    whole, tolerance = float(value), TOLERANCES.get(value.dtype, 1e-2)
+    is_mean = is_sum = True
+    for parts in partitions(num_samples):
+        try:
+            losses = [float(loss(part)) for part in parts]
+        except Exception:  # whatever a loss may raise that takes no other number of samples
+            return Kind.WHOLE
+        shares = [len(part) / num_samples for part in parts]
+        scale = tolerance * max(abs(whole), *(abs(each) for each in losses), 1e-6)
+        mean, total = sum(share * each for share, each in zip(shares, losses, strict=True)), sum(losses)
+        is_mean, is_sum = is_mean and abs(whole - mean) <= scale, is_sum and abs(whole - total) <= scale
+    return Kind.MEAN if is_mean else Kind.SUM if is_sum else Kind.WHOLE
+
+
+def partitions(num_samples: int) -> Iterator[Sequence[Tensor]]:
+    """Yield some ways to part samples in two and three, evenly and unevenly."""
+    generator = torch.Generator().manual_seed(num_samples)
+    third = num_samples // 3
+    for sizes in ([num_samples // 2], [max(1, num_samples // 4)], [1], [third, third]):
+        order = torch.randperm(num_samples, generator=generator)
+        kept = [size for size in sizes if size]
+        yield order.split([*kept, num_samples - sum(kept)])  # type: ignore[no-untyped-call]
+
+
+# ---- samples
+
+
+def telling_samples(data: Data) -> tuple[Any, Any]:
+    """Return inputs, not transformed, and targets of samples that differ in what a loss may weight them by.
+
+    Raises:
+        Exception: whatever the data raises.
+    """
+    if data.train is not None:
+        rows = telling_rows(data.train.targets)
+        return part_of(data.train.inputs, rows), part_of(data.train.targets, rows)
+    if data.train_loader is not None:
+        return paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
+    dataset: Any = data.train_dataset
+    size, until_s = len(dataset), time.monotonic() + MAX_READ_S
+    samples = []
+    for index in torch.linspace(0, size - 1, min(MAX_READ, size)).long().tolist():
+        samples.append(dataset[index])
+        if time.monotonic() > until_s and len(samples) >= NUM_SAMPLES:
+            break
+    collate = data.collate or default_collate
+    _, targets = paired(collate(samples))
+    return paired(collate([samples[row] for row in telling_rows(targets).tolist()]))
+
+
+def telling_rows(targets: Any, most: int = NUM_SAMPLES) -> Tensor:
+    """Return the indices of samples, at most `most`.
+
+    Among them are those with the fewest and the most of the smallest, the largest, the most frequent and the rarest
+    value of their targets (padding, ignored positions, rare classes), or of zeros and NaN. Others are spread evenly.
+
+    Args:
+        targets: a tensor or a tree of tensors.
+    """
+    size, chosen = num_rows(targets), list[int]()
+    for leaf in (leaf for leaf in tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.dim()):
+        rows = leaf[:MAX_ROWS].reshape(min(len(leaf), MAX_ROWS), -1)
+        if rows.is_floating_point() or rows.is_complex():
+            counts = [rows.isnan().sum(1), (rows == 0).sum(1)]
+        else:
+            values, times = torch.unique(rows, return_counts=True)
+            kinds = {int(values[at]) for at in (0, -1, int(times.argmax()), int(times.argmin()))}
+            counts = [(rows == value).sum(1) for value in sorted(kinds)]
+        for count in counts:
+            chosen += [int(count.argmin()), int(count.argmax())]
+    spread = torch.linspace(0, size - 1, min(most, size)).long().tolist()
+    return torch.tensor(list(dict.fromkeys([*chosen, *spread]))[:most])
