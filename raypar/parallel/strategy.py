@@ -249,7 +249,8 @@ class Strategy:
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply the gradients that the optimizer uses; `factor` has the shape ``()``."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in gradients], factor)
+        if gradients:  # a stage may lack parameters
+            torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in gradients], factor)
 
     def _summed_weight(self, weight: Tensor) -> Tensor:
         """Return the sum of a weight over the ranks that count."""

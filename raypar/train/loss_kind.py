@@ -42,7 +42,7 @@ def loss_of(workload: Workload, data: Data, model: nn.Module, numerics: Numerics
     """
     loss = workload.loss
     if isinstance(loss, nn.Module):
-        loss.to(numerics.device)
+        loss.to(numerics.device, numerics.dtype)  # what it weights classes by
     generators = generator_states(numerics.device)
     try:
         with warnings.catch_warnings(action="ignore"):

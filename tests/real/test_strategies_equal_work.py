@@ -3,9 +3,14 @@
 Ranks are forked here without a runner: four of them fit on any machine, since only numbers matter.
 """
 
+from dataclasses import replace
 from importlib.util import find_spec
 
+import cloudpickle
+import plainlab
 import pytest
+import torch
+from plainlab import KINDS, largest_difference
 from ranks import on_ranks, reports_of, trained
 
 from raypar.workloads.transformer import transformer
@@ -51,6 +56,8 @@ LOSSY = {
     "local_sgd": ({"strategy": "local_sgd", "sync_every": 2}, 0.3),
 }
 KEYS = ("train_loss", "val_loss")
+# Losses of which a batch may be cut, of single tensors, which all strategies take.
+CUT = {name: kind for name, kind in KINDS.items() if kind.cuts and kind.has_one_tensor}
 # In fp32, against one process by the same strategy; where the package is installed.
 DEEPSPEED = {
     **{f"stage {stage}": {"zero_stage": stage} for stage in range(4)},
@@ -98,6 +105,28 @@ def test_a_strategy_gives_the_losses_of_one_process(num_ranks, alone):
             assert [[r[key] for key in KEYS] for r in rank] == [[r[key] for key in KEYS] for r in ranks[0]]
         pairs = [(report[key], expected[key]) for report, expected in zip(ranks[0], one, strict=True) for key in KEYS]
         assert 1e-12 < max(abs(loss / expected - 1) for loss, expected in pairs) < LOSSY[case][1], (workload, case)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_kind_of_loss_is_that_of_plain_torch_under_every_strategy(num_ranks):
+    cloudpickle.register_pickle_by_value(plainlab)  # the ranks can't import it
+    cases = {**EXACT, **(ONLY_2 if num_ranks == 2 else ONLY_4)}
+    config = {**COMMON, "batch_size": 24, "eval_batch_size": 7}
+
+    def of_rank(context):
+        return {
+            (name, case): reports_of(kind.workload, {**config, "lr": kind.lr, **extra}, context)
+            for name, kind in CUT.items()
+            for case, extra in cases.items()
+        }
+
+    right = {
+        name: replace(kind.plain, dtype=torch.float64).train(kind.workload, {**config, "lr": kind.lr}).reports
+        for name, kind in CUT.items()
+    }
+    for reports in on_ranks(of_rank, num_ranks):
+        for (name, case), of_case in reports.items():
+            assert largest_difference(of_case, right[name]) < 1e-12, (name, case)
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs raypar[deepspeed]")

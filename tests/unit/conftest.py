@@ -4,10 +4,13 @@ import atexit
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from recording import new_store
+
+sys.path.append(str(Path(__file__).parents[1]))  # for plainlab, which benchmarks and tests/real use too
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
