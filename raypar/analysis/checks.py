@@ -96,6 +96,22 @@ def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial")
 # ---- trials: which ones, of what
 
 
+def different_data(evidence: Evidence) -> Iterator[str]:
+    """Trials with other samples than those of the same seed that differ in what should leave the data as it is."""
+    by_work: dict[str, dict[str, list[TrialResult]]] = defaultdict(lambda: defaultdict(list))
+    for result in evidence.finished:
+        splits = result.data.get("splits")
+        stored = splits.values() if isinstance(splits, Mapping) else ()
+        digests = [split["digest"] for split in stored if isinstance(split, Mapping) and "digest" in split]
+        if digests:
+            config = sorted((key, value) for key, value in result.spec.config.items() if key not in OF_EQUAL_WORK)
+            by_work[repr((result.spec.seed, config))][repr(digests)].append(result)
+    others = [result for groups in by_work.values() for group in list(groups.values())[1:] for result in group]
+    if others:
+        text = f"{_share(others, evidence.finished)} had other samples than a trial of the same seed and settings"
+        yield f"{text}: their metrics are of other data."
+
+
 def other_settings(evidence: Evidence) -> Iterator[str]:
     if evidence.excluded:
         yield evidence.excluded
@@ -725,6 +741,8 @@ CHECKS: dict[Check, str] = {
     "name.",
     other_code: "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by "
     "the code as much as by the point.",
+    different_data: "Seed the generator that draws or splits the samples in data(config), and run the study again with "
+    "--fresh.",
     diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
     "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
     too_large_trials: "They count in no time, speedup or recommendation, and are not run again. Use a smaller batch "

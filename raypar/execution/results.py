@@ -141,6 +141,7 @@ class ResultHandler:
     def __post_init__(self) -> None:
         self._question = self.outcome.plan.question
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
+        self._has_trained = False  # some trial has ended
         self._announced = self.companions()
         self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
         self._summary_due_s = time.monotonic() + SUMMARY_AFTER_S
@@ -155,7 +156,9 @@ class ResultHandler:
                 failure = event.result.failure
                 if failure is not None and failure.kind is FailureKind.INVALID:
                     # One message, and no result: no other trial would fare better.
-                    raise WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
+                    error = WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
+                    raise BrokeOff.by(error) if self._has_trained else error
+                self._has_trained = True
                 self._note_companions(event.result.spec.identity)
                 result = self._with_companions(_without_secrets(event.result))
                 event = replace(event, result=replace(result, code=self.code_of(result.spec)))

@@ -30,8 +30,8 @@ class LocalSgd(DataParallelism):
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         # The loss of this rank's samples, not its part of the global one; a rank without samples stays where it is.
-        own = batch._replace(weight=float(batch.num_samples > 0), num_global=batch.num_samples)
-        return super().forward_backward(own, do)
+        alone = batch._replace(weight=float(batch.num_samples > 0), num_global=batch.num_samples)
+        return super().forward_backward(alone, do)
 
     def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
         return torch.where(weight != 0, batch.num_samples / weight, float(batch.num_samples > 0))

@@ -52,6 +52,11 @@ class LocalRunner:
                 self._servers[revision.label] = server
         return self
 
+    @property
+    def fork_addresses(self) -> dict[str, str]:
+        """Addresses of the fork servers, by the label of their revision."""
+        return {label: server.address for label, server in self._servers.items()}
+
     def __exit__(self, *error: object) -> None:
         self._resources.close()
         self._servers.clear()

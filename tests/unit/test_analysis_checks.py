@@ -97,8 +97,23 @@ EPYC_1, EPYC_2 = {"cpu_model": ["EPYC 1"]}, {"cpu_model": ["EPYC 2"]}
 A_OR_B, EPYCS = "Trials ran on different nodes: a, b.", "Trials ran on different CPU models: EPYC 1, EPYC 2."
 LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
 
+
 # By check: evidence, and the detail that it gives (* for anything), or None: it finds nothing.
+def with_data(*digests):
+    """Trials whose training samples have these digests, over and over."""
+    every = sound()
+    return [
+        replace(r, data={"splits": {"train": {"num_samples": 9, "digest": digests[i % len(digests)]}}})
+        for i, r in enumerate(every)
+    ]
+
+
 CASES = {
+    "different_data": [
+        (with_data("a"), None),
+        (with_data("a", "b", "c", "d", "e"), "* of 12 trials had other samples than a trial of the same seed*"),
+        ([replace(r, data={"splits": ["x", {"train": 3}]}) for r in sound()], None),
+    ],
     "few_repeats": [
         (sound(1), "1 repeat a point: no intervals, and nothing is confirmed."),
         (sound(2), "2 repeats a point: * log-normal times."),

@@ -1,7 +1,9 @@
 """Mistakes in a workload's data and model are named before anything is trained, all at once."""
 
+import contextlib
 import math
 import random
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from raypar.errors import WorkloadError
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.study.trial import FailureKind
+from raypar.train.data_check import check_workload, identity_of, mistakes_of_points
 from raypar.train.loop import train
+from raypar.train.precision import numerics_of
 from raypar.train.worker import failure_kind
 
 ALONE = DistContext(0, 1, torch.device("cpu"))
@@ -105,7 +109,11 @@ WRONG = {
         {},
         [("data.train.inputs = 1 sample with NaN: make the model's outputs NaN", "drop these samples")],
     ),
-    "NaN in targets": (values(NAN_X[:, 1:2]), regression(), [("data.train.targets = 1 sample with NaN: make the loss NaN",), ("data.val.targets",)]),
+    "NaN in targets": (
+        values(NAN_X[:, 1:2]),
+        regression(),
+        [("data.train.targets = 1 sample with NaN: make the loss NaN",), ("data.val.targets",)],
+    ),
     "no model": (
         None,
         {"model": lambda c: None},
@@ -222,6 +230,184 @@ def test_what_the_model_or_its_loss_raises_is_left_to_the_training():
         trained(Data(train=GOOD, val=GOOD), model=model)
     with pytest.raises(WorkloadError, match="5 targets"):  # which may be why
         trained(Data(train=SHORT, val=GOOD), model=model)
+
+
+def inverse_frequency(outputs, targets):
+    return functional.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 5.0, 25.0]))
+
+
+def weighted(outputs, targets):
+    weights = torch.tensor([1.0, 5.0, 25.0])[targets]
+    return (functional.cross_entropy(outputs, targets, reduction="none") * weights).sum(), weights.sum()
+
+
+def of_means(outputs, targets):
+    return functional.cross_entropy(outputs, targets), len(targets)
+
+
+def coupled(outputs, targets):
+    return functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+def mistakes(loss, **chosen):
+    workload = Workload(name="mine", model=Net, data=lambda _: Data(train=GOOD, val=GOOD), loss=loss, metrics={})
+    config = resolve(workload, {"batch_size": 8, "epochs": 1, **chosen})
+    return [str(mistake) for mistake in mistakes_of_points(workload, [("p", config)], 0)]
+
+
+CUTS = ({"num_workers": 2}, {"accumulation_steps": 2}, {"num_workers": 2, "strategy": "gather_broadcast"})
+
+
+@pytest.mark.parametrize("loss", [inverse_frequency, coupled, lambda o, t: functional.cross_entropy(o, t).sqrt()])
+def test_a_loss_of_the_batch_as_a_whole_is_refused_where_batches_are_cut(loss):
+    for chosen in CUTS:
+        (mistake,) = mistakes(loss, **chosen)
+        key, value = next(iter(chosen.items()))
+        assert mistake.startswith(f"{key} = {value}: would train on another loss") and "(sum, weight)" in mistake
+    assert mistakes(loss) == []
+    assert mistakes(loss, num_workers=2, strategy="tensor") == []  # all workers take the same samples
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [weighted, None, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 25.0])), nn.CrossEntropyLoss(reduction="sum")],
+)
+def test_losses_that_add_up_are_taken_for_any_cut(loss):
+    assert [mistakes(loss, **chosen) for chosen in CUTS] == [[], [], []]
+
+
+def test_a_pair_of_a_mean_and_a_number_is_refused():
+    (mistake,) = mistakes(of_means)
+    assert "those of parts do not add up" in mistake and "return the sum" in mistake
+
+
+def test_a_loss_whose_parameters_nothing_trains_is_refused():
+    class Centers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centers = nn.Parameter(torch.zeros(3, 3))
+
+        def forward(self, outputs, targets):
+            return (outputs - self.centers[targets]).square().mean()
+
+    (mistake,) = mistakes(Centers())
+    assert "has parameters that nothing trains" in mistake
+
+
+def unseeded(config):
+    order = torch.from_numpy(np.random.default_rng().permutation(8))
+    return Data(train=Split(X[order[:4]], Y[order[:4]]), val=Split(X[order[4:]], Y[order[4:]]))
+
+
+def drawn_from_the_trials_generators(config):
+    order = torch.from_numpy(np.random.permutation(8))
+    return Data(train=Split(X[order[:4]], Y[order[:4]]), val=Split(X[order[4:]], Y[order[4:]]))
+
+
+class Shuffled(TensorDataset):
+    """Samples that are drawn anew at each look, and targets that stay."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + np.random.default_rng().normal(), y
+
+
+@pytest.mark.parametrize(
+    ("data", "num"),
+    [
+        (unseeded, 1),
+        (lambda c: Data(train_dataset=TensorDataset(*vars(unseeded(c).train).values()), val=GOOD), 1),
+        (drawn_from_the_trials_generators, 0),
+        (lambda c: Data(train_dataset=Shuffled(X, Y), val=GOOD), 0),
+    ],
+)
+def test_data_that_differs_from_call_to_call_is_refused(data, num):
+    workload = Workload(name="mine", model=Net, data=data)
+    found = mistakes_of_points(workload, [("p", resolve(workload, {"batch_size": 4, "epochs": 1}))], 0)
+    assert len(found) == num
+    assert all("other samples each time" in str(each) and "default_rng(0)" in str(each) for each in found)
+
+
+@dataclass(frozen=True)
+class TwoRanks(DistContext):
+    """One rank, and what the other has as its largest values."""
+
+    other: float = 0.0
+
+    def max(self, values):
+        return [max(value, sign * self.other) for value, sign in zip(values, (1, -1), strict=True)]
+
+
+def test_ranks_with_different_samples_are_refused():
+    workload = Workload(name="mine", model=Net, data=lambda _: Data(train=GOOD, val=GOOD))
+    config, numerics = resolve(workload, {"epochs": 1}), numerics_of(resolve(workload, {}), ALONE.device)
+    data = Data(train=GOOD, val=GOOD)
+    mine = float(int(identity_of(data, config)[:12], 16))
+    for other, is_same in ((mine, True), (mine + 1, False)):
+        context = TwoRanks(0, 2, ALONE.device, other)
+        raises = contextlib.nullcontext() if is_same else pytest.raises(WorkloadError, match="on different ranks")
+        with raises:
+            check_workload(workload, data, config, Net, numerics, context)
+
+
+MANY = {
+    "targets and metric": (
+        Data(train=Split(X, Y + 1), val=GOOD),
+        {"metrics": {"f1": lambda outputs, targets: 0.5}},
+        ["data.train.targets = 1 to 3", "metrics['f1']"],
+    ),
+    "both functions raise": (
+        None,
+        {"data": lambda _: {}["x"], "model": lambda _: nn.Linear(4, "3")},
+        ["data(config) = no value: raises KeyError", "model(config) = no value: raises TypeError"],
+    ),
+    "inputs, targets, metric": (
+        Data(train=Split(X[:, :2], Y.float()), val=Split(X[:, :2], Y.float())),
+        {"metrics": {"ok": lambda o, t: (o.argmax(1) == t).float(), "none": lambda o, t: None}},
+        [
+            "data.train.targets = torch.float32",
+            "data.val.targets = torch.float32",
+            "model(inputs) = inputs of shape (3, 2)",
+        ],
+    ),
+    "numbers, emptiness, model": (
+        Data(train=SHORT, val=EMPTY),
+        {"model": lambda _: Net},
+        [
+            "data.train = 8 inputs and 5 targets",
+            "data.val = 0 samples",
+            "model(config) = class Net: is not an instance",
+        ],
+    ),
+    "loss and two metrics": (
+        Data(train=GOOD, val=GOOD),
+        {
+            "loss": lambda o, t: functional.mse_loss(o, t, reduction="none"),
+            "metrics": {"a": lambda o, t: o.mean(), "b": lambda o, t: o.no_such()},
+        },
+        ["loss(outputs, targets) = outputs of shape (3, 3)", "metrics['a']", "metrics['b']"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "rest", "expected"), MANY.values(), ids=MANY)
+def test_all_mistakes_of_data_and_model_are_named_at_once(data, rest, expected):
+    workload = Workload(**{"name": "mine", "model": Net, "data": lambda _: data, **rest})
+    config = resolve(workload, {"batch_size": 8, "epochs": 1})
+    texts = [str(mistake) for mistake in mistakes_of_points(workload, [("p", config)], 0)]
+    assert len(texts) == len(expected), texts
+    assert all(any(words in text for text in texts) for words in expected), texts
+    assert all("→" in text for text in texts)
+
+
+def test_a_mistake_of_some_points_names_them():
+    workload = Workload(
+        name="mine", model=lambda c: Net(num_outputs=c["width"]), data=lambda _: Data(train=GOOD, val=GOOD)
+    )
+    workload = replace(workload, options={"width": 3})
+    points = [(f"width={width}", resolve(workload, {"width": width})) for width in (2, 3, 4)]
+    (train, val) = mistakes_of_points(workload, points, 0)
+    assert train.field == "data.train.targets at width=2" and val.field == "data.val.targets at width=2"
 
 
 def test_looking_draws_no_random_numbers():
