@@ -67,6 +67,7 @@ MAX_COMPARED_BYTES, NUM_COMPARED_SAMPLES, MAX_ROWS = 4 * 2**20, 8, 2**20
 MAX_WHOLE_BYTES = 2**30
 LIMIT_S = 4.0  # for the points of a study together, before it starts
 MAX_LOADED_TWICE_S = 1.0
+MAX_READ_AGAIN = 1.5  # times that the ranks together may read a data set of their own loaders in an epoch
 MAX_ERROR_CHARS = 300
 PACKAGE, STANDARD_LIBRARY = Path(__file__).parents[1], sysconfig.get_path("stdlib")
 
@@ -379,19 +380,46 @@ def _tensors(sample: Any) -> list[Tensor]:
     return [torch.as_tensor(leaf).reshape(-1) for leaf in leaves]
 
 
+def _different_loaders(make: Callable[[int, int, int], Any], config: Config, context: DistContext) -> Mistake | None:
+    """Return the mistake of ranks whose loaders have different lengths, or all the same samples."""
+    shares, where = num_shares(config), "data.train_loader"
+    loader = make(context.rank if shares == context.world_size else 0, shares, config["batch_size"] // shares)
+    most, minus_least = context.max([len(loader), -len(loader)])
+    if most != -minus_least:
+        shown, hint = Shown(f"{-minus_least:.0f} to {most:.0f} batches"), "use a DistributedSampler, or drop_last=True"
+        return Mistake(where, shown, "the ranks have different numbers, and would wait for each other", hint)
+    if shares < context.world_size:
+        return None
+    number = _number_of(_digest_of_batch(next(iter(loader))))
+    most, minus_least = context.max([number, -number])
+    dataset: Any = getattr(loader, "dataset", None)
+    size = len(dataset) if hasattr(dataset, "__len__") else 0
+    num_read = len(loader) * config["batch_size"]
+    if most == -minus_least or (size and num_read > MAX_READ_AGAIN * max(size, config["batch_size"])):
+        hint = "give it a DistributedSampler(dataset, num_ranks, rank)"
+        return Mistake(where, Shown(f"{len(loader)} batches a rank"), "all ranks read the same samples", hint)
+    return None
+
+
+def _digest_of_batch(batch: Any) -> str:
+    tensors = _tensors(batch)
+    return hashlib.sha256(
+        repr([(tuple(each.shape), each.double().sum().item()) for each in tensors]).encode()
+    ).hexdigest()
+
+
+def _number_of(text: str) -> int:
+    """Return the beginning of a digest as a number that is exact as a float64."""
+    return int(text[:12], 16)
+
+
 def _different_data(data: Data, config: Config, context: DistContext) -> Mistake | None:
     """Return the mistake of ranks that have different samples, or different numbers of batches."""
     if context.world_size == 1:
         return None
-    if data.train_loader is not None:
-        shares = num_shares(config)
-        rank = context.rank if shares == context.world_size else 0
-        loader = data.train_loader(rank, shares, config["batch_size"] // shares)
-        most, minus_least = context.max([len(loader), -len(loader)])
-        if most != -minus_least:
-            shown, problem = Shown(f"{-minus_least:.0f} to {most:.0f} batches"), "the ranks have different numbers"
-            return Mistake("data.train_loader", shown, problem, "use a DistributedSampler, or drop_last=True")
-    number = int(identity_of(data, config)[:12], 16)  # exact as a float64
+    if data.train_loader is not None and (wrong := _different_loaders(data.train_loader, config, context)):
+        return wrong
+    number = _number_of(identity_of(data, config))
     most, minus_least = context.max([number, -number])
     if most == -minus_least:
         return None

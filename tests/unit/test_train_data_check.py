@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from raypar import Data, Split, Workload
 from raypar.errors import WorkloadError
@@ -332,10 +332,11 @@ def test_data_that_differs_from_call_to_call_is_refused(data, num):
 class TwoRanks(DistContext):
     """One rank, and what the other has as its largest values."""
 
-    other: float = 0.0
+    other: float | None = 0.0  # None: the same
 
     def max(self, values):
-        return [max(value, sign * self.other) for value, sign in zip(values, (1, -1), strict=True)]
+        other = values[0] if self.other is None else self.other
+        return [max(value, sign * other) for value, sign in zip(values, (1, -1), strict=True)]
 
 
 def test_ranks_with_different_samples_are_refused():
@@ -348,6 +349,28 @@ def test_ranks_with_different_samples_are_refused():
         raises = contextlib.nullcontext() if is_same else pytest.raises(WorkloadError, match="on different ranks")
         with raises:
             check_workload(workload, data, config, Net, numerics, context)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "other", "words"),
+    [
+        (None, None, "all ranks read the same samples"),  # in one order
+        ("random", 1.0, "all ranks read the same samples"),  # each in an order of its own
+        ("distributed", 7.0, "2 to 7 batches"),
+    ],
+)
+def test_loaders_that_do_not_share_out_the_samples_are_refused(sampler, other, words):
+    dataset = TensorDataset(X, Y)
+
+    def train_loader(rank, num_ranks, batch_size):
+        of_rank = DistributedSampler(dataset, num_ranks, rank) if sampler == "distributed" else None
+        return DataLoader(dataset, batch_size, sampler=of_rank, shuffle=sampler == "random")
+
+    workload = Workload(name="mine", model=Net, data=lambda _: Data(train_loader=train_loader, val=GOOD))
+    config = resolve(workload, {"batch_size": 4, "num_workers": 2})
+    context = TwoRanks(0, 2, ALONE.device, 4.0 if sampler == "random" else other)
+    with pytest.raises(WorkloadError, match=words):
+        check_workload(workload, workload.data(config), config, Net, numerics_of(config, ALONE.device), context)
 
 
 MANY = {
