@@ -91,6 +91,13 @@ class Mistake:
         return f"{text}\n      → {self.hint}" if self.hint else text
 
 
+class Shown(str):
+    """Text that stands for a value in a message."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class StudyError(RayparError):
     """All the mistakes of one study.
 

@@ -17,6 +17,7 @@ from raypar.study.space import Value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
 Config: TypeAlias = Mapping[str, Any]
@@ -135,6 +136,10 @@ class Workload:
         data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
+        optimizer: ``optimizer(model, config) -> torch.optim.Optimizer``, in place of raypar's options `optimizer` and
+            `weight_decay`: parameter groups of one's own, for example. The model has the parameters that a rank
+            trains under their names; of a strategy that splits them, its parts (DTensors). `lr_schedule` multiplies
+            each group's lr; ``config["lr"]`` is scaled as `lr_scaling` says.
         loss: ``loss(outputs, targets) -> scalar``, a mean over the batch; None means cross-entropy.
         metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
             or to a `Statistic`; None means accuracy.
@@ -165,6 +170,7 @@ class Workload:
     model: Callable[[Config], nn.Module] | None = None
     data: Callable[[Config], Data] | None = None
     num_train_samples: int | Callable[[Config], int | None] | None = None
+    optimizer: Callable[[nn.Module, Config], Optimizer] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
     metric: str = "accuracy"

@@ -6,7 +6,6 @@ their cause. What a model or loss raises by itself is left to the training, whos
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,10 +16,10 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
-from raypar.errors import Mistake, WorkloadError
+from raypar.errors import Mistake, Shown, WorkloadError
 from raypar.study.workload import Data, Split, Statistic, Workload
-from raypar.train.checkpoint import generator_states, set_generator_states
-from raypar.train.precision import Numerics
+from raypar.train.checkpoint import generators_kept
+from raypar.train.precision import Numerics, fitted
 
 RETURN_DATA = "return raypar.Data(train=Split(inputs, targets), val=Split(inputs, targets))"
 CLASS_LOSSES = (None, functional.cross_entropy, functional.nll_loss)
@@ -28,13 +27,6 @@ IGNORED_CLASS = -100  # torch's default
 BROADCAST = "incorrect results due to broadcasting"  # of torch's warning
 # Of larger inputs, samples spread evenly are looked at.
 MAX_LOOKED_AT_BYTES = 64 * 2**20
-
-
-class _Shown(str):
-    """Text that stands for a value in a message."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def check_workload(workload: Workload, data: Any, build: Callable[[], Any], numerics: Numerics) -> Any:
@@ -48,7 +40,7 @@ def check_workload(workload: Workload, data: Any, build: Callable[[], Any], nume
     Raises:
         WorkloadError: with every mistake in data and model.
     """
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         mistakes = [*_data_mistakes(workload, data)]
     try:
         model = build()
@@ -59,20 +51,11 @@ def check_workload(workload: Workload, data: Any, build: Callable[[], Any], nume
     mistakes += _model_mistakes(model)
     if not mistakes:
         model = numerics.convert(model)
-        with _generators_kept(numerics.device):
+        with generators_kept(numerics.device):
             mistakes += _batch_mistakes(workload, data, model, numerics)
     if mistakes:
         raise WorkloadError.of(workload.name, mistakes)
     return model
-
-
-@contextlib.contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    states = generator_states(device)
-    try:
-        yield
-    finally:
-        set_generator_states(states, device)
 
 
 # ---- data
@@ -97,7 +80,7 @@ def _data_mistakes(workload: Workload, data: Any) -> Iterator[Mistake]:
     train, dataset = data.train, data.train_dataset
     if isinstance(train, Split) and dataset is not None and hasattr(dataset, "__len__") and len(dataset) != len(train):
         hint = "both hold the same samples in the same order"
-        yield Mistake("data.train_dataset", _Shown(f"{len(dataset)} samples"), f"data.train has {len(train)}", hint)
+        yield Mistake("data.train_dataset", Shown(f"{len(dataset)} samples"), f"data.train has {len(train)}", hint)
 
 
 def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
@@ -111,17 +94,21 @@ def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
     for part, each in wrong.items():
         hint = f"give {part.rpartition('.')[2]} as one tensor, a row for each sample: torch.as_tensor(…)"
         yield Mistake(part, _kind(each), "is no tensor of samples", hint)
-    if wrong:
+    unlike = {part: each for part, each in tensors.items() if part not in wrong and each.layout is not torch.strided}
+    for part, each in unlike.items():
+        hint = "give dense tensors: inputs.to_dense(); or, where they are too large, a dataset whose samples are dense"
+        yield Mistake(part, Shown(f"tensor of layout {each.layout}"), "can't be cut into samples", hint)
+    if wrong or unlike:
         return
     counts = [len(each) for each in tensors.values()]
     if counts[0] != counts[1]:
-        shown = _Shown("{} inputs and {} targets".format(*counts))
+        shown = Shown("{} inputs and {} targets".format(*counts))
         yield Mistake(where, shown, "the numbers differ", "give each input its target, in the same order")
     elif not counts[0]:
-        yield Mistake(where, _Shown("0 samples"), "is empty", "give it one sample at least")
+        yield Mistake(where, Shown("0 samples"), "is empty", "give it one sample at least")
     for part, each in tensors.items():
         if part.endswith("targets") and each.is_floating_point() and (num := int(each.isnan().sum())):
-            yield Mistake(part, _Shown(f"{num} NaN"), "makes the loss NaN", "drop or fill these samples")
+            yield Mistake(part, Shown(f"{num} NaN"), "makes the loss NaN", "drop or fill these samples")
 
 
 def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
@@ -129,20 +116,24 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
         hint = "give it __len__ and __getitem__: a torch.utils.data.Dataset, not an IterableDataset"
         yield Mistake(where, _kind(dataset), "is no map-style dataset", hint)
     elif not len(dataset):
-        yield Mistake(where, _Shown("0 samples"), "is empty", "give it one sample at least")
+        yield Mistake(where, Shown("0 samples"), "is empty", "give it one sample at least")
     elif not isinstance(sample := dataset[0], (tuple, list)) or len(sample) != 2:
         yield Mistake(f"{where}[0]", _kind(sample), "is no pair of input and target", "return input, target")
+    elif any(isinstance(each, Tensor) and each.layout is not torch.strided for each in sample):
+        layouts = ", ".join(str(each.layout) for each in sample if isinstance(each, Tensor))
+        problem = "can't be put into batches as they are"
+        yield Mistake(f"{where}[0]", Shown(f"tensors of layout {layouts}"), problem, "return input.to_dense(), target")
 
 
-def _kind(value: Any) -> _Shown | None:
+def _kind(value: Any) -> Shown | None:
     """Return what stands for a value of a wrong type: never the value itself, which may be large."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)):
         parts = ", ".join(type(each).__name__ for each in value[:4])
-        return _Shown(f"{type(value).__name__} of {len(value)} ({parts}{', …' if len(value) > 4 else ''})")
+        return Shown(f"{type(value).__name__} of {len(value)} ({parts}{', …' if len(value) > 4 else ''})")
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    return _Shown(f"{type(value).__name__}{shape}")
+    return Shown(f"{type(value).__name__}{shape}")
 
 
 # ---- model, loss and metrics
@@ -151,7 +142,7 @@ def _kind(value: Any) -> _Shown | None:
 def _model_mistakes(model: Any) -> Iterator[Mistake]:
     if isinstance(model, type):
         name = model.__name__
-        yield Mistake("model(config)", _Shown(f"class {name}"), "is no instance", f"make one: return {name}(…)")
+        yield Mistake("model(config)", Shown(f"class {name}"), "is no instance", f"make one: return {name}(…)")
     elif not isinstance(model, nn.Module):
         yield Mistake("model(config)", _kind(model), "is no torch.nn.Module", "return the model")
 
@@ -160,11 +151,15 @@ def _batch_mistakes(workload: Workload, data: Data, model: nn.Module, numerics: 
     """Yield what two samples show, run through model, loss and metrics."""
     if any(map(is_lazy, model.parameters())):
         return  # a lazy module is made by its first batch
-    x, y = _some_samples(data)
+    x, y = some_samples(data)
+    numerics = fitted(numerics, model, x)
     outputs = _outputs(model, x, numerics)
-    if data.train is not None and (num := _num_nan(data.train.inputs)) and _is_nan_in_outputs(data, model, numerics):
-        shown = _Shown(f"{num} samples with NaN")
-        yield Mistake("data.train.inputs", shown, "make the model's outputs NaN", "drop these samples, or fill them")
+    for name, each in (("train", data.train), ("val", data.val), ("test", data.test)):
+        if each is not None and (num := _num_nan(each.inputs)) and _is_nan_in_outputs(data, each, model, numerics):
+            shown = Shown(f"{num} samples with NaN")
+            yield Mistake(
+                f"data.{name}.inputs", shown, "make the model's outputs NaN", "drop these samples, or fill them"
+            )
     if outputs is None:
         return
     loss = workload.loss
@@ -184,7 +179,8 @@ def _batch_mistakes(workload: Workload, data: Data, model: nn.Module, numerics: 
     yield from _metric_mistakes(workload.metrics or {}, outputs, y.to(numerics.device))
 
 
-def _some_samples(data: Data) -> tuple[Tensor, Tensor]:
+def some_samples(data: Data) -> tuple[Tensor, Tensor]:
+    """Return two training samples (one, if there is only one), not yet cast to what the model takes."""
     if data.train is not None:
         x = data.train.inputs[:2]
         return (data.transform(x) if data.transform else x), data.train.targets[:2]
@@ -221,10 +217,9 @@ def _has_nan(inputs: Tensor) -> Tensor:
     return inputs.isnan().reshape(len(inputs), -1).any(1)
 
 
-def _is_nan_in_outputs(data: Data, model: nn.Module, numerics: Numerics) -> bool:
+def _is_nan_in_outputs(data: Data, split: Split, model: nn.Module, numerics: Numerics) -> bool:
     """Return whether a sample with NaN gives outputs with NaN: a transform or model may know what to do with it."""
-    assert data.train is not None
-    inputs = data.train.inputs[:: max(1, -(-data.train.inputs.nbytes // MAX_LOOKED_AT_BYTES))]
+    inputs = split.inputs[:: max(1, -(-split.inputs.nbytes // MAX_LOOKED_AT_BYTES))]
     x = inputs[_has_nan(inputs)][:2]
     outputs = _outputs(model, data.transform(x) if data.transform else x, numerics)
     return isinstance(outputs, Tensor) and bool(outputs.isnan().any())
@@ -241,12 +236,12 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
         if targets.shape[1:] == outputs.shape[1:]:
             return None  # a probability for each class
         hint = "give class numbers: targets.long(); or, for a regression, a loss=: torch.nn.functional.mse_loss"
-        return Mistake(where, _Shown(str(targets.dtype)), "are no classes, which cross-entropy needs", hint)
+        return Mistake(where, Shown(str(targets.dtype)), "are no classes, which cross-entropy needs", hint)
     if targets.dtype not in (torch.int64, torch.uint8):
-        return Mistake(where, _Shown(str(targets.dtype)), "cross-entropy needs int64", "give targets.long()")
+        return Mistake(where, Shown(str(targets.dtype)), "cross-entropy needs int64", "give targets.long()")
     if targets.shape[1:] != outputs.shape[2:]:
         expected = f"(num_samples{''.join(f', {size}' for size in outputs.shape[2:])})"
-        shown = _Shown(f"shape {tuple(targets.shape)}")
+        shown = Shown(f"shape {tuple(targets.shape)}")
         problem = (
             f"cross-entropy needs {expected} for outputs of shape (batch, {', '.join(map(str, outputs.shape[1:]))})"
         )
@@ -259,7 +254,7 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
         return None
     problem = f"the model's {num_classes} outputs are for the classes 0 to {num_classes - 1}"
     hint = f"number the classes from 0{f', or give the model {high + 1} outputs' if high >= num_classes else ''}"
-    return Mistake(where, _Shown(f"{low} to {high}"), problem, hint)
+    return Mistake(where, Shown(f"{low} to {high}"), problem, hint)
 
 
 def _loss_mistakes(loss: Callable[..., Any], outputs: Any, y: Tensor) -> Iterator[Mistake]:
@@ -271,11 +266,11 @@ def _loss_mistakes(loss: Callable[..., Any], outputs: Any, y: Tensor) -> Iterato
         except Exception:
             return
     if isinstance(outputs, Tensor) and any(BROADCAST in str(each.message) for each in caught):
-        shown = _Shown(f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(y.shape)}")
+        shown = Shown(f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(y.shape)}")
         hint = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
         yield Mistake("loss(outputs, targets)", shown, "pairs each output with every target", hint)
     elif isinstance(value, Tensor) and value.dim():
-        shown = _Shown(f"shape {tuple(value.shape)}")
+        shown = Shown(f"shape {tuple(value.shape)}")
         yield Mistake("loss(outputs, targets)", shown, "is no single number", "return the batch's mean")
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from raypar.parallel.strategy import DistContext
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.data import pins_memory
-from raypar.train.precision import Numerics, numerics_of
+from raypar.train.precision import Numerics, fitted, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
 from raypar.workloads.metrics import accuracy
 
@@ -111,6 +111,8 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
     numerics = numerics_of(config, device)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
+    sample = data.test.inputs[:2]
+    numerics = fitted(numerics, model, data.transform(sample) if data.transform else sample)
     evaluation = Evaluation(workload, replace(data, val=data.test), config, numerics, DistContext(0, 1, device))
     scores = evaluation(model)
     return {"loss": scores.pop("val_loss"), **scores}

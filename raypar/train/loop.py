@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raypar.errors import WorkloadError
 from raypar.parallel.strategy import (
     Batch,
     DistContext,
+    ForwardBackward,
     Span,
     Task,
     build_strategy,
     no_span,
     on_device,
+    share_of,
     wait_for_device,
 )
 from raypar.study.options import memory_limit_bytes
@@ -29,12 +32,13 @@ from raypar.trace import mark
 from raypar.train import checkpoint
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.data import TrainBatches, fingerprint
-from raypar.train.data_check import check_workload
+from raypar.train.data_check import check_workload, some_samples
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
 from raypar.train.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
-from raypar.train.precision import numerics_of
+from raypar.train.model_check import ModelFacts, model_facts
+from raypar.train.precision import fitted, numerics_of
 from raypar.train.profile import ProfiledSteps, flop_per_sample
 from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
@@ -171,7 +175,7 @@ def train(
         profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
     checkpoints.remove()
 
-    environment: dict[str, Any] = {**training.memory.summary()}
+    environment: dict[str, Any] = {**training.memory.summary(), **training.facts.environment()}
     timed: dict[str, Any] = {}
     if totals.num_steps:
         environment |= telemetry.summary()
@@ -204,6 +208,7 @@ class Training:
         data, batches: the workload's, and this rank's of it.
         num_steps: of the complete training.
         data_time_s: seconds that loading the data took.
+        facts: what the first batch has shown of the model.
         full_model: the complete model with the weights after the last segment, on every rank.
         totals: over the segments so far.
         memory: of the training on this rank.
@@ -224,16 +229,29 @@ class Training:
 
         with self.memory.building():
             model = check_workload(workload, self.data, build, self._numerics)
+        with checkpoint.generators_kept(context.device):
+            self._numerics = fitted(self._numerics, model, some_samples(self.data)[0])
+            self.batches = TrainBatches(self.data, config, seed, share_of(config, context), self._numerics)
+            self.facts = self._facts_of(model)
+        with self.memory.building():
             self._evaluation = Evaluation(workload, self.data, config, self._numerics, context)
             sample = self._evaluation.sample()
-            self._strategy = build_strategy(Task(workload, config, model, sample, context))
+            self._strategy = build_strategy(Task(workload, config, model, sample, context, self.facts.gradients))
         self.full_model: nn.Module = self._strategy.full_model()
         if config["compile"]:
             self._strategy.module = compiled(self._strategy.module)
-        self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics)
         self.num_steps = self.batches.steps_per_epoch * config["epochs"]
         self.totals = TrainTotals()
         self._timer = StepTimer(context.device)
+
+    def _facts_of(self, model: nn.Module) -> ModelFacts:
+        loss_of = self._workload.loss or nn.functional.cross_entropy
+        do, batch = ForwardBackward(loss_of, self._numerics.autocast, lambda loss: loss), next(self.batches.full(0))
+        size = self.batches.num_samples
+        facts, mistakes = model_facts(self._workload, self._config, model, batch, do, size, self._context)
+        if mistakes:
+            raise WorkloadError.of(self._workload.name, mistakes)
+        return facts
 
     def warm_up(self) -> None:
         """Run some steps so that what is done once (threads, kernels, buckets) is done, and undo them.
@@ -388,5 +406,6 @@ class Training:
         # Dropout and the like: a random stream of its own for every share of a batch.
         torch.manual_seed(self._seed * 7919 + self._strategy.share[0] + 1)
         self._strategy.reset_state()
-        loss_of = self._workload.loss or nn.functional.cross_entropy
-        return Stepper(self._strategy, self._numerics, loss_of, self._config, self.num_steps, span)
+        workload, num_steps = self._workload, self.num_steps
+        loss_of = workload.loss or nn.functional.cross_entropy
+        return Stepper(self._strategy, self._numerics, loss_of, self._config, num_steps, span, workload=workload)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raypar.study.trial import bad_losses, gain
 from raypar.study.workload import Config, Data, Workload
-from raypar.train.precision import Numerics, numerics_of
+from raypar.train.precision import Numerics, fitted, numerics_of
 
 WEIGHTS_FILE = "weights.pt"
 
@@ -87,13 +87,14 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
     data = workload.data(config)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    module = ModelWithTransform(model, data, numerics).eval()
     if data.val is not None:
         inputs = data.val.inputs[:NUM_EXAMPLES].cpu()
     else:
         assert data.val_dataset is not None
         size = min(NUM_EXAMPLES, len(data.val_dataset))  # type: ignore[arg-type]
         inputs = torch.stack([torch.as_tensor(data.val_dataset[i][0]) for i in range(size)])
+    sample = data.transform(inputs) if data.val is not None and data.transform else inputs
+    module = ModelWithTransform(model, data, fitted(numerics, model, sample)).eval()
     with torch.no_grad():
         outputs = module(inputs)
     if not isinstance(outputs, Tensor):
