@@ -172,7 +172,7 @@ class Gradients:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a step has to expect parameters without a gradient."""
+        """True where a step has to expect parameters without a gradient."""
         return bool(self.never or self.at_times)
 
 

@@ -28,7 +28,7 @@ class Split:
     """One part of a data set, held in memory.
 
     Attributes:
-        inputs: shape ``(num_samples, ...)``, any dtype; small dtypes (uint8) are turned to floats batch by batch.
+        inputs: shape ``(num_samples, ...)``, any dtype; whole numbers are cast batch by batch to what the model takes.
         targets: shape ``(num_samples, ...)``.
     """
 

@@ -175,7 +175,7 @@ def train(
         profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
     checkpoints.remove()
 
-    environment: dict[str, Any] = {**training.memory.summary(), **training.facts.environment()}
+    environment: dict[str, Any] = {**training.memory.summary(), **training.facts.environment(config)}
     timed: dict[str, Any] = {}
     if totals.num_steps:
         environment |= telemetry.summary()

@@ -27,14 +27,14 @@ MAX_NAMED = 20  # parameters in a trial's environment
 # Strategies whose ranks all have to use the same parameters in a step: they gather weights just before their use.
 ALIKE_ON_ALL_RANKS = ("fsdp", "deepspeed")
 # Strategies that take sparse gradients.
-SPARSE = ("ddp",)
+SPARSE = ("ddp", "local_sgd")
 # torch's error, of which batch norm of its own and of functional.batch_norm alike.
 TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model before it is trained.
+    """Facts of a model, known before it is trained.
 
     Attributes:
         gradients: parameters without a gradient, known for several workers that share batches.
@@ -44,11 +44,14 @@ class ModelFacts:
     gradients: Gradients = field(default_factory=Gradients)
     num_norm_parts: int = 0
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self, config: Config) -> dict[str, Any]:
         """Return what reports read, as `raypar.study.trial.TrialResult.environment` has it."""
-        names = [*self.gradients.never, *self.gradients.at_times]
         facts: dict[str, Any] = {"batch_norm_parts": self.num_norm_parts} if self.num_norm_parts else {}
-        return {**facts, "without_gradient": names[:MAX_NAMED]} if names else facts
+        if names := [*self.gradients.never, *self.gradients.at_times]:
+            facts["without_gradient"] = names[:MAX_NAMED]
+            if config["strategy"] == "ddp" and not config["static_graph"]:
+                facts["finds_unused"] = True  # at a cost, in each step
+        return facts
 
 
 def model_facts(
@@ -108,7 +111,7 @@ def _kept(model: nn.Module) -> Iterator[None]:
 def _gradients(model: nn.Module, batch: Batch, do: ForwardBackward, context: DistContext) -> Gradients:
     """Return which parameters got no gradient in passes of parts of a batch on any rank."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    found, sparse = torch.zeros(len(named), dtype=torch.float64), torch.zeros(len(named), dtype=torch.float64)
+    with_grad, sparse = torch.zeros(len(named), dtype=torch.float64), torch.zeros(len(named), dtype=torch.float64)
     num = 0
     # Two samples each at the least, for batch norm.
     for part, _ in parts_of(batch, max(1, min(MAX_PASSES, batch.num_samples // 2))):
@@ -117,10 +120,10 @@ def _gradients(model: nn.Module, batch: Batch, do: ForwardBackward, context: Dis
             do.run(model, part)
         except Exception:  # the training raises it as well, with its traceback
             break
-        found += torch.tensor([p.grad is not None for _, p in named], dtype=torch.float64)
+        with_grad += torch.tensor([p.grad is not None for _, p in named], dtype=torch.float64)
         sparse += torch.tensor([p.grad is not None and p.grad.is_sparse for _, p in named], dtype=torch.float64)
         num += 1
-    *counts, total = context.sum(torch.cat([found, sparse, torch.tensor([num], dtype=torch.float64)])).tolist()
+    *counts, total = context.sum(torch.cat([with_grad, sparse, torch.tensor([num], dtype=torch.float64)])).tolist()
     names = [name for name, _ in named]
     of_all = list(zip(names, counts[: len(names)], strict=True))
     return Gradients(

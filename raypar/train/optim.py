@@ -251,12 +251,14 @@ def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module)
     if needs_closure(optimizer):
         problem = "needs a closure that computes the loss several times in a step"
         yield Mistake(where, shown, problem, "take one that steps by the gradients of one backward pass")
+        return
     if not all("lr" in group for group in groups):
         yield Mistake(where, shown, "has parameter groups without an lr", "give each group an lr")
     parameters = {id(p) for p in model.parameters()}
     if not any(id(p) in parameters and p.requires_grad for group in groups for p in group["params"]):
         problem = "has none of the model's parameters that are trained"
         yield Mistake(where, shown, problem, "hand it those of the model that it is called with")
+        return
     defaults = known_options(workload)
     for key, carrier in SETTINGS.items():
         if carrier not in read.read and config[key] != defaults[key].default:

@@ -5,7 +5,6 @@ import gc
 import itertools
 from dataclasses import replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch

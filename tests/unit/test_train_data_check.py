@@ -38,6 +38,12 @@ class Pairs(TensorDataset):
         return super().__getitem__(index)[0]
 
 
+class Sparse(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x.to_sparse(), y
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(())
@@ -100,6 +106,34 @@ WRONG = {
         Data(train=Split(NAN_X, Y), val=GOOD),
         {},
         [("data.train.inputs = 1 samples with NaN: make the model's outputs NaN", "drop these samples")],
+    ),
+    "NaN in inputs of the validation set alone": (
+        Data(train=GOOD, val=Split(NAN_X, Y)),
+        {},
+        [("data.val.inputs = 1 samples with NaN: make the model's outputs NaN", "drop these samples")],
+    ),
+    "NaN in inputs of the test set alone": (
+        Data(train=GOOD, val=GOOD, test=Split(NAN_X, Y)),
+        {"has_test": True},
+        [("data.test.inputs = 1 samples with NaN",)],
+    ),
+    "sparse inputs": (
+        Data(train=Split(X.to_sparse(), Y), val=Split(X.to_sparse(1), Y)),
+        {},
+        [
+            ("data.train.inputs = tensor of layout torch.sparse_coo: can't be cut into samples", "inputs.to_dense()"),
+            ("data.val.inputs = tensor of layout torch.sparse_coo",),
+        ],
+    ),
+    "sparse samples one by one": (
+        Data(train=GOOD, val_dataset=Sparse(X, Y)),
+        {},
+        [
+            (
+                "data.val_dataset[0] = tensors of layout torch.sparse_coo, torch.strided",
+                "return input.to_dense(), target",
+            )
+        ],
     ),
     "NaN in targets": (values(NAN_X[:, 1:2]), regression(), [("data.train.targets = 1 NaN",), ("data.val.targets",)]),
     "no model": (
