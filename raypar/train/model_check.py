@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from raypar.errors import Mistake
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Gradients, parts_of
@@ -72,6 +73,8 @@ def model_facts(
         num_samples: training samples of an epoch.
     """
     gradients, mistakes = Gradients(), [*own_optimizer_mistakes(workload, config, model)]
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        return ModelFacts(), mistakes  # a lazy module is made by its first batch
     with _kept(model):
         model.train()
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]

@@ -88,6 +88,7 @@ def test_batch_norm_over_a_single_sample_is_refused_with_the_fix(model, config, 
         (seeing, {"batch_size": 16}),
         (seeing, {"batch_size": 1}),
         (lambda _: nn.Linear(12, 3), {"batch_size": 1}),
+        (lambda _: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(3)), {"batch_size": 15}),
     ],
 )
 def test_single_samples_that_a_model_takes_are_not_refused(model, config):
