@@ -173,7 +173,7 @@ def _validate_workload(workload: Workload) -> Iterator[Mistake]:
     optional_hint = "give a function, or leave it out"
     functions = {
         **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},
-        **dict.fromkeys(("loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
+        **dict.fromkeys(("optimizer", "loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
     }
     if workload.train_loop is not None:
         functions = {"train_loop": "give Workload.from_train_loop a function of the config"}

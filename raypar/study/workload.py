@@ -17,6 +17,7 @@ from raypar.study.space import Value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
 Config: TypeAlias = Mapping[str, Any]
@@ -27,7 +28,8 @@ class Split:
     """One part of a data set, held in memory.
 
     Attributes:
-        inputs: shape ``(num_samples, ...)``, any dtype; small dtypes (uint8) are turned to floats batch by batch.
+        inputs: shape ``(num_samples, ...)``, any dtype; whole numbers are cast batch by batch to what the model
+            takes.
             Several inputs are a dict or a tuple of such tensors: the model gets a dict's entries by name and a tuple's
             by position, or the dict or tuple itself where its ``forward`` takes one argument.
         targets: shape ``(num_samples, ...)``; a dict or a tuple of tensors where the loss takes one.
@@ -155,6 +157,10 @@ class Workload:
         data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
+        optimizer: ``optimizer(model, config) -> torch.optim.Optimizer``, in place of raypar's options `optimizer` and
+            `weight_decay`: parameter groups of one's own, for example. The model has the parameters that a rank
+            trains under their names; of a strategy that splits them, its parts (DTensors). `lr_schedule` multiplies
+            each group's lr; ``config["lr"]`` is scaled as `lr_scaling` says.
         loss: ``loss(outputs, targets) -> scalar``, the batch's mean over its samples; or ``-> (sum, weight)``, where
             the loss is ``sum / weight``: say the sum over all tokens and their number, or the weighted sum and the sum
             of the weights. raypar adds both up over workers, accumulation and evaluation batches. None means the loss
@@ -188,6 +194,7 @@ class Workload:
     model: Callable[[Config], nn.Module] | None = None
     data: Callable[[Config], Data] | None = None
     num_train_samples: int | Callable[[Config], int | None] | None = None
+    optimizer: Callable[[nn.Module, Config], Optimizer] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
     metric: str = "accuracy"

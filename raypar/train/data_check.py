@@ -29,12 +29,13 @@ from torch.utils.data import default_collate
 from raypar import units
 from raypar.errors import Mistake, Shown, WorkloadError, cut
 from raypar.parallel.loss import Kind, Loss, part_of
-from raypar.parallel.strategy import DistContext, call
+from raypar.parallel.strategy import DistContext, ForwardBackward, call
 from raypar.study.options import num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
-from raypar.train.checkpoint import generator_states, set_generator_states
-from raypar.train.data import Feed, digest, moved, paired
+from raypar.train.checkpoint import generators_kept
+from raypar.train.data import Feed, TrainBatches, digest, evaluating, moved, paired
 from raypar.train.loss_kind import IGNORED_CLASS, loss_of, num_rows, takes_classes
+from raypar.train.model_check import model_facts
 from raypar.train.precision import Numerics, numerics_of
 from raypar.units import listed
 from raypar.workloads.metrics import default_metrics
@@ -124,7 +125,7 @@ def check_workload(
         WorkloadError: with every mistake in data and model; or the ranks have different data.
     """
     findings = Findings()
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         findings.mistakes += _data_mistakes(workload, data, config)
     try:
         model = build()
@@ -135,7 +136,7 @@ def check_workload(
     checked = _check_model(workload, data, config, model, numerics, findings)
     if findings.mistakes or checked is None:
         raise WorkloadError.of(workload.name, findings.mistakes + findings.raised)
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         if wrong := _different_data(data, config, context):
             raise WorkloadError.of(workload.name, [wrong])
     return checked
@@ -183,7 +184,9 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
                 findings.mistakes.append(Mistake("data(config)", shown, SPLITS_DIFFER, SAME_DATA))
     model = findings.attempt("model(config)", lambda: seeded(seed, build, config))
     if not findings.raised:
-        _check_model(workload, data, config, model, numerics, findings)
+        checked = _check_model(workload, data, config, model, numerics, findings)
+        if checked is not None and not findings.raised:
+            findings.mistakes += _first_batch_mistakes(workload, data, config, seed, numerics, checked)
     else:
         if model is not None:
             findings.mistakes += _model_mistakes(model)
@@ -192,6 +195,16 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
     if config["device"] != "cpu":  # the functions may need the device
         findings.raised.clear()
     return findings.mistakes + findings.raised
+
+
+def _first_batch_mistakes(
+    workload: Workload, data: Data, config: Config, seed: int, numerics: Numerics, checked: Checked
+) -> list[Mistake]:
+    batches = TrainBatches(data, config, seed, (0, num_shares(config)), numerics, checked.feed)
+    do = ForwardBackward(checked.loss, numerics.autocast, lambda loss: loss)
+    alone = DistContext(0, 1, numerics.device)
+    batch, num_workers = next(batches.full(0)), config["num_workers"]
+    return model_facts(workload, config, checked.model, batch, do, batches.num_samples, alone, num_workers)[1]
 
 
 def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
@@ -210,7 +223,7 @@ def _check_model(
     if findings.mistakes:
         return None
     model = numerics.convert(model)
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         x, _ = _some_samples(data)
         feed = Feed(numerics, model, x)
         if any(map(is_lazy, model.parameters())):  # a lazy module is made by its first batch
@@ -220,15 +233,6 @@ def _check_model(
     if data.train_loader is not None and num_shares(config) > 1 and loss.kind is Kind.MEAN:
         loss = loss.as_ratio(num_rows)  # the sizes of the ranks' batches are the loader's affair
     return None if findings.mistakes else Checked(model, loss, feed)
-
-
-@contextlib.contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    states = generator_states(device)
-    try:
-        yield
-    finally:
-        set_generator_states(states, device)
 
 
 # ---- data
@@ -311,7 +315,11 @@ def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
     for part, each in wrong.items():
         hint = f"give {part.rpartition('.')[2]} as one tensor, a row for each sample: torch.as_tensor(…)"
         yield Mistake(part, _kind(each), "is not a tensor of samples", hint)
-    if wrong:
+    unlike = {part: each for part, each in tensors.items() if part not in wrong and each.layout is not torch.strided}
+    for part, each in unlike.items():
+        hint = "give dense tensors: inputs.to_dense(); or, where they are too large, a dataset whose samples are dense"
+        yield Mistake(part, Shown(f"tensor of layout {each.layout}"), "can't be cut into samples", hint)
+    if wrong or unlike:
         return
     counts = {part: len(each) for part, each in tensors.items()}
     if len(set(counts.values())) > 1:
@@ -348,6 +356,11 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
     except TypeError:
         hint = "return input, target; several inputs and the target last; or a dict"
         yield Mistake(f"{where}[0]", _kind(sample), "is not a pair of input and target", hint)
+        return
+    layouts = [str(leaf.layout) for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
+    if set(layouts) - {str(torch.strided)}:
+        shown, problem = Shown(f"tensors of layout {', '.join(layouts)}"), "can't be put into batches as they are"
+        yield Mistake(f"{where}[0]", shown, problem, "return input.to_dense(), target")
 
 
 # ---- the same data everywhere
@@ -521,17 +534,9 @@ def _some_samples(data: Data) -> tuple[Any, Any]:
 
 
 def _run(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
-    """Return the model's outputs in evaluation mode.
-
-    Not in inference mode: what the model caches, it is to be trained with.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), numerics.autocast():
-            return call(model, inputs)
-    finally:
-        model.train(was_training)
+    """Return the model's outputs in evaluation mode."""
+    with evaluating(model), numerics.autocast():
+        return call(model, inputs)
 
 
 def _outputs(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
@@ -543,7 +548,7 @@ def _outputs(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
 
 def _rows_with_nan(tree: Any) -> Tensor:
     """Return which samples have a NaN, of those that are looked at, as rows of `_looked_at`; shape ``(samples,)``."""
-    leaves = [leaf for leaf in tree_leaves(_looked_at(tree)) if leaf.is_floating_point() and not leaf.is_sparse]
+    leaves = [leaf for leaf in tree_leaves(_looked_at(tree)) if leaf.is_floating_point()]
     masks = [leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves]
     return torch.stack(masks).any(0) if masks else torch.zeros(0, dtype=torch.bool)
 
@@ -557,7 +562,7 @@ def _looked_at(tree: Any) -> Any:
 
 def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, loss: Loss) -> Iterator[Mistake]:
     """Yield NaN in inputs and targets that reaches outputs or loss: a transform, model or loss may know what to do."""
-    for name, split in (("train", data.train), ("val", data.val)):
+    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:
             continue
         for part in ("inputs", "targets"):

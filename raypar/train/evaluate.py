@@ -158,8 +158,8 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
     numerics = numerics_of(config, device)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    data = replace(data, val=data.test)
-    feed = Feed(numerics, model, data.val.inputs if data.val is not None else None)
-    loss = loss_of(workload, data, model, numerics, feed)
+    sample = part_of(data.test.inputs, slice(2))
+    feed = Feed(numerics, model, data.transform(sample) if data.transform else sample)
+    loss, data = loss_of(workload, data, model, numerics, feed), replace(data, val=data.test)
     scores = Evaluation(workload, data, config, numerics, DistContext(0, 1, device), loss, feed)(model)
     return {"loss": scores.pop("val_loss"), **scores}

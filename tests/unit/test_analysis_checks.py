@@ -122,6 +122,22 @@ CASES = {
     ],
     "short_times": [(sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *")],
     "not_separated": [(TIED, "1 of 1 speedup inconclusive: num_workers=2.")],
+    "batch_norm_in_parts": [
+        (
+            on({"batch_norm_parts": [1]}, {"batch_norm_parts": [2, 2]}),
+            "Batch norm * by itself, * differ: 1 part at num_workers=1, 2 parts at num_workers=2.",
+        ),
+        (on({"batch_norm_parts": [2]}), None),
+        (on({"batch_norm_parts": "?"}), None),
+    ],
+    "without_gradient": [
+        (
+            on({}, {"without_gradient": [["head.weight"], ["head.weight"]], "finds_unused": [True, True]}),
+            "6 of 12 trials traversed the graph once more in each step, * without a gradient: head.weight.",
+        ),
+        (on({"without_gradient": [["head.weight"]], "finds_unused": [None]}), None),
+        (on({"without_gradient": "?", "finds_unused": "?"}), None),
+    ],
     "diverged_trials": [
         ([*sound(), DIVERGED], "1 of 13 trials diverged: num_workers=2 #10 (train_loss=nan at epoch 1)."),
         ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),

@@ -42,6 +42,12 @@ class Pairs(TensorDataset):
         return super().__getitem__(index)[0]
 
 
+class Sparse(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x.to_sparse(), y
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(())
@@ -108,6 +114,34 @@ WRONG = {
         Data(train=Split(NAN_X, Y), val=GOOD),
         {},
         [("data.train.inputs = 1 sample with NaN: make the model's outputs NaN", "drop these samples")],
+    ),
+    "NaN in inputs of the validation set alone": (
+        Data(train=GOOD, val=Split(NAN_X, Y)),
+        {},
+        [("data.val.inputs = 1 sample with NaN: make the model's outputs NaN", "drop these samples")],
+    ),
+    "NaN in inputs of the test set alone": (
+        Data(train=GOOD, val=GOOD, test=Split(NAN_X, Y)),
+        {"has_test": True},
+        [("data.test.inputs = 1 sample with NaN",)],
+    ),
+    "sparse inputs": (
+        Data(train=Split(X.to_sparse(), Y), val=Split(X.to_sparse(1), Y)),
+        {},
+        [
+            ("data.train.inputs = tensor of layout torch.sparse_coo: can't be cut into samples", "inputs.to_dense()"),
+            ("data.val.inputs = tensor of layout torch.sparse_coo",),
+        ],
+    ),
+    "sparse samples one by one": (
+        Data(train=GOOD, val_dataset=Sparse(X, Y)),
+        {},
+        [
+            (
+                "data.val_dataset[0] = tensors of layout torch.sparse_coo, torch.strided",
+                "return input.to_dense(), target",
+            )
+        ],
     ),
     "NaN in targets": (
         values(NAN_X[:, 1:2]),
@@ -449,4 +483,4 @@ def test_looking_draws_no_random_numbers():
     random.seed(1)
     trained(Data(train=GOOD, val=GOOD, transform=noisy), model=model)
     before, after = drawn[: drawn.index("model")], drawn[drawn.index("model") + 1 :]
-    assert not before and after.count(after[0]) == 2  # of the check, and then of the training
+    assert not before and after.count(after[0]) > 1  # of the checks, and then of the training
