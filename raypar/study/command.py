@@ -91,6 +91,11 @@ class Command:
         words = self.files or self.template if isinstance(self.template, tuple) else self.files or self.template.split()
         return PurePath(str(words[0])).name if words else "command"
 
+    def is_per_cent(self, name: str) -> bool:
+        """Return whether a metric's expression has a percent sign after the value's group."""
+        pattern = self.metrics.get(name) if isinstance(self.metrics, Mapping) else None
+        return isinstance(pattern, str) and "%" in pattern.rpartition(")")[2]
+
     def filled(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the command line of a trial.
 

@@ -17,10 +17,11 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
-from raypar.errors import Mistake, WorkloadError
+from raypar.errors import Mistake, RayparError, WorkloadError
 from raypar.study.workload import Data, Split, Statistic, Workload
 from raypar.train.checkpoint import generator_states, set_generator_states
 from raypar.train.precision import Numerics
+from raypar.workloads.metrics import default_metrics, sum_and_weight
 
 RETURN_DATA = "return raypar.Data(train=Split(inputs, targets), val=Split(inputs, targets))"
 CLASS_LOSSES = (None, functional.cross_entropy, functional.nll_loss)
@@ -181,7 +182,7 @@ def _batch_mistakes(workload: Workload, data: Data, model: nn.Module, numerics: 
         if mistakes:
             return
     yield from _loss_mistakes(loss or functional.cross_entropy, outputs, y.to(numerics.device))
-    yield from _metric_mistakes(workload.metrics or {}, outputs, y.to(numerics.device))
+    yield from _metric_mistakes(default_metrics(workload), outputs, y.to(numerics.device))
 
 
 def _some_samples(data: Data) -> tuple[Tensor, Tensor]:
@@ -281,13 +282,18 @@ def _loss_mistakes(loss: Callable[..., Any], outputs: Any, y: Tensor) -> Iterato
 
 def _metric_mistakes(metrics: Mapping[str, Any], outputs: Any, y: Tensor) -> Iterator[Mistake]:
     for name, metric in metrics.items():
-        if isinstance(metric, Statistic):
-            continue
         try:
             with torch.no_grad():
-                scores = metric(outputs, y)
+                scores = metric.collect(outputs, y) if isinstance(metric, Statistic) else metric(outputs, y)
+        except RayparError as error:  # of one of raypar's own
+            shown = _Shown(getattr(metric, "__name__", type(metric).__name__))
+            yield Mistake(f"metrics[{name!r}]", shown, error.message, error.hint)
+            continue
         except Exception:
             continue
-        if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != len(y):
-            hint = "return a score for each sample, shape (batch,): raypar takes their mean"
-            yield Mistake(f"metrics[{name!r}]", _kind(scores), f"is no score for each of {len(y)} samples", hint)
+        if not isinstance(metric, Statistic):
+            try:
+                sum_and_weight(scores, len(y))
+            except RayparError as error:
+                problem = f"is no score for each of {len(y)} samples"
+                yield Mistake(f"metrics[{name!r}]", _kind(scores), problem, error.hint)

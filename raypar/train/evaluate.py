@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.data import pins_memory
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
-from raypar.workloads.metrics import accuracy
+from raypar.workloads.metrics import default_metrics, sum_and_weight
 
 
 class Evaluation:
@@ -31,9 +31,7 @@ class Evaluation:
         self, workload: Workload, data: Data, config: Config, numerics: Numerics, context: DistContext
     ) -> None:
         self._loss_of: Callable[..., Tensor] = workload.loss or nn.functional.cross_entropy
-        self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = {"accuracy": accuracy}
-        if workload.metrics is not None:
-            self._metrics = workload.metrics
+        self._metrics = default_metrics(workload)
         self._numerics, self._context, self._transform = numerics, context, data.transform
         batch_size = config["eval_batch_size"]
         samples = data.val if data.val is not None else data.val_dataset
@@ -74,13 +72,17 @@ class Evaluation:
                     if isinstance(metric, Statistic):
                         parts[name] = metric.collect(outputs, y).double()
                     else:
-                        parts[name] = metric(outputs, y).double().sum()
+                        pair = sum_and_weight(metric(outputs, y), len(y))
+                        parts[name] = torch.stack([torch.as_tensor(part, device=y.device).double() for part in pair])
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
         scores = {}
         for name, local in sums.items():
             total = self._context.sum(local.cpu() if self._counts else torch.zeros_like(local, device="cpu"))
-            statistic = self._metrics.get(name)
-            scores[name] = statistic.finish(total) if isinstance(statistic, Statistic) else float(total) / self.size
+            of = self._metrics.get(name)
+            if isinstance(of, Statistic):
+                scores[name] = of.finish(total)
+            else:
+                scores[name] = float(total) / self.size if of is None else float(total[0] / total[1])
         return scores
 
     def _from_memory(self, split: Split, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

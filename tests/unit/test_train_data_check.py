@@ -153,6 +153,16 @@ WRONG = {
         {"metrics": {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}},
         [("metrics['accuracy'] = Tensor of shape (): is no score for each of 2 samples", "shape (batch,)")],
     ),
+    "a metric that is broadcast": (
+        values(X[:, :1]),
+        regression(metrics={"hits": lambda outputs, targets: (outputs == targets[:, 0]).float()}),
+        [("metrics['hits'] = Tensor of shape (2, 2): is no score for each of 2 samples", "shape (batch,)")],
+    ),
+    "accuracy of a regression": (
+        values(X[:, :1]),
+        regression(metrics=None, metric="accuracy"),
+        [("metrics['accuracy'] = accuracy: accuracy needs scores of two classes or more, shape",)],
+    ),
     "several": (
         Data(train=SHORT, val=EMPTY),
         {"model": lambda c: Net},
@@ -163,7 +173,8 @@ FINE = {
     "classes": (Data(train=GOOD, val=GOOD), {}),
     "bytes for classes": (Data(train=Split(X, Y.byte()), val=GOOD), {}),
     "ignored classes": (Data(train=Split(X, torch.where(Y == 1, -100, Y)), val=GOOD), {}),
-    "probabilities": (values(torch.softmax(X[:, :3], 1)), {"metrics": {}}),
+    "probabilities": (values(torch.softmax(X[:, :3], 1)), {}),
+    "a regression without a metric": (values(X[:, :1]), regression(metrics=None)),
     "a regression": (values(X[:, :1]), regression()),
     "a transform that fills": (Data(train=Split(NAN_X, Y), val=GOOD, transform=torch.nan_to_num), {}),
     "a lazy model": (Data(train=GOOD, val=GOOD), {"model": lambda c: nn.LazyLinear(3)}),
