@@ -26,6 +26,10 @@ PLACES = {
 }
 
 
+# Parts of a regular expression: what is escaped, classes of characters, and the brackets of groups.
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<|\?)?|\)")
+
+
 @dataclass(frozen=True)
 class Command:
     """A program to run as a trial, once on each machine.
@@ -92,9 +96,19 @@ class Command:
         return PurePath(str(words[0])).name if words else "command"
 
     def is_per_cent(self, name: str) -> bool:
-        """Return whether a metric's expression has a percent sign after the value's group."""
+        """Return whether a metric's expression has a percent sign after its first group, the value."""
         pattern = self.metrics.get(name) if isinstance(self.metrics, Mapping) else None
-        return isinstance(pattern, str) and "%" in pattern.rpartition(")")[2]
+        if not isinstance(pattern, str):
+            return False
+        depth = 0
+        for part in _PARTS.finditer(pattern):
+            if part[0].startswith("("):
+                depth += depth > 0 or part[0] != "(?"
+            elif part[0] == ")" and depth:
+                depth -= 1
+                if not depth:
+                    return bool(re.match(r"(?:\\s[*+?]?|\s|\(\?:)*%", pattern[part.end() :]))
+        return False
 
     def filled(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the command line of a trial.

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import random
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from raypar import Study, StudyError, Workload
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question, question_from_dict, question_of
+from raypar.analysis.recommend import Constraints, recommend
 from raypar.study.metric import NUMBER, PERCENT, SHARE, Metric
 from raypar.workloads import digits
 from raypar.workloads.metrics import accuracy, default_metrics
@@ -147,9 +150,17 @@ def test_commands_and_train_loops_are_judged_by_what_they_report_in_its_unit():
     def of(metric, pattern):
         return Workload.from_command("x", metrics={metric: pattern}, metric=metric).metric_of()
 
-    assert of("acc", r"acc: ([0-9.]+)%") == of("acc", r"acc: ([0-9.]+)\s*%") == Metric("acc", "max", PERCENT)
-    assert of("acc", r"acc: ([0-9.]+)") == Metric("acc", "max")
-    assert of("cost", r"([0-9.]+)% done, cost: ([0-9.]+)") == Metric("cost", "min")
+    for pattern in (
+        r"acc: ([0-9.]+)%",
+        r"(?:acc|a): ([0-9)%]+(?:\.\d+)?)\s*%",
+        r"acc \((\d+) %\)",
+        r"(?<!test )acc (\S+)(?:%)",
+        r"acc (?P<x>\d+)%",
+    ):
+        assert of("acc", pattern) == Metric("acc", "max", PERCENT)
+    for pattern in (r"acc: ([0-9.]+)", r"100% acc: ([0-9.%]+)", r"acc: (\S+) at ([0-9.]+)%", "acc: ["):
+        assert of("acc", pattern) == Metric("acc", "max")
+    assert of("cost", r"cost: (\S+)") == Metric("cost", "min")
     assert Workload.from_command("x").metric_of() == Metric("loss", "min")
     assert Workload.from_train_loop(model).metric_of() == Metric("accuracy", "max")
     assert Workload.from_train_loop(model, metric="test_loss").metric_of() == Metric("test_loss", "min")
@@ -172,6 +183,26 @@ def test_a_metric_that_no_trial_reports_or_shows_is_refused(study, words):
     with pytest.raises(StudyError) as caught:
         Study(**study)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_study_in_per_cent_is_judged_as_the_same_one_in_shares(seed):
+    drawn, advice = random.Random(seed), {}
+    scores = {(w, r): drawn.uniform(0.9, 0.93) for w in (1, 2, 4) for r in range(4)}
+    for unit, factor in ((SHARE, 1), (PERCENT, 100)):
+        results = [make_result({"num_workers": w}, r, 4 / w + r / 99, factor * x) for (w, r), x in scores.items()]
+        question = Question("s", {"num_workers": 1}, ("num_workers",))
+        advice[unit] = recommend(question, results, Constraints())
+        analysis = analyse(question, results)
+        assert advice[unit].question.unit == analysis.question.unit == unit
+        assert len([p for p in analysis.points if p.metric]) == 3
+    share, percent = advice.values()
+    assert percent.metric_margin == 100 * share.metric_margin
+    kinds = [
+        [(c.point, c.is_metric_worse, c.is_close_call, bool(c.exclusion)) for c in of.candidates]
+        for of in (share, percent)
+    ]
+    assert kinds[0] == kinds[1] and share.decision is percent.decision
 
 
 def test_a_stored_question_without_a_unit_gets_it_from_its_results():
