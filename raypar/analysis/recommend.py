@@ -50,7 +50,15 @@ from raypar.analysis.points import (
 )
 from raypar.analysis.question import PointSamples, Question, current_results
 from raypar.analysis.stats import MIN_RANKED, Estimate
-from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, reported_metrics, time_to_target
+from raypar.analysis.time_to_target import (
+    PointToTarget,
+    Start,
+    Target,
+    TargetStatus,
+    metric_of,
+    reported_metrics,
+    time_to_target,
+)
 from raypar.errors import RayparError, suggest
 from raypar.study.metric import Metric
 from raypar.study.space import Value
@@ -443,6 +451,9 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     if target is not None and target.metric not in (metrics := reported_metrics(current.results)):
         hint = suggest(target.metric, metrics) if metrics else "the trials report nothing: leave --target out"
         raise RayparError(f"--target {target.metric}=…: no trial reports `{target.metric}`", hint=hint)
+    if target is not None and not target.unit:
+        target = replace(target, unit=metric_of(question, target.metric, results).unit)
+        constraints = replace(constraints, target=target)
     candidates, family = _candidates(question, current.points, constraints)
     _check_limits(candidates, constraints, current.results)
     batches: tuple[BatchGroup, ...] = ()

@@ -333,9 +333,9 @@ class Workload:
         if isinstance(name, Metric):
             return replace(name, mode=mode or name.mode)
         declared = self.metric if isinstance(self.metric, Metric) else None
-        own = declared.name if declared else self.metric or self._certain_metric()
-        if name in ("", own):
-            name, mode = str(own), mode or self.mode
+        default_name = declared.name if declared else self.metric or self._certain_metric()
+        if name in ("", default_name):
+            name, mode = str(default_name), mode or self.mode
             if declared:
                 return replace(declared, mode=mode or declared.mode)
         unit = ""

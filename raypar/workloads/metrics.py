@@ -53,9 +53,8 @@ def accuracy(outputs: Tensor, targets: Tensor, ignore_index: int = IGNORED_CLASS
         raise RayparError(f"accuracy needs scores of two classes or more, shape (batch, classes), {given}", hint=hint)
     if targets.is_floating_point() and shapes[0] == shapes[1]:
         targets = targets.argmax(1)
-    elif targets.is_floating_point() or targets.shape != (shapes[0][0], *shapes[0][2:]):
-        wanted = (shapes[0][0], *shapes[0][2:])
-        raise RayparError(f"accuracy needs class numbers of shape {wanted}, {given}, {targets.dtype}", hint=hint)
+    elif targets.is_floating_point() or targets.shape != (one_each := (shapes[0][0], *shapes[0][2:])):
+        raise RayparError(f"accuracy needs class numbers of shape {one_each}, {given}, {targets.dtype}", hint=hint)
     right, counts = outputs.argmax(1) == targets, targets != ignore_index
     if targets.dim() == 1 and counts.all():
         return right.float()

@@ -150,13 +150,8 @@ def test_commands_and_train_loops_are_judged_by_what_they_report_in_its_unit():
     def of(metric, pattern):
         return Workload.from_command("x", metrics={metric: pattern}, metric=metric).metric_of()
 
-    for pattern in (
-        r"acc: ([0-9.]+)%",
-        r"(?:acc|a): ([0-9)%]+(?:\.\d+)?)\s*%",
-        r"acc \((\d+) %\)",
-        r"(?<!test )acc (\S+)(?:%)",
-        r"acc (?P<x>\d+)%",
-    ):
+    in_per_cent = (r"acc: ([0-9.]+)%", r"(?:acc|a): ([0-9)%]+(?:\.\d+)?)\s*%", r"acc \((\d+) %\)")
+    for pattern in (*in_per_cent, r"(?<!test )acc (\S+)(?:%)", r"acc (?P<x>\d+)%"):
         assert of("acc", pattern) == Metric("acc", "max", PERCENT)
     for pattern in (r"acc: ([0-9.]+)", r"100% acc: ([0-9.%]+)", r"acc: (\S+) at ([0-9.]+)%", "acc: ["):
         assert of("acc", pattern) == Metric("acc", "max")
