@@ -158,6 +158,8 @@ class LiveView:
         self._question = question
         self._interim: Interim | None = None
         self._extremes: list[float] = []  # of the metric so far
+        for result in done:
+            self._see(result.final)
         self._open = ""  # what a study that runs until it is settled has open
         self._later_s: float | None = None  # expected of its trials that are still to be decided on; None: unknown
         self._is_decided = question is None or question.max_repeats is None  # all trials are those given
