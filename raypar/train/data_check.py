@@ -21,11 +21,13 @@ from raypar.errors import Mistake, RayparError, WorkloadError
 from raypar.study.workload import Data, Split, Statistic, Workload
 from raypar.train.checkpoint import generator_states, set_generator_states
 from raypar.train.precision import Numerics
-from raypar.workloads.metrics import default_metrics, sum_and_weight
+from raypar.workloads.metrics import default_metrics, pairs_samples, sum_and_weight
 
 RETURN_DATA = "return raypar.Data(train=Split(inputs, targets), val=Split(inputs, targets))"
 CLASS_LOSSES = (None, functional.cross_entropy, functional.nll_loss)
 IGNORED_CLASS = -100  # torch's default
+HINT_ONE_SHAPE = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
+NUM_COMPARED = 16  # targets that metrics are tried on
 BROADCAST = "incorrect results due to broadcasting"  # of torch's warning
 # Of larger inputs, samples spread evenly are looked at.
 MAX_LOOKED_AT_BYTES = 64 * 2**20
@@ -182,7 +184,9 @@ def _batch_mistakes(workload: Workload, data: Data, model: nn.Module, numerics: 
         if mistakes:
             return
     yield from _loss_mistakes(loss or functional.cross_entropy, outputs, y.to(numerics.device))
-    yield from _metric_mistakes(default_metrics(workload), outputs, y.to(numerics.device))
+    targets = y if data.train is None else data.train.targets[:NUM_COMPARED]
+    given = (each.to(numerics.device) for each in (y, targets))
+    yield from _metric_mistakes(default_metrics(workload), outputs, *given)
 
 
 def _some_samples(data: Data) -> tuple[Tensor, Tensor]:
@@ -273,14 +277,13 @@ def _loss_mistakes(loss: Callable[..., Any], outputs: Any, y: Tensor) -> Iterato
             return
     if isinstance(outputs, Tensor) and any(BROADCAST in str(each.message) for each in caught):
         shown = _Shown(f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(y.shape)}")
-        hint = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
-        yield Mistake("loss(outputs, targets)", shown, "pairs each output with every target", hint)
+        yield Mistake("loss(outputs, targets)", shown, "pairs each output with every target", HINT_ONE_SHAPE)
     elif isinstance(value, Tensor) and value.dim():
         shown = _Shown(f"shape {tuple(value.shape)}")
         yield Mistake("loss(outputs, targets)", shown, "is no single number", "return the batch's mean")
 
 
-def _metric_mistakes(metrics: Mapping[str, Any], outputs: Any, y: Tensor) -> Iterator[Mistake]:
+def _metric_mistakes(metrics: Mapping[str, Any], outputs: Any, y: Tensor, targets: Tensor) -> Iterator[Mistake]:
     for name, metric in metrics.items():
         try:
             with torch.no_grad():
@@ -297,3 +300,7 @@ def _metric_mistakes(metrics: Mapping[str, Any], outputs: Any, y: Tensor) -> Ite
             except RayparError as error:
                 problem = f"is no score for each of {len(y)} samples"
                 yield Mistake(f"metrics[{name!r}]", _kind(scores), problem, error.hint)
+                continue
+            if isinstance(outputs, Tensor) and pairs_samples(metric, outputs, targets):
+                shown = _Shown(f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(y.shape)}")
+                yield Mistake(f"metrics[{name!r}]", shown, "pairs each output with every target", HINT_ONE_SHAPE)

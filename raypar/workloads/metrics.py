@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -75,6 +76,30 @@ def sum_and_weight(scores: Any, num_samples: int) -> tuple[Any, Any]:
     shown = f"shape {tuple(shape)}" if hasattr(scores, "shape") else type(scores).__name__
     hint = "return one of shape (batch,), whose mean is taken, or a pair: the sum of scores and the number counted"
     raise RayparError(f"{shown} is no score for each of {num_samples} samples", hint=hint)
+
+
+def pairs_samples(metric: Callable[[Any, Any], Any], outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether a metric holds outputs against the targets of other samples too.
+
+    So it does where ``(batch, 1)`` and ``(batch,)`` are broadcast, and a mean makes a score for each sample of that.
+
+    Args:
+        outputs: of samples; only their shape and type matter.
+        targets: of several samples, the more the better.
+    """
+    import torch
+
+    width = outputs.shape[1:]
+    if width == targets.shape[1:] or width.numel() != targets.shape[1:].numel():
+        return False
+    drawn = torch.randn(len(targets), *width, generator=torch.Generator().manual_seed(0)).to(outputs)
+    try:
+        whole, _ = sum_and_weight(metric(drawn, targets), len(targets))
+        parts = [metric(drawn[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+        single = sum(float(sum_and_weight(part, 1)[0]) for part in parts)
+    except Exception:  # it takes no single samples
+        return False
+    return not math.isclose(float(whole), single, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def macro_f1(num_classes: int) -> Statistic:

@@ -158,6 +158,22 @@ WRONG = {
         regression(metrics={"hits": lambda outputs, targets: (outputs == targets[:, 0]).float()}),
         [("metrics['hits'] = Tensor of shape (2, 2): is no score for each of 2 samples", "shape (batch,)")],
     ),
+    "a metric that is broadcast and averaged": (
+        values(X[:, 0]),
+        regression(
+            loss=lambda outputs, targets: functional.mse_loss(outputs[:, 0], targets),
+            metrics={
+                "hits": lambda outputs, targets: ((outputs > 0) == (targets > 0)).float().mean(1),
+                "fine": lambda outputs, targets: ((outputs[:, 0] > 0) == (targets > 0)).float(),
+            },
+        ),
+        [
+            (
+                "metrics['hits'] = outputs of shape (2, 1), targets of shape (2,): pairs each output with every",
+                "one shape",
+            )
+        ],
+    ),
     "accuracy of a regression": (
         values(X[:, :1]),
         regression(metrics=None, metric="accuracy"),
