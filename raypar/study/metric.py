@@ -22,6 +22,7 @@ WORDS = {
 }
 _LESS_IS_BETTER = ("loss", "error", "perplexity")  # also within a word: "testloss"
 _ACCURACY = re.compile(r"acc(uracy)?([-_@ ]?(top[-_@ ]?)?\d+)?([-_ ](epoch|step))?$", re.IGNORECASE)
+_PERCENT = re.compile(r"([-_ ](percent|pct)|%)$", re.IGNORECASE)
 _ROUNDING = 1e-6  # by which a share may exceed 1
 
 
@@ -71,7 +72,8 @@ class Metric:
         """Return the metric with the unit that the values show, where it is not declared.
 
         What is called an accuracy is a share where all values lie within 0 and 1, and per cent where some lie above 1
-        and none above 100. Everything else is a plain number: so is a declared share with other values.
+        and none above 100; so is what is called ``…_percent``, however small. Everything else is a plain number: so is
+        a declared share with other values.
 
         Args:
             values: all that trials of a study have reported of it. One alone may mislead: 0.8 may be a share, or the
@@ -82,11 +84,12 @@ class Metric:
         finite = [value for value in values if math.isfinite(value)]
         if not finite:
             return self
+        is_percent = not self.unit and bool(_PERCENT.search(self.name))
         is_share = self.unit == SHARE or bool(_ACCURACY.search(self.name.rsplit("/", 1)[-1]))
         low, high = min(finite), max(finite)
-        if not is_share or low < 0 or high > 100:
+        if not (is_share or is_percent) or low < 0 or high > 100:
             return replace(self, unit=NUMBER)
-        return replace(self, unit=SHARE if high <= 1 + _ROUNDING else PERCENT)
+        return replace(self, unit=SHARE if high <= 1 + _ROUNDING and not is_percent else PERCENT)
 
     @property
     def per_cent(self) -> float | None:
