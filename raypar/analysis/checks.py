@@ -531,7 +531,7 @@ def metric_differs(evidence: Evidence) -> Iterator[str]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
     name = evidence.question.metric
     different = [
-        f"{units.score_change(name, each.change)} at {point_label(each.point.point)}"
+        f"{evidence.question.judged_by.show_change(each.change)} at {point_label(each.point.point)}"
         for each in worker_metrics(evidence.question, evidence.points, evidence.family)
         if each.verdict is Equivalence.DIFFERENT
     ]

@@ -245,7 +245,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
 
     Before these what its description says after the question.
     """
-    workload = study.workload
+    workload, metric = study.workload, study.judged_by
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     points = len(study.points())
     timed = f"{units.counted(points, 'point')} × {study.repeats_text}, timed"
@@ -254,7 +254,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
         "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",
         "Runs": f"{study.num_trials * points} trials, whose points are drawn" if study.is_search else timed,
         "Compares with": _pairs(study.baseline) + " (else alike)" if study.baseline else "",
-        "Judges by": f"{study.metric} (the {'higher' if study.mode == 'max' else 'lower'} the better)",
+        "Judges by": f"{metric.name} ({metric.text.partition(', ')[2]})",
         "Holds fixed": _pairs(study.config),
         "Run by": f"`{' '.join(command)}`" if command else "",
     }
@@ -304,8 +304,8 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
         description=masked(study.description),
         about=masked(describe(study, options.command)),
         answer=answer or masked(first_sentence(study.description)),
-        score=study.metric,
-        mode=study.mode,
+        score=study.judged_by.name,
+        mode=study.judged_by.mode,
         compares=bool(study.baseline),
         has_points=not study.is_search,
         study_file=loaded.path,

@@ -76,7 +76,7 @@ class LocalRunner:
                 listener(TrialStarted(spec, attempt))
                 job = self._settings.job(spec, attempt, workload)
                 of_revision = self._servers.get(job.revision.label)
-                result = _LocalAttempt(job, study.metric, listener, of_revision, self._cores).run()
+                result = _LocalAttempt(job, study.judged_by.name, listener, of_revision, self._cores).run()
                 notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break

@@ -27,7 +27,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from torch.utils.data import default_collate
 
 from raypar import units
-from raypar.errors import Mistake, Shown, WorkloadError, cut
+from raypar.errors import Mistake, RayparError, Shown, WorkloadError, cut
 from raypar.parallel.loss import Kind, Loss, part_of
 from raypar.parallel.strategy import DistContext, ForwardBackward, call
 from raypar.study.options import num_shares, pipeline_size
@@ -38,7 +38,7 @@ from raypar.train.loss_kind import IGNORED_CLASS, loss_of, num_rows, takes_class
 from raypar.train.model_check import model_facts
 from raypar.train.precision import Numerics, numerics_of
 from raypar.units import listed
-from raypar.workloads.metrics import default_metrics
+from raypar.workloads.metrics import default_metrics, pairs_samples, sum_and_weight
 
 T = TypeVar("T")
 
@@ -59,6 +59,8 @@ HINT_RATIO = (
 FIX = "fix that function"
 HINT_FORWARD = "give the model what data(config) has, or the data what the model takes"
 HINT_LOSS = "fix that function, or give targets of the shape and type that it takes"
+HINT_ONE_SHAPE = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
+NUM_COMPARED = 16  # targets that metrics are tried on
 BROADCAST = "incorrect results due to broadcasting"  # of torch's warning
 NUM_SAMPLES = 3  # that are run through model, loss and metrics
 # Of larger inputs, samples spread evenly are looked at.
@@ -486,10 +488,10 @@ def _check_batch(
         return
     if _note_classes(workload, data, outputs, findings):
         if not y.is_floating_point() and y.shape[1:] == outputs.shape[2:]:  # of right classes the metrics may be wrong
-            _check_metrics(default_metrics(workload), outputs, y.long().clamp(0, outputs.shape[1] - 1), findings)
+            _check_metrics(default_metrics(workload), data, outputs, y.long().clamp(0, outputs.shape[1] - 1), findings)
         return
     _check_loss(workload, data, config, outputs, y, loss, findings)
-    _check_metrics(default_metrics(workload), outputs, y, findings)
+    _check_metrics(default_metrics(workload), data, outputs, y, findings)
 
 
 def _note_classes(workload: Workload, data: Data, outputs: Any, findings: Findings) -> bool:
@@ -518,7 +520,7 @@ def _check_without_outputs(workload: Workload, data: Data, model: nn.Module | No
     width = widths[-1] if widths else 2 if y.is_floating_point() else int(y.max()) + 1
     outputs = torch.randn(len(y), max(1, width))
     if not (widths and _note_classes(workload, data, outputs, findings)) and y.dim() == 1 and not y.is_floating_point():
-        _check_metrics(default_metrics(workload), outputs, y, findings)
+        _check_metrics(default_metrics(workload), data, outputs, y, findings)
 
 
 def _some_samples(data: Data) -> tuple[Any, Any]:
@@ -626,8 +628,8 @@ def _check_loss(
         return
     total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if isinstance(outputs, Tensor) and any(BROADCAST in str(each.message) for each in caught):
-        hint = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
-        findings.mistakes.append(Mistake(where, Shown(shapes), "pairs each output with every target", hint))
+        mistake = Mistake(where, Shown(shapes), "pairs each output with every target", HINT_ONE_SHAPE)
+        findings.mistakes.append(mistake)
     elif not isinstance(total, Tensor) or (isinstance(value, tuple) and weight is None):
         findings.mistakes.append(Mistake(where, _kind(value), "is not a tensor or a pair (sum, weight)", HINT_MEAN))
     elif total.dim() or (isinstance(weight, Tensor) and weight.dim()):
@@ -689,20 +691,29 @@ def _adds_up(loss: Loss, outputs: Any, y: Any) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in zip(whole, totals, strict=True))
 
 
-def _check_metrics(metrics: Mapping[str, Any], outputs: Any, y: Any, findings: Findings) -> None:
-    size = num_rows(y)
+def _check_metrics(metrics: Mapping[str, Any], data: Data, outputs: Any, y: Any, findings: Findings) -> None:
+    size, targets = num_rows(y), y if data.train is None else part_of(data.train.targets, slice(NUM_COMPARED))
+    shapes = f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
     for name, metric in metrics.items():
-        where, shapes = f"metrics[{name!r}]", f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
-        function = metric.collect if isinstance(metric, Statistic) else metric
-        with torch.no_grad():
-            scores = findings.attempt(where, lambda: function(outputs, y), shapes)  # noqa: B023
-        if scores is None or isinstance(metric, Statistic):
-            continue
-        if isinstance(scores, tuple) and len(scores) == 2 and all(torch.as_tensor(each).dim() == 0 for each in scores):
-            continue
-        if not isinstance(scores, Tensor) or scores.dim() == 0 or scores.shape[0] != size or scores.numel() != size:
-            hint = "return a score for each sample, shape (batch,), whose mean is taken; or a pair (sum, weight)"
-            findings.mistakes.append(Mistake(where, _kind(scores), f"is not a score for each of {size} samples", hint))
+        where, function = f"metrics[{name!r}]", metric.collect if isinstance(metric, Statistic) else metric
+        try:
+            with torch.no_grad():
+                scores = function(outputs, y)
+            if isinstance(metric, Statistic):
+                continue
+            sum_and_weight(scores, size)
+        except RayparError as error:  # of one of raypar's own
+            findings.mistakes.append(Mistake(where, Shown(shapes), error.message, error.hint))
+        except Exception as error:  # the user's own code
+            findings.raised.append(Mistake(where, Shown(shapes), f"raises {_error_text(error)}", FIX))
+        else:
+            if (
+                isinstance(outputs, Tensor)
+                and isinstance(y, Tensor)
+                and pairs_samples(metric, outputs, moved(targets, y.device))
+            ):
+                mistake = Mistake(where, Shown(shapes), "pairs each output with every target", HINT_ONE_SHAPE)
+                findings.mistakes.append(mistake)
 
 
 def _error_text(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from raypar.train.data import Feed, moved, paired, pins_memory
 from raypar.train.loss_kind import loss_of
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
-from raypar.workloads.metrics import default_metrics
+from raypar.workloads.metrics import default_metrics, sum_and_weight
 
 VAL_LOSS = "val_loss"
 
@@ -128,12 +128,8 @@ def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targ
     """Return what adds up over batches: a statistic's tensor, or the sum and the weight of scores, shape ``(2,)``."""
     if isinstance(metric, Statistic):
         return metric.collect(outputs, targets).double()
-    scores = metric(outputs, targets)
-    if isinstance(scores, tuple):
-        total, weight = scores
-        return torch.stack([total.double(), torch.as_tensor(weight, device=total.device).double()])
-    total = scores.double().sum()
-    return torch.stack([total, torch.full_like(total, size)])
+    total, weight = sum_and_weight(metric(outputs, targets), size)
+    return torch.stack([total.double(), torch.as_tensor(weight, device=total.device).double()])
 
 
 def _joined(batches: Sequence[tuple[Any, Any]]) -> Any:

@@ -31,7 +31,8 @@ class BestWeights:
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
-        score, mode = report.get(self._workload.metric), self._workload.mode
+        metric = self._workload.metric_of()
+        score, mode = report.get(metric.name), metric.mode
         if self._folder is None or bad_losses(report) or (score is not None and not math.isfinite(score)):
             return
         if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):

@@ -197,7 +197,33 @@ WRONG = {
     "a metric of the batch": (
         Data(train=GOOD, val=GOOD),
         {"metrics": {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}},
-        [("metrics['accuracy'] = Tensor of shape (): is not a score for each of 3 samples", "shape (batch,)")],
+        [("metrics['accuracy'] = ", "shape () is not a score for each of 3 samples", "shape (batch,)")],
+    ),
+    "a metric that is broadcast": (
+        values(X[:, :1]),
+        regression(metrics={"hits": lambda outputs, targets: (outputs == targets[:, 0]).float()}),
+        [("metrics['hits'] = ", "shape (3, 3) is not a score for each of 3 samples", "shape (batch,)")],
+    ),
+    "a metric that is broadcast and averaged": (
+        values(X[:, 0]),
+        regression(
+            loss=lambda outputs, targets: functional.mse_loss(outputs[:, 0], targets),
+            metrics={
+                "hits": lambda outputs, targets: ((outputs > 0) == (targets > 0)).float().mean(1),
+                "fine": lambda outputs, targets: ((outputs[:, 0] > 0) == (targets > 0)).float(),
+            },
+        ),
+        [
+            (
+                "metrics['hits'] = outputs of shape (3, 1), targets of shape (3,): pairs each output with every",
+                "one shape",
+            )
+        ],
+    ),
+    "accuracy of a regression": (
+        values(X[:, :1]),
+        regression(metrics=None, metric="accuracy"),
+        [("metrics['accuracy'] = ", "accuracy needs scores of two classes or more, shape")],
     ),
     "several": (
         Data(train=SHORT, val=EMPTY),
@@ -209,7 +235,8 @@ FINE = {
     "classes": (Data(train=GOOD, val=GOOD), {}),
     "bytes for classes": (Data(train=Split(X, Y.byte()), val=GOOD), {}),
     "ignored classes": (Data(train=Split(X, torch.where(Y == 1, -100, Y)), val=GOOD), {}),
-    "probabilities": (values(torch.softmax(X[:, :3], 1)), {"metrics": {}}),
+    "probabilities": (values(torch.softmax(X[:, :3], 1)), {}),
+    "a regression without a metric": (values(X[:, :1]), regression(metrics=None)),
     "a regression": (values(X[:, :1]), regression()),
     "a transform that fills": (Data(train=Split(NAN_X, Y), val=GOOD, transform=torch.nan_to_num), {}),
     "a lazy model": (Data(train=GOOD, val=GOOD), {"model": lambda c: nn.LazyLinear(3)}),
