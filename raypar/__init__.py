@@ -93,4 +93,6 @@ def load(
         raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
     stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
     final = last_final_test(stored.store, study)
-    return StudyFrame.of(stored.question, stored.results, all=all, final_test=final.sentence(stored.question.unit) if final else "")
+    return StudyFrame.of(
+        stored.question, stored.results, all=all, final_test=final.sentence(stored.question.unit) if final else ""
+    )
