@@ -53,9 +53,10 @@ def accuracy(outputs: Tensor, targets: Tensor, ignore_index: int = IGNORED_CLASS
     hint = 'give the Workload metrics={"name": function} for what it trains, or metric="val_loss"'
     if len(shapes[0]) < 2 or shapes[0][1] < 2:
         raise RayparError(f"accuracy needs scores of two classes or more, shape (batch, classes), {given}", hint=hint)
+    one_each = (shapes[0][0], *shapes[0][2:])
     if targets.is_floating_point() and shapes[0] == shapes[1]:
         targets = targets.argmax(1)
-    elif targets.is_floating_point() or targets.shape != (one_each := (shapes[0][0], *shapes[0][2:])):
+    elif targets.is_floating_point() or shapes[1] != one_each:
         raise RayparError(f"accuracy needs class numbers of shape {one_each}, {given}, {targets.dtype}", hint=hint)
     right, counts = outputs.argmax(1) == targets, targets != ignore_index
     if targets.dim() == 1 and counts.all():
