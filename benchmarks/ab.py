@@ -75,7 +75,7 @@ def loss(outputs, targets, units=UNITS):
     return torch.nn.functional.cross_entropy(outputs, targets)
 
 
-workload = Workload(name="calibrated", model=model, data=data, loss=loss)
+workload = Workload(name="calibrated", model=model, data=data, loss=loss, metric="accuracy")
 study = Study(workload=workload, config={"batch_size": BATCH_SIZE, "epochs": 1, "lr": 0.1, "num_workers": 1})
 '''
 MNIST = """from raypar import Study

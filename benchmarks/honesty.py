@@ -387,7 +387,7 @@ def found_equivalent(
     design = Design("2 workers", {"num_workers": (1, 2)}, {"num_workers": 1})
     study = simulate(rng, design, num_blocks, Noise(metric_sd=metric_sd), None, {1: change})
     analysis = analyse(study.question, study.results)
-    verdicts = [each.verdict for each in worker_metrics(study.question, analysis.points, analysis.family)]
+    verdicts = [each.verdict for each in worker_metrics(analysis.question, analysis.points, analysis.family)]
     return float(Equivalence.EQUIVALENT in verdicts), verdicts
 
 

@@ -104,7 +104,7 @@ def workloads() -> str:
         workload = getattr(sys.modules["raypar.workloads"], name)
         defaults = ", ".join(f"{key}={value!r}" for key, value in workload.defaults.items())
         lines += [f"### {name}", "", f"{workload.description} · {workload.dataset}".strip(" ·"), ""]
-        lines += [f"Judged by `{workload.metric}` ({workload.mode}). Defaults: `{defaults}`.", ""]
+        lines += [f"Judged by `{workload.metric_of().name}` ({workload.metric_of().mode}). Defaults: `{defaults}`.", ""]
         if workload.options:
             lines += ["| option | default | meaning |", "|---|---|---|"]
         for key, value in workload.options.items():

@@ -11,6 +11,7 @@ from raypar.hooks import report, step
 if TYPE_CHECKING:
     from raypar.errors import RayparError, StudyError
     from raypar.reporting.frame import StudyFrame
+    from raypar.study.metric import Metric
     from raypar.study.space import choice, grid, loguniform, randint, uniform
     from raypar.study.study import Study
     from raypar.study.workload import Data, Option, Split, Statistic, Workload
@@ -20,6 +21,7 @@ _MODULES = {
     **dict.fromkeys(("RayparError", "StudyError"), "raypar.errors"),
     **dict.fromkeys(("choice", "grid", "loguniform", "randint", "uniform"), "raypar.study.space"),
     **dict.fromkeys(("Data", "Option", "Split", "Statistic", "Workload"), "raypar.study.workload"),
+    "Metric": "raypar.study.metric",
     "Study": "raypar.study.study",
 }
 
@@ -27,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Data",
+    "Metric",
     "Option",
     "RayparError",
     "Split",
@@ -90,4 +93,6 @@ def load(
         raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
     stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
     final = last_final_test(stored.store, study)
-    return StudyFrame.of(stored.question, stored.results, all=all, final_test=final.sentence() if final else "")
+    return StudyFrame.of(
+        stored.question, stored.results, all=all, final_test=final.sentence(stored.question.unit) if final else ""
+    )

@@ -77,6 +77,13 @@ class BrokeOff(RayparError):
         return cls(error.message, hint=error.hint)
 
 
+class Shown(str):
+    """Text that stands for a value in a message, without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One thing wrong with a study: field, value, problem and fix."""

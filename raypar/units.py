@@ -171,16 +171,6 @@ def value_of(value: object) -> str:
     return str(value)
 
 
-def score(name: str, value: float | None) -> str:
-    """Return a metric of a trial: accuracies as percent with one decimal, others as numbers."""
-    return percent(value, 1) if is_share(name) else number(value)
-
-
-def is_share(name: str) -> bool:
-    """Return whether a metric of this name is a share of 1, shown as percent."""
-    return name.lower().rsplit("/", 1)[-1].endswith(("accuracy", "acc"))
-
-
 class Interval(Protocol):
     """Value with its bounds, None where there are none."""
 
@@ -194,40 +184,17 @@ class Interval(Protocol):
 
 def ratio_interval(of: Interval | None) -> str:
     """``1.87× [1.80, 1.95]``; without the brackets where there is no interval."""
-    return MISSING if of is None else ratio(of.value) + _brackets(of, _ratio_digits)
+    return MISSING if of is None else ratio(of.value) + brackets(of, _ratio_digits)
 
 
 def percent_interval(of: Interval, decimals: int = 0) -> str:
     """``93 % [90, 96]``."""
-    return percent(of.value, decimals) + _brackets(of, lambda v: f"{100 * v:.{decimals}f}")
+    return percent(of.value, decimals) + brackets(of, lambda v: f"{100 * v:.{decimals}f}")
 
 
 def rate_interval(of: Interval, unit: str = "samples/s") -> str:
     """``114k samples/s [110k, 118k]``."""
-    return rate(of.value, unit) + _brackets(of, compact)
-
-
-def score_interval(name: str, of: Interval) -> str:
-    """``97.8 % [97.6, 97.9]`` for an accuracy, ``0.2134 [0.2100, 0.2170]`` for others."""
-    # The interval's arithmetic knows nothing of the bounds that a share has.
-    show = (lambda v: f"{100 * min(max(v, 0.0), 1.0):.1f}") if is_share(name) else number
-    return score(name, of.value) + _brackets(of, show)
-
-
-def score_difference(name: str, value: float) -> str:
-    """Return the size of a metric's difference: ``0.5 points`` of an accuracy, ``0.0120`` of others."""
-    return f"{100 * value:.1f} points" if is_share(name) else number(value)
-
-
-def score_change(name: str, of: Interval) -> str:
-    """``-2.1 points [-2.4, -1.8]`` for an accuracy, ``+0.0120 [+0.0100, +0.0140]`` for others."""
-
-    def show(value: float) -> str:
-        if is_share(name):
-            return f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
-        return ("+" if value >= 0 else "") + number(value)
-
-    return show(of.value) + (" points" if is_share(name) else "") + _brackets(of, show)
+    return rate(of.value, unit) + brackets(of, compact)
 
 
 def seconds_interval(of: Interval | None, *, bounds: bool = True) -> str:
@@ -236,15 +203,15 @@ def seconds_interval(of: Interval | None, *, bounds: bool = True) -> str:
         return MISSING
     factor, unit = next((f, u) for limit, f, u in _SCALES if of.value < limit)
     decimals = _decimals(of.value / factor)
-    brackets = _brackets(of, lambda v: _bound(v / factor, decimals)) if bounds else ""
-    return f"{of.value / factor:.{decimals}f} {unit}{brackets}"
+    shown = brackets(of, lambda v: _bound(v / factor, decimals)) if bounds else ""
+    return f"{of.value / factor:.{decimals}f} {unit}{shown}"
 
 
 def energy_interval(of: Interval) -> str:
     """``12.3 kJ [11.9, 12.8]``: one unit for all three."""
     factor, _ = _scale(of.value, "kMG")
     decimals = _decimals(of.value / factor)
-    return energy(of.value) + _brackets(of, lambda v: _bound(v / factor, decimals))
+    return energy(of.value) + brackets(of, lambda v: _bound(v / factor, decimals))
 
 
 def plus_minus(of: Interval) -> str:
@@ -270,7 +237,8 @@ def _scale(value: float, letters: str) -> tuple[float, str]:
     return 1000.0**power, ("", *letters)[power]
 
 
-def _brackets(of: Interval, show: Callable[[float], str]) -> str:
+def brackets(of: Interval, show: Callable[[float], str]) -> str:
+    """`` [1.80, 1.95]``: the bounds after a value; empty where there is no interval."""
     if of.low is None or of.high is None or math.isnan(of.low + of.high):
         return ""
     if is_noise(of):

@@ -99,7 +99,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
             other settings than the question's are excluded, with a warning.
         stopped: why a study that runs until it is settled has stopped, where the results don't show it.
     """
-    question = question_of(asked) if isinstance(asked, Study) else asked
+    question = (question_of(asked) if isinstance(asked, Study) else asked).with_unit(results)
     current = current_results(question, results)
     gathered = current.points
     family = family_of(question, gathered)

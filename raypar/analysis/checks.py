@@ -96,6 +96,22 @@ def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial")
 # ---- trials: which ones, of what
 
 
+def different_data(evidence: Evidence) -> Iterator[str]:
+    """Trials with other samples than those of the same seed that differ in what should leave the data as it is."""
+    by_work: dict[str, dict[str, list[TrialResult]]] = defaultdict(lambda: defaultdict(list))
+    for result in evidence.finished:
+        splits = result.data.get("splits")
+        stored = splits.values() if isinstance(splits, Mapping) else ()
+        digests = [split["digest"] for split in stored if isinstance(split, Mapping) and "digest" in split]
+        if digests:
+            config = sorted((key, value) for key, value in result.spec.config.items() if key not in OF_EQUAL_WORK)
+            by_work[repr((result.spec.seed, config))][repr(digests)].append(result)
+    others = [result for groups in by_work.values() for group in list(groups.values())[1:] for result in group]
+    if others:
+        text = f"{_share(others, evidence.finished)} had other samples than a trial of the same seed and settings"
+        yield f"{text}: their metrics are of other data."
+
+
 def other_settings(evidence: Evidence) -> Iterator[str]:
     if evidence.excluded:
         yield evidence.excluded
@@ -488,11 +504,34 @@ def unequal_work(evidence: Evidence) -> Iterator[str]:
         )
 
 
+def batch_norm_in_parts(evidence: Evidence) -> Iterator[str]:
+    """Points whose batches go through batch norm in different numbers of parts: their losses are not comparable."""
+    parts: dict[int, str] = {}  # a point of each number
+    for p in evidence.points:
+        for r in p.measured:
+            for number in numbers(r.environment.get("batch_norm_parts")):
+                parts.setdefault(round(number), point_label(p.point))
+    if len(parts) > 1:
+        labels = [f"{units.counted(number, 'part')} at {parts[number]}" for number in sorted(parts)]
+        yield f"Batch norm normalises over each part of a batch by itself, so that losses differ: {named(labels)}."
+
+
+def without_gradient(evidence: Evidence) -> Iterator[str]:
+    """Trials whose DDP looks through the graph in each step for parameters without a gradient."""
+    searched = [r for r in evidence.finished if any(by_rank(r, "finds_unused"))]
+    listed = [of for r in searched for of in by_rank(r, "without_gradient") if isinstance(of, (list, tuple))]
+    names = dict.fromkeys(str(name) for of in listed for name in of)
+    if searched:
+        share = _share(searched, evidence.finished)
+        extra = "traversed the graph once more in each step, for parameters without a gradient"
+        yield f"{share} {extra}: {named([*names])}."
+
+
 def metric_differs(evidence: Evidence) -> Iterator[str]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
     name = evidence.question.metric
     different = [
-        f"{units.score_change(name, each.change)} at {point_label(each.point.point)}"
+        f"{evidence.question.judged_by.show_change(each.change)} at {point_label(each.point.point)}"
         for each in worker_metrics(evidence.question, evidence.points, evidence.family)
         if each.verdict is Equivalence.DIFFERENT
     ]
@@ -725,6 +764,8 @@ CHECKS: dict[Check, str] = {
     "name.",
     other_code: "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by "
     "the code as much as by the point.",
+    different_data: "Seed the generator that draws or splits the samples in data(config), and run the study again with "
+    "--fresh.",
     diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
     "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
     too_large_trials: "They count in no time, speedup or recommendation, and are not run again. Use a smaller batch "
@@ -765,6 +806,10 @@ CHECKS: dict[Check, str] = {
     gpu_shared: "Leave the GPU to the study: `nvidia-smi` lists the processes, and those that compute slow trials "
     "down. Then run it again with --fresh.",
     unequal_work: "Give num_samples a multiple of every batch size, so that all points train on the same samples.",
+    batch_norm_in_parts: "Compare times, and losses only at one number of parts; or use a normalisation that doesn't "
+    "depend on the batch (torch.nn.GroupNorm, LayerNorm), or on GPUs torch.nn.SyncBatchNorm.",
+    without_gradient: "DDP's find_unused_parameters costs that, and one worker doesn't pay it. Remove or freeze these "
+    "parameters (requires_grad_(False)), or set static_graph=True where each step uses the same ones.",
     metric_differs: "Don't read the speedup as time saved for the same result; compare the time to a target, or tune "
     "lr for each number of workers.",
     more_than_linear: "See whether the baseline was disturbed (its steps' times, other load) or does more work; else "

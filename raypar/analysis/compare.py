@@ -35,7 +35,9 @@ from raypar.analysis.stats import (
     independent_shift_estimate,
     median_estimate,
 )
+from raypar.analysis.time_to_target import metric_of
 from raypar.errors import RayparError
+from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 
@@ -185,6 +187,7 @@ class Comparison:
         uncommitted: whether a study ran code that no commit has.
         excluded: sentences on trials of other settings; empty where there are none.
         doubts: why times of each can't be trusted; empty where they can.
+        metric_units: of the metric, as `Metric` has them; metrics of different units are not compared.
     """
 
     names: tuple[str, str]
@@ -201,6 +204,12 @@ class Comparison:
     uncommitted: tuple[bool, bool]
     excluded: tuple[str, str] = ("", "")
     doubts: tuple[str, str] = ("", "")
+    metric_units: tuple[str, str] = ("", "")
+
+    @property
+    def judged_by(self) -> Metric:
+        """A's metric."""
+        return Metric(self.metric, unit=self.metric_units[0])
 
     @property
     def gate(self) -> Gate | None:
@@ -249,10 +258,12 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
     swept = (*a.question.space_keys, *b.question.space_keys)
     # A study may have swept more, or less, in an earlier execution.
     keys = tuple(dict.fromkeys((*swept, *(key for side in sides for r in side.results for key in r.spec.point))))
+    metric, metric_of_b = (metric_of(side.question, a.question.metric, side.results) for side in (a, b))
     points_a, points_b = (
-        [p for p in collect(replace(s.question, metric=a.question.metric), s.results, time_metric) if p.results]
+        [p for p in collect(replace(s.question, metric=metric.name), s.results, time_metric) if p.results]
         for s in sides
     )
+    is_one_unit = metric.unit == metric_of_b.unit
     pairs, *only = match(points_a, points_b, keys)
     changes = [config_changes(*pair) for pair in pairs]
     alike = [(pair, execution) for pair, (work, execution) in zip(pairs, changes, strict=True) if not work]
@@ -260,7 +271,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
     limit = 1 + (allowed_share or 0.0)
     times = [comparable_times(*pair) for pair, _ in alike]
     logs = [None if t is None else (_logs(t[0]), _logs(t[1])) for t in times]
-    metrics = [(first.all_of("metric"), second.all_of("metric")) for (first, second), _ in alike]
+    metrics = [(of_a.all_of("metric"), of_b.all_of("metric")) if is_one_unit else ([], []) for (of_a, of_b), _ in alike]
     ratios = holm_estimates(logs, against=math.log(limit), error=TIME_ERROR)
     metric_changes = holm_estimates([m if all(m) else None for m in metrics], against=0.0, error=METRIC_ERROR)
     matched = [
@@ -290,7 +301,8 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
     return Comparison(
         names=(a.question.study_name, b.question.study_name),
         time_metric=time_metric,
-        metric=a.question.metric,
+        metric=metric.name,
+        metric_units=(metric.unit, metric_of_b.unit),
         keys=keys,
         allowed_share=allowed_share,
         matched=tuple(matched),

@@ -102,7 +102,8 @@ def common_target(question: Question, gathered: Sequence[PointSamples]) -> Targe
     if not values or not all(values):
         return None
     rank = partial(gain, question.mode)
-    target = Target(question.metric, min((max(series, key=rank) for series in values), key=rank), question.mode)
+    value = min((max(series, key=rank) for series in values), key=rank)
+    target = Target(question.metric, value, question.mode, question.unit)
     return None if all(target.is_reached_by(series[0]) for series in values) else target
 
 

@@ -22,7 +22,6 @@ from typing import TypeVar
 import numpy as np
 from scipy.special import chdtr, ndtri
 
-from raypar import units
 from raypar.analysis.question import MARGIN, PointKey, PointSamples, Question, Sample, point_key, with_baselines
 from raypar.analysis.stats import (
     HODGES_LEHMANN_ERROR,
@@ -279,15 +278,6 @@ def _table(values: Sequence[Mapping[int, float]]) -> Floats:
     return np.array([[each[block] for block in blocks] for each in points]).reshape(len(points), len(blocks))
 
 
-def metric_margin(name: str, value: float) -> float:
-    """Return the difference of a metric that doesn't matter by default: half a point of a share, else 1 %.
-
-    Args:
-        value: the best one.
-    """
-    return 0.005 if units.is_share(name) else 0.01 * abs(value)
-
-
 class Equivalence(StrEnum):
     """Comparison of two metrics with a margin."""
 
@@ -326,7 +316,7 @@ def worker_metrics(question: Question, points: Sequence[PointSamples], family: F
     for group in groups.values():
         asked = question.baseline.get("num_workers")
         base = min(group, key=lambda p: (p.num_workers != asked, p.num_workers or 0))
-        margin = metric_margin(question.metric, float(np.median(base.all_of("metric"))))
+        margin = question.judged_by.margin(float(np.median(base.all_of("metric"))))
         others = [p for p in group if p is not base]
         for p in others:
             change, bounds = family.secondary.metric_change(base, p), family.metric_bounds(base, p, len(others))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from raypar import units
 from raypar.analysis.load import disturbing_load
+from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
 from raypar.study.space import Value
 from raypar.study.study import Study
@@ -40,6 +41,7 @@ class Question:
         space_keys: the swept hyperparameters, in the order in which they are shown.
         metric: key of the last report that says how good a trial is.
         mode: "max" or "min" of it is better.
+        unit: of the metric, as `Metric` has it; empty: not declared, and not read from the values yet.
         points: every point, where the study lists them; () for a search. One without a result is shown as such.
         num_repeats: how many trials every point should have, 1 in a search; None: unknown.
         max_repeats: how many a point may have, in a study that runs until it is settled; None: `num_repeats` are run.
@@ -69,6 +71,16 @@ class Question:
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None
     text: str = ""
+    unit: str = ""
+
+    @property
+    def judged_by(self) -> Metric:
+        """Metric that says how good a trial is."""
+        return Metric(self.metric, self.mode, self.unit)
+
+    def with_unit(self, results: Iterable[TrialResult]) -> Question:
+        """Return the question with the unit of its metric, which the values show where it is not declared."""
+        return replace(self, unit=self.judged_by.read_from(reported_values(results, self.metric)).unit)
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """The point that `point` is compared with; itself where it is a baseline."""
@@ -97,8 +109,8 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         study_name=study.name,
         baseline=dict(study.baseline),
         space_keys=tuple(study.space),
-        metric=study.metric,
-        mode=study.mode,
+        metric=study.judged_by.name,
+        mode=study.judged_by.mode,
         points=() if study.is_search else study.points(),
         num_repeats=1 if study.is_search else study.num_first_repeats,
         max_repeats=study.max_repeats if study.until else None,
@@ -108,7 +120,16 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         config=_fixed(study, auto),
         seed=study.seed,
         text=first_sentence(study.description),
+        unit=study.judged_by.unit,
     )
+
+
+def reported_values(results: Iterable[TrialResult], metric: str) -> Iterator[float]:
+    """Yield every value of a metric in the reports of trials."""
+    for result in results:
+        for report in result.reports:
+            if (value := report.get(metric)) is not None:
+                yield value
 
 
 def first_sentence(description: str) -> str:

@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -37,7 +36,6 @@ from raypar.analysis.pairwise import (
     Family,
     family_of,
     metric_differences,
-    metric_margin,
     repeats_for_margin,
     repeats_needed,
 )
@@ -52,8 +50,17 @@ from raypar.analysis.points import (
 )
 from raypar.analysis.question import PointSamples, Question, current_results
 from raypar.analysis.stats import MIN_RANKED, Estimate
-from raypar.analysis.time_to_target import PointToTarget, Start, Target, TargetStatus, reported_metrics, time_to_target
+from raypar.analysis.time_to_target import (
+    PointToTarget,
+    Start,
+    Target,
+    TargetStatus,
+    metric_of,
+    reported_metrics,
+    time_to_target,
+)
 from raypar.errors import RayparError, suggest
+from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
@@ -242,7 +249,7 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
         ("energy", constraints.max_energy_j, c.energy_j, True, units.energy),
         ("memory", constraints.max_memory_bytes, c.memory_bytes, True, units.size),
         ("efficiency", constraints.min_efficiency, c.efficiency, False, units.percent),
-        (metric, constraints.min_metric, c.metric, question.mode == "min", partial(units.score, metric)),
+        (metric, constraints.min_metric, c.metric, question.mode == "min", question.judged_by.show),
     )
     for name, limit, quantity, is_upper, show in limits:
         if limit is None:
@@ -273,7 +280,7 @@ def _without_worse(
     num_scored = sum(c.metric is not None and not c.exclusion for c in candidates)
     best, best_value = _best(candidates, question.mode)
     margin = constraints.metric_margin
-    margin = metric_margin(name, best_value) if margin is None else margin
+    margin = question.judged_by.margin(best_value) if margin is None else margin
 
     def judged(c: Candidate) -> Candidate:
         if c.exclusion or best is None or c is best:
@@ -284,7 +291,7 @@ def _without_worse(
         if gap.low is None or gap.high is None:
             if (worse := -sign * gap.value) <= margin:
                 return replace(c, metric_gap=gap)
-            exclusion = f"{name} {units.score_difference(name, worse)} worse (1 trial, unconfirmed)"
+            exclusion = f"{name} {question.judged_by.show_difference(worse)} worse (1 trial, unconfirmed)"
             return replace(c, exclusion=exclusion, is_close_call=True, metric_gap=gap)
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
@@ -292,14 +299,14 @@ def _without_worse(
         change = family.metric_change(best, c)
         if most < -margin and change is not None and change.excludes(0.0):
             return replace(c, exclusion=f"{name} worse than the best", is_metric_worse=True)
-        exclusion = could_be_worse(name, -worst, best_value)
+        exclusion = could_be_worse(question.judged_by, -worst, best_value)
         is_open = most >= -margin
         return replace(c, exclusion=exclusion, is_close_call=is_open, metric_gap=gap, is_metric_worse=not is_open)
 
     return [judged(c) for c in candidates]
 
 
-def could_be_worse(name: str, worse: float, best: float) -> str:
+def could_be_worse(metric: Metric, worse: float, best: float) -> str:
     """Return that a metric could be so much worse than the best one, or that it is too noisy to say anything.
 
     Args:
@@ -307,8 +314,8 @@ def could_be_worse(name: str, worse: float, best: float) -> str:
         best: the best point's value.
     """
     if worse > NOISE * abs(best):
-        return f"{name} is {units.TOO_NOISY[1:-1]}"
-    return f"{name} could be {units.score_difference(name, worse)} worse"
+        return f"{metric.name} is {units.TOO_NOISY[1:-1]}"
+    return f"{metric.name} could be {metric.show_difference(worse)} worse"
 
 
 def _best(candidates: Sequence[Candidate], mode: str) -> tuple[Candidate | None, float]:
@@ -413,7 +420,7 @@ class Recommendation:
         """Allowance for a metric that is worse than the best."""
         if self.constraints.metric_margin is not None:
             return self.constraints.metric_margin
-        return metric_margin(self.question.metric, _best(self.candidates, self.question.mode)[1])
+        return self.question.judged_by.margin(_best(self.candidates, self.question.mode)[1])
 
     @property
     def best(self) -> Candidate | None:
@@ -438,11 +445,15 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
         RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
             point has.
     """
+    question = question.with_unit(results)
     current = current_results(question, results)
     target = constraints.target
     if target is not None and target.metric not in (metrics := reported_metrics(current.results)):
         hint = suggest(target.metric, metrics) if metrics else "the trials report nothing: leave --target out"
         raise RayparError(f"--target {target.metric}=…: no trial reports `{target.metric}`", hint=hint)
+    if target is not None and not target.unit:
+        target = replace(target, unit=metric_of(question, target.metric, results).unit)
+        constraints = replace(constraints, target=target)
     candidates, family = _candidates(question, current.points, constraints)
     _check_limits(candidates, constraints, current.results)
     batches: tuple[BatchGroup, ...] = ()

@@ -19,12 +19,11 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeGuard
 
-from raypar.analysis.question import PointSamples, Question
+from raypar.analysis.question import PointSamples, Question, reported_values
 from raypar.analysis.stats import Estimate, censored_median_estimate
+from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, gain
-
-_LESS_IS_BETTER = ("loss", "error", "perplexity")
 
 
 class Start(StrEnum):
@@ -49,11 +48,17 @@ class Target:
 
     Attributes:
         mode: "max": this or more is; "min": this or less.
+        unit: of the metric, as `Metric` has it.
     """
 
     metric: str
     value: float
     mode: str = "max"
+    unit: str = ""
+
+    def show(self, value: float) -> str:
+        """Return a value of its metric: ``93.2 %``."""
+        return Metric(self.metric, self.mode, self.unit).show(value)
 
     def is_reached_by(self, value: float | None) -> bool:
         return _is_finite(value) and gain(self.mode, value) >= gain(self.mode, self.value)
@@ -111,11 +116,10 @@ class PointToTarget:
         return {trial.repeat: trial.num_samples for trial in self.trials if trial.num_samples is not None}
 
 
-def mode_of(question: Question, metric: str) -> str:
-    """Return "max" or "min" of a metric: as the study has it for its own, by the name for others."""
-    if metric == question.metric:
-        return question.mode
-    return "min" if any(word in metric.lower() for word in _LESS_IS_BETTER) else "max"
+def metric_of(question: Question, name: str, results: Sequence[TrialResult]) -> Metric:
+    """Return a metric that trials report: as the study has it for its own, by name and values for others."""
+    metric = question.judged_by if name == question.metric else Metric(name)
+    return metric.read_from(reported_values(results, name))
 
 
 def reported_metrics(results: Sequence[TrialResult]) -> tuple[str, ...]:

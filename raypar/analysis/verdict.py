@@ -150,7 +150,7 @@ def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
     if not scored:
         return f"No trial reported {question.metric}."
     best, value = max(scored, key=lambda entry: gain(question.mode, entry[1]))
-    shown = f"{question.metric} {units.score(question.metric, value)}"
+    shown = f"{question.metric} {question.judged_by.show(value)}"
     return f"Leading: {shown} with {point_label(best.point)} (best of {len(scored)}, one trial each, unconfirmed)."
 
 
@@ -158,7 +158,7 @@ def _only(question: Question, point: PointAnalysis) -> str:
     """Return the time and the metric of a study's only point."""
     parts = [units.seconds_interval(point.time_s)] if point.time_s else []
     if point.metric:
-        parts.append(f"{question.metric} {units.score_interval(question.metric, point.metric)}")
+        parts.append(f"{question.metric} {question.judged_by.show_interval(point.metric)}")
     return f"{f'{point_label(point.point)}: ' * bool(point.point)}{', '.join(parts)}."
 
 
@@ -360,7 +360,7 @@ def best_lines(question: Question, points: Sequence[PointAnalysis], family: Fami
     if len(scored) < 2:
         return []
     (best, metric), *others = sorted(scored, key=lambda entry: gain(question.mode, entry[1].value), reverse=True)
-    shown = units.score_interval(question.metric, metric)
+    shown = question.judged_by.show_interval(metric)
     text = f"Best {question.metric}: {shown} at {point_label(best.point)}"
     if metric.low is None:
         return [text + " (1 trial, unconfirmed)."]
@@ -381,12 +381,13 @@ def _over_workers(question: Question, points: Sequence[PointAnalysis], family: F
     compared = worker_metrics(question, scored, family)
     if not compared or all(not any(metric_differences(scored[0], p)) for p in scored):
         return []
-    name, margin = question.metric, units.score_difference(question.metric, max(each.margin for each in compared))
+    name, judged_by = question.metric, question.judged_by
+    margin = judged_by.show_difference(max(each.margin for each in compared))
     different = [each for each in compared if each.verdict is Equivalence.DIFFERENT]
     unknown = [each for each in compared if each.verdict is Equivalence.UNKNOWN]
     if different:
         most = max(different, key=lambda each: abs(each.change.value))
-        change = f"{units.score_change(name, most.change)} at {point_label(most.point.point)}"
+        change = f"{judged_by.show_change(most.change)} at {point_label(most.point.point)}"
         return [f"{name} differs between numbers of workers: {change}, against {point_label(most.base.point)}."]
     if unknown:
         return [f"{name} over numbers of workers is inconclusive: it may differ by more than {margin}."]

@@ -38,6 +38,7 @@ def init(
 ) -> None:
     """Write a study of a training script, which is read, not run: its options, its metrics, and how it is started."""
     from raypar.study.draft import draft_of, starter
+    from raypar.study.metric import Metric, direction_of
     from raypar.study.script import read_script
 
     code = read_script(script) if script is not None else None
@@ -56,6 +57,8 @@ def init(
     write_text(path, draft.text)
     shown = shlex.quote(path_from_here(path))
     typer.echo(f"wrote {shown}: {draft.swept}")
+    if draft.metric:
+        typer.echo(f"judged by: {Metric(draft.metric, direction_of(draft.metric) or 'min').text}")
     todo = f"fill in {listed(draft.open_options, MAX_SHOWN)}, then " if draft.open_options else ""
     typer.echo(f"next: {todo}raypar study {shown}    (raypar plan {shown} shows first what it runs)")
 

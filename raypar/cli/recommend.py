@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from raypar.analysis.question import Question
     from raypar.analysis.recommend import Settling
     from raypar.analysis.time_to_target import Target
+    from raypar.execution.stored import StoredStudy
+    from raypar.study.metric import Metric
     from raypar.study.space import Value
     from raypar.track.store import Store
 
@@ -55,7 +57,7 @@ def recommend(
         float | None,
         typer.Option(
             metavar="X",
-            help="How much worse than the best the metric may be. (default: 0.005 of accuracies, else 1 %)",
+            help="How much worse than the best the metric may be. (default: half a point of percentages, else 1 %)",
         ),
     ] = None,
     settings: Annotated[
@@ -96,10 +98,12 @@ def recommend(
         _parts(target)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     question = study.question
+    if min_metric is not None:
+        _check_unit("--min-metric ", question.with_unit(study.results).judged_by, min_metric)
     if max_cost is not None and question.price_per_node_hour is None:
         raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
     constraints = Constraints(
-        target=_target(target, question) if target is not None else None,
+        target=_target(target, study) if target is not None else None,
         start=Start(start),
         max_time_s=max_time_s,
         max_cost=max_cost,
@@ -133,15 +137,25 @@ def _parts(text: str) -> tuple[str, float]:
     return metric, number
 
 
-def _target(text: str, question: Question) -> Target:
-    from raypar import units
-    from raypar.analysis.time_to_target import Target, mode_of
+def _target(text: str, study: StoredStudy) -> Target:
+    from raypar.analysis.time_to_target import Target, metric_of
 
-    metric, value = _parts(text)
-    if units.is_share(metric) and not 0 <= value <= 1:
-        hint = f"write --target {metric}={value / 100:g}" if 1 < value <= 100 else "write --target accuracy=0.99"
-        raise RayparError(f"--target {text}: {metric} is a share, from 0 to 1", hint=hint)
-    return Target(metric, value, mode_of(question, metric))
+    name, value = _parts(text)
+    metric = metric_of(study.question, name, study.results)
+    _check_unit(f"--target {name}=", metric, value)
+    return Target(name, value, metric.mode, metric.unit)
+
+
+def _check_unit(flag: str, metric: Metric, value: float) -> None:
+    """Refuse a value that a share or a percentage can't have, or that is meant in the other of the two."""
+    from raypar.study.metric import PERCENT, SHARE
+
+    if metric.unit == SHARE and not 0 <= value <= 1:
+        hint = f"write {flag}{value / 100 if 1 < value <= 100 else 0.99:g}"
+        raise RayparError(f"{flag}{value:g}: {metric.name} is a share, from 0 to 1", hint=hint)
+    if metric.unit == PERCENT and not 1 < value <= 100:
+        hint = f"write {flag}{100 * value if 0 < value <= 1 else 99:g}"
+        raise RayparError(f"{flag}{value:g}: {metric.name} is in per cent, from 0 to 100", hint=hint)
 
 
 def _next_step(store: Store, study: str, question: Question, settling: Settling) -> tuple[str, bool]:

@@ -141,21 +141,26 @@ def show(
     as_json: common.AsJson = False,
 ) -> None:
     """Show every trial of a study."""
+    from raypar.analysis.question import reported_values
     from raypar.execution.stored import results_since, unknown_study
     from raypar.reporting.listings import print_trials, show_document
+    from raypar.study.metric import Metric
 
     store = common.store_of(tracking_uri)
     results = store.results(name)
     if not results:
         raise unknown_study(name, store)
     results, scope = results_since(since, name, results, store)
-    metric = str(store.question(name).get("metric", "accuracy"))
+    asked = store.question(name)
+    metric = Metric(
+        *(str(asked.get(key, default)) for key, default in (("metric", "accuracy"), ("mode", ""), ("unit", "")))
+    )
     if as_json:
-        common.print_json(show_document(name, results, metric, scope))
+        common.print_json(show_document(name, results, metric.name, scope))
         return
     if scope:
         common.say(common.stdout(), f"{name}: {counted(len(results), 'trial')} {scope}")
-    print_trials(common.stdout(), results, metric)
+    print_trials(common.stdout(), results, metric.read_from(reported_values(results, metric.name)))
 
 
 def report(

@@ -15,6 +15,7 @@ from raypar.analysis.stats import median_estimate
 from raypar.errors import RayparError
 from raypar.provenance import versions
 from raypar.run.runner import Listener, Notice
+from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, best_first, gain, point_label
@@ -38,14 +39,14 @@ class FinalTest:
     scores: tuple[Mapping[str, float], ...]
     look: int = 1
 
-    def sentence(self) -> str:
-        """Return the report's sentence; empty where no model has the metric."""
+    def sentence(self, unit: str = "") -> str:
+        """Return the report's sentence; empty where no model has the metric. `unit`: that of the metric in trials."""
         key = self.metric.removeprefix("val_")
         values = [score[key] for score in self.scores if key in score]
         if not values:
             return ""
         estimate = median_estimate(values, log_scale=False)
-        shown = units.score_interval(key, estimate)
+        shown = Metric(key, unit=unit).read_from(values).show_interval(estimate)
         seen = "seen once" if self.look == 1 else f"looked at {self.look} times, each worth less"
         return (
             f"Test set, {seen}, by the {units.counted(len(values), 'model')} of the point that is best on the "
@@ -64,7 +65,9 @@ def last_final_test(store: Store, study_name: str) -> FinalTest | None:
 
 def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
     """Return the analysis with the outcome of a final test, if there was one."""
-    return replace(analysis, verdict=replace(analysis.verdict, final_test=final.sentence() if final else ""))
+    return replace(
+        analysis, verdict=replace(analysis.verdict, final_test=final.sentence(analysis.question.unit) if final else "")
+    )
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:

@@ -46,7 +46,7 @@ from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes, watch_of_cluster
 from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
 from raypar.run.private_ray import private_ray
-from raypar.run.ranks import ForkServer
+from raypar.run.ranks import ForkServer, check_workload
 from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
 from raypar.scratch import remove_abandoned
 from raypar.signals import raise_again, uninterrupted
@@ -60,7 +60,7 @@ from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.uploader import end_abandoned
 from raypar.train.affinity import allowed_cores, host_cores
-from raypar.train.job import RunSettings
+from raypar.train.job import CheckJob, RunSettings
 from raypar.train.telemetry import CpuMonitor
 
 CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that others share
@@ -70,6 +70,7 @@ PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
 NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
 PLACING = ("device", "num_workers")  # options that decide how many GPUs a trial has
 REPORT_FILE = "report.html"
+CHECK_LOG = "check.log"
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (
     "the Ray at {} runs the code of whoever reaches it, and shows them yours: it asks for no token "
@@ -404,6 +405,24 @@ def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[st
     return {name: environment[name] for name in names if name in environment}
 
 
+def check_workload_of(plan: ExecutionPlan, settings: RunSettings, fork_addresses: Mapping[str, str]) -> None:
+    """Raise WorkloadError where data or model of what is to run have mistakes, in a second or two.
+
+    Of train loops and commands, of two versions of the code, and without a fork server, the trials show them.
+    """
+    workload, address = plan.study.workload, fork_addresses.get("")
+    if workload.foreign_kind or address is None or settings.revisions:
+        return
+    import cloudpickle
+
+    points = {point_label(spec.point): spec.config for spec in plan.to_check}
+    job = CheckJob(
+        cloudpickle.dumps(workload), tuple(points.items()), plan.study.seed, settings.sys_path, settings.environment
+    )
+    if mistakes := check_workload(address, job, settings.log_dir / CHECK_LOG):
+        raise WorkloadError.of(workload.name, mistakes)
+
+
 @contextlib.contextmanager
 def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Runner]:
     """Start what runs the trials, and stop it after."""
@@ -427,6 +446,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         from raypar.run.local import LocalRunner
 
         with LocalRunner(settings, plan.cluster.cores) as local:
+            check_workload_of(plan, settings, local.fork_addresses)
             yield local
         return
     with contextlib.ExitStack() as stack:
@@ -442,6 +462,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
             importlib.import_module("ray")
             importing = threading.Thread(target=importlib.import_module, args=["raypar.run.tune"])
             importing.start()
+            check_workload_of(plan, settings, fork_addresses)
             stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
             importing.join()
         else:

@@ -86,6 +86,14 @@ class ExecutionPlan:
     def placements(self) -> tuple[Placement, ...]:
         return tuple(dict.fromkeys(spec.placement for spec in self.specs))
 
+    @property
+    def to_check(self) -> tuple[TrialSpec, ...]:
+        """A trial of each point that is to run, first those that differ in the workload's own hyperparameters."""
+        specs = self.missing or _drawable(self.study, self.auto)
+        of_points = {point_label(spec.point): spec for spec in reversed(specs)}
+        of_workloads = {_key(spec.config, self.study.workload.options): spec for spec in of_points.values()}
+        return tuple({id(spec): spec for spec in (*of_workloads.values(), *of_points.values())}.values())
+
     def choose_cores(self, free: Sequence[Core]) -> frozenset[int]:
         """Choose the cores that trials will be on, out of free ones of this machine; none where they are too few.
 

@@ -141,6 +141,7 @@ class ResultHandler:
     def __post_init__(self) -> None:
         self._question = self.outcome.plan.question
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
+        self._has_trained = False  # some trial has ended
         self._announced = self.companions()
         self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
         self._summary_due_s = time.monotonic() + SUMMARY_AFTER_S
@@ -155,7 +156,9 @@ class ResultHandler:
                 failure = event.result.failure
                 if failure is not None and failure.kind is FailureKind.INVALID:
                     # One message, and no result: no other trial would fare better.
-                    raise WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
+                    error = WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
+                    raise BrokeOff.by(error) if self._has_trained else error
+                self._has_trained = True
                 self._note_companions(event.result.spec.identity)
                 result = self._with_companions(_without_secrets(event.result))
                 event = replace(event, result=replace(result, code=self.code_of(result.spec)))
@@ -242,7 +245,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
 
     Before these what its description says after the question.
     """
-    workload = study.workload
+    workload, metric = study.workload, study.judged_by
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     points = len(study.points())
     timed = f"{units.counted(points, 'point')} × {study.repeats_text}, timed"
@@ -251,7 +254,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
         "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",
         "Runs": f"{study.num_trials * points} trials, whose points are drawn" if study.is_search else timed,
         "Compares with": _pairs(study.baseline) + " (else alike)" if study.baseline else "",
-        "Judges by": f"{study.metric} (the {'higher' if study.mode == 'max' else 'lower'} the better)",
+        "Judges by": f"{metric.name} ({metric.text.partition(', ')[2]})",
         "Holds fixed": _pairs(study.config),
         "Run by": f"`{' '.join(command)}`" if command else "",
     }
@@ -301,8 +304,8 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
         description=masked(study.description),
         about=masked(describe(study, options.command)),
         answer=answer or masked(first_sentence(study.description)),
-        score=study.metric,
-        mode=study.mode,
+        score=study.judged_by.name,
+        mode=study.judged_by.mode,
         compares=bool(study.baseline),
         has_points=not study.is_search,
         study_file=loaded.path,

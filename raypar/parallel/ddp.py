@@ -10,11 +10,18 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task
+from raypar.errors import Mistake, WorkloadError
+from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers
 from raypar.study.workload import Config
 
 Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]
 
+_UNFINISHED = Mistake(
+    "model(config)",
+    None,
+    "some parameters got no gradient in a step, so that DDP could not finish it",
+    "set find_unused_parameters=True, which looks for them in each step; without static_graph",
+)
 # A bucket of one byte holds a single gradient: each is sent by itself.
 UNFUSED_MB = 1 / 2**20
 
@@ -25,12 +32,17 @@ class AllReduce(DataParallelism):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         config, context = task.config, task.context
-        bucket_mb = config["bucket_mb"]
+        self._context, self._workload_name = context, task.workload.name
+        bucket_mb, finds_unused = config["bucket_mb"], config["find_unused_parameters"]
+        if finds_unused is None:
+            # A static graph has found them after its first step.
+            finds_unused = task.gradients.are_missing and not config["static_graph"]
         self._ddp = nn.parallel.DistributedDataParallel(
             task.model,
             device_ids=[context.device.index] if context.device.type == "cuda" else None,
             bucket_cap_mb=max(bucket_mb, UNFUSED_MB) if bucket_mb is not None else None,
             gradient_as_bucket_view=True,
+            find_unused_parameters=finds_unused,
             static_graph=config["static_graph"],
         )
         self.module: nn.Module = self._ddp
@@ -40,7 +52,16 @@ class AllReduce(DataParallelism):
             self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        return do.run_in_parts(self.module, batch, self._num_parts, self._ddp.no_sync)
+        loss = do.run_in_parts(self.module, batch, self._num_parts, self._ddp.no_sync)
+        try:
+            self._ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError:  # else this rank would wait in its next collective for others, which wait in this one
+            raise WorkloadError.of(self._workload_name, [_UNFINISHED]) from None
+        return loss
+
+    def full_model(self) -> nn.Module:
+        # Each forward pass begins with the first rank's buffers, and the last step has changed them since.
+        return broadcast_buffers(super().full_model(), self._context.device)
 
     def reset_state(self) -> None:
         self._compression.reset_state()

@@ -2,7 +2,7 @@
 
 Stage 0 shares out nothing (an all-reduce after the backward pass), 1 the optimizer's state, 2 the gradients too, 3 the
 weights too (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). It works on the trial's own process group.
-Gradients are averaged over the ranks, batch norm's running means are each rank's own: both as in DDP.
+Gradients are averaged over the ranks, as in DDP. Batch norm's running means are each rank's own until an evaluation.
 """
 
 from __future__ import annotations

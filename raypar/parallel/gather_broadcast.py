@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from raypar.parallel.strategy import DataParallelism, Task
+from raypar.parallel.strategy import DataParallelism, Task, broadcast_buffers, flattened, take_gradients
 
 MASTER = 0
 
@@ -24,30 +24,24 @@ class GatherBroadcast(DataParallelism):
         self.runs_optimizer = task.context.rank == MASTER
         self._world_size = task.context.world_size
         self._trained = [p for p in task.model.parameters() if p.requires_grad]
-        # A step changes them beside the weights, for example batch norm's running means: the master's count.
-        self._buffers = list(task.model.buffers())
+        self._device = task.context.device
 
     def sync_gradients(self) -> None:
-        for p in self._trained:
-            if p.grad is None:  # took no part in this batch; every rank has to send as much as the others
-                p.grad = torch.zeros_like(p)
-        flat = torch.cat([p.grad.reshape(-1) for p in self._trained if p.grad is not None])
+        flat = flattened(self._trained)
         if not self.runs_optimizer:
             dist.gather(flat, dst=MASTER)
             return
         parts = [torch.empty_like(flat) for _ in range(self._world_size)]
         dist.gather(flat, parts, dst=MASTER)
-        means = torch.stack(parts).mean(0).split([p.numel() for p in self._trained])  # type: ignore[no-untyped-call]
-        for parameter, mean in zip(self._trained, means, strict=True):
-            parameter.grad = mean.view_as(parameter)
+        take_gradients(self._trained, torch.stack(parts).mean(0))
 
     def sync_weights(self) -> None:
         with torch.no_grad():
             flat = parameters_to_vector(self._trained)
             dist.broadcast(flat, src=MASTER)
             vector_to_parameters(flat, self._trained)
-        for buffer in self._buffers:
-            dist.broadcast(buffer, src=MASTER)
+        # A step changes them beside the weights, for example batch norm's running means: the master's count.
+        broadcast_buffers(self._model, self._device)
 
 
 STRATEGY = GatherBroadcast

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,7 +15,15 @@ from torch.distributed.tensor import DTensor
 
 from raypar.parallel import pipeline, tensor
 from raypar.parallel.pipeline import Stages
-from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, broadcast_buffers
+from raypar.parallel.strategy import (
+    Batch,
+    ForwardBackward,
+    SplitModel,
+    Task,
+    broadcast_buffers,
+    flattened,
+    take_gradients,
+)
 from raypar.parallel.tensor import plan_of, split_layers
 from raypar.study.workload import Config, Workload
 
@@ -70,20 +77,20 @@ class Hybrid(SplitModel):
 
 def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
     """Replace every gradient by its mean over the group; several travel as one, up to `bucket_bytes`."""
-    buckets: list[list[Tensor]] = [[]]
-    for p in reversed(parameters):
-        if p.grad is not None:
-            grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-            last = buckets[-1]
-            if last and (sum(t.nbytes for t in last) + grad.nbytes > bucket_bytes or grad.dtype != last[0].dtype):
-                buckets.append([])
-            buckets[-1].append(grad)
+    buckets: list[list[nn.Parameter]] = [[]]
+    size = 0
+    for p in reversed([p for p in parameters if p.requires_grad]):
+        num_bytes = (p.to_local() if isinstance(p, DTensor) else p).nbytes
+        last = buckets[-1]
+        if last and (size + num_bytes > bucket_bytes or p.dtype != last[0].dtype):
+            buckets.append([])
+            size = 0
+        buckets[-1].append(p)
+        size += num_bytes
     for bucket in filter(None, buckets):
-        flat = torch.cat([t.reshape(-1) for t in bucket])
+        flat = flattened(bucket)
         dist.all_reduce(flat, group=group)
-        flat /= dist.get_world_size(group)
-        for grad, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):  # type: ignore[no-untyped-call]
-            grad.copy_(part.view_as(grad))
+        take_gradients(bucket, flat / dist.get_world_size(group))
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:

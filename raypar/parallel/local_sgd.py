@@ -13,41 +13,48 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from raypar.parallel.strategy import HOST, Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers, copied
 
 
 class LocalSgd(DataParallelism):
-    """Averaging every ``config["sync_every"]`` steps, by torch's own averager."""
+    """Averaging every ``config["sync_every"]`` steps."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._period = task.config["sync_every"]
         self._context = task.context
+        self._trained = [p for p in task.model.parameters() if p.requires_grad]
         self._average = copied(task.model, HOST)
         self.reset_state()
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
         # The loss of this rank's samples, not its part of the global one; a rank without samples stays where it is.
-        own = batch._replace(weight=float(batch.num_samples > 0), num_global=batch.num_samples)
-        return super().forward_backward(own, do)
+        alone = batch._replace(weight=float(batch.num_samples > 0), num_global=batch.num_samples)
+        return super().forward_backward(alone, do)
 
     def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
         return torch.where(weight != 0, batch.num_samples / weight, float(batch.num_samples > 0))
 
     def sync_weights(self) -> None:
-        self._averager.average_parameters(iter(self._model.parameters()))
+        if not self._step % self._period:
+            # All of them: torch's PeriodicModelAverager leaves out those without a gradient in the last step, which
+            # may be others on each rank.
+            with torch.no_grad():
+                flat = parameters_to_vector(self._trained) / self._context.world_size
+                dist.all_reduce(flat)
+                vector_to_parameters(flat, self._trained)
+        self._step += 1
 
     def reset_state(self) -> None:
-        self._averager = PeriodicModelAverager(self._period)
-        self._averager.step = 1  # torch's averages after steps 0, k, 2k, …; here it is after k, 2k, …
+        self._step = 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._averager.step}
+        return {"step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._averager.step = state["step"]
+        self._step = state["step"]
 
     def full_model(self) -> nn.Module:
         """Return a model of the ranks' average weights and the first rank's buffers; the ranks continue with theirs."""

@@ -171,8 +171,9 @@ class Stages:
         """Give every rank the weights and buffers of the others' layers; its own are there already."""
         for stage, layers in enumerate(self._ranges):
             for name in filter(None, (self._names[i] for i in layers)):  # the others hold no weights of the model
-                for tensor in complete.get_submodule(name).state_dict().values():
-                    broadcast(tensor, self._device, self._group, stage % self._size)
+                layer = complete.get_submodule(name)
+                for tensor in (*layer.parameters(), *layer.buffers()):
+                    broadcast(tensor.data, self._device, self._group, stage % self._size)
         return complete
 
     def _schedule(self, num_samples: int) -> tuple[int, Any]:

@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from raypar.parallel.loss import Loss, part_of
+from raypar.study.options import num_shares
 from raypar.study.workload import Config, Workload, first_tensor
 
 HOST = torch.device("cpu")
@@ -174,12 +175,33 @@ def by_layout(tensors: Sequence[Any]) -> list[list[Any]]:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """Parameters that got no gradient in backward passes of some samples, on any rank.
+
+    Attributes:
+        never: names of those that got none at all.
+        at_times: names of those that got one in some passes only.
+        are_sparse: names of those whose gradients are sparse tensors.
+    """
+
+    never: tuple[str, ...] = ()
+    at_times: tuple[str, ...] = ()
+    are_sparse: tuple[str, ...] = ()
+
+    @property
+    def are_missing(self) -> bool:
+        """True where a step has to expect parameters without a gradient."""
+        return bool(self.never or self.at_times)
+
+
+@dataclass(frozen=True)
 class Task:
     """Model and setting that a strategy is built for.
 
     Attributes:
         model: with the same weights on every rank; the strategy may cut it up or wrap it.
         sample: two samples as `call` takes them, for strategies that need the shapes.
+        gradients: what is known about them beforehand, the same on every rank.
     """
 
     workload: Workload
@@ -187,6 +209,7 @@ class Task:
     model: nn.Module
     sample: Any
     context: DistContext
+    gradients: Gradients = Gradients()
 
 
 class StepOptimizer(Protocol):
@@ -264,6 +287,14 @@ class Strategy:
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the parameters that this rank's optimizer updates, as torch's optimizers take them."""
         return [{"params": list(self._model.parameters())}]
+
+    @property
+    def named_model(self) -> nn.Module:
+        """The model with the workload's names of parameters, for optimizers of its own.
+
+        Parameters are this rank's parts where the strategy splits them. Those that other ranks train get no gradient.
+        """
+        return self._model
 
     def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
         """Return the optimizer that steps in place of one of these groups."""
@@ -372,6 +403,48 @@ def broadcast_buffers(model: nn.Module, device: torch.device) -> nn.Module:
     for buffer in model.buffers():
         broadcast(buffer, device)
     return model
+
+
+def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the gradients of parameters of one type as one row, and whether each is there (1) or not (0) after them.
+
+    Those that are not there are zeros: every rank has to send as much as the others.
+    """
+    parts = [_local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
+    is_there = torch.tensor([p.grad is not None for p in parameters], dtype=parts[0].dtype)
+    return torch.cat([*parts, is_there.to(parts[0].device, non_blocking=True)])
+
+
+def take_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+    """Set gradients to those of a row as `flattened` makes it, combined over ranks.
+
+    What no rank has a gradient of keeps none, as in a single process: an optimizer with momentum would move it.
+    """
+    *parts, shares = flat.split([*(_local(p).numel() for p in parameters), len(parameters)])  # type: ignore[no-untyped-call]
+    # Read only where it is needed: this waits for the device.
+    is_there = [p.grad is not None for p in parameters]
+    if not all(is_there):
+        is_there = (shares > 0).tolist()
+    for parameter, part, there in zip(parameters, parts, is_there, strict=True):
+        if not there:
+            continue
+        if isinstance(parameter, DTensor):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            part = part.view_as(local := _local(parameter.grad))
+            local.copy_(part)
+        else:
+            parameter.grad = part.view_as(parameter)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def share_of(config: Config, context: DistContext) -> tuple[int, int]:
+    """Return a rank's share of every global batch, and the number of shares."""
+    num = num_shares(config) if context.world_size > 1 else 1
+    return context.rank * num // context.world_size, num
 
 
 def build_strategy(task: Task) -> Strategy:

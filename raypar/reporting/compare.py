@@ -14,6 +14,7 @@ from raypar.analysis.stats import Estimate
 from raypar.reporting.points import timed_part
 from raypar.reporting.sentences import distrust
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table, value_column
+from raypar.study.metric import NUMBER, PERCENT, SHARE, Metric
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
 
 MAX_NAMED = 4  # points, or values, that a sentence names one by one
+METRIC_UNITS = {SHARE: "a share of 1", PERCENT: "in per cent", NUMBER: "a plain number"}
 WIDE = 100  # columns from which a table has room for the metrics themselves
 LIMITATION = (
     "Two separate runs can also differ by the day (load, temperature, other users of the machine): such an offset is "
@@ -97,6 +99,7 @@ def compare_document(comparison: Comparison, stores: tuple[str, str], exit_code:
         "limitation": LIMITATION,
         "notes": [*_excluded_lines(comparison), *_difference_lines(comparison)],
         "metric": comparison.metric,
+        "metric_unit": comparison.judged_by.unit or None,
         "time_metric": comparison.time_metric,
         "gate": gate,
         "points": [_matched(p, is_judged=gate is not None) for p in comparison.matched],
@@ -225,7 +228,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
-    points, metric = comparison.matched, comparison.metric
+    points, metric = comparison.matched, comparison.judged_by
     for key in comparison.keys:
         column = value_column(key, [p.point.get(key, units.MISSING) for p in points])
         yield replace(column, head=key.replace("_", "_\n"), is_prose=True)
@@ -238,10 +241,10 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
     for i, name in enumerate("AB"):
         scores = [p.metrics[i] for p in points]
         if is_wide and any(scores):
-            yield Column(f"{name}\n{metric}", [units.score(metric, m.value if m else None) for m in scores], True)
+            yield Column(f"{name}\n{metric.name}", [metric.show(m.value if m else None) for m in scores], True)
     if any(p.metric_change for p in points):
-        unit = ", points" if units.is_share(metric) else ""
-        yield Column(f"B-A\n{metric}{unit}", [_change(metric, p.metric_change) for p in points], True)
+        unit = ", points" if metric.per_cent else ""
+        yield Column(f"B-A\n{metric.name}{unit}", [_change(metric, p.metric_change) for p in points], True)
     yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
 
 
@@ -290,14 +293,14 @@ def _about_lost_times(comparison: Comparison) -> Iterator[str]:
 def _about_metric(comparison: Comparison) -> Iterator[str]:
     changes = [(p, p.metric_change) for p in comparison.matched if p.metric_change is not None]
     if not changes:
-        yield f"No point has {comparison.metric} in both studies."
+        yield _not_compared(comparison)
         return
     of, total = f"{comparison.metric}: ", units.counted(len(changes), "point")
     differing = [(p, c) for p, c in changes if c.excludes(0.0)]
     if differing:
         most, change = max(differing, key=lambda entry: abs(entry[1].value))
-        unit = " percentage points" if units.is_share(comparison.metric) else ""
-        shown = f"{point_label(most.point)}, {_change(comparison.metric, change)}{unit}"
+        unit = " percentage points" if comparison.judged_by.per_cent else ""
+        shown = f"{point_label(most.point)}, {_change(comparison.judged_by, change)}{unit}"
         yield f"{of}B differs from A at {len(differing)} of {total}; most at {shown}."
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
         yield f"{of}the same at all of {total}."
@@ -307,13 +310,20 @@ def _about_metric(comparison: Comparison) -> Iterator[str]:
         yield f"{of}no significant difference at any of {total}."
 
 
-def _change(metric: str, change: Estimate | None) -> str:
+def _not_compared(comparison: Comparison) -> str:
+    unit_a, unit_b = (METRIC_UNITS.get(unit, "") for unit in comparison.metric_units)
+    if unit_a and unit_b and unit_a != unit_b:
+        return f"{comparison.metric} is not compared: it is {unit_a} in A, and {unit_b} in B."
+    return f"No point has {comparison.metric} in both studies."
+
+
+def _change(metric: Metric, change: Estimate | None) -> str:
     """``-0.50 [-0.90, -0.10]``: of an accuracy in percentage points."""
     if change is None:
         return units.MISSING
 
     def show(value: float) -> str:
-        return f"{100 * value:+.2f}" if units.is_share(metric) else f"{value:+.4g}"
+        return f"{metric.per_cent * value:+.2f}" if metric.per_cent else f"{value:+.4g}"
 
     brackets = "" if change.low is None or change.high is None else f" [{show(change.low)}, {show(change.high)}]"
     return show(change.value) + brackets

@@ -130,6 +130,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
         "baseline": question.baseline,
         "metric": question.metric,
         "mode": question.mode,
+        "metric_unit": question.unit or None,
         "time_metric": analysis.time_metric,
         "energy_source": analysis.energy_source or None,
         "price_per_node_hour": question.price_per_node_hour,

@@ -216,6 +216,7 @@ class RecommendDocument(Document):
         scope: the executions that ``--since`` restricts it to; None: all.
         metric: name of the study's metric.
         mode: "max" or "min" of it is better.
+        metric_unit: "share", "percent" or "number"; None: no trial reported it.
         answer: the recommendation in sentences.
         doubt: why times can't be trusted.
         time_metric: what the times are where no target is asked for: ``train_time_s`` or ``wall_s``.
@@ -232,6 +233,7 @@ class RecommendDocument(Document):
     scope: str | None
     metric: str
     mode: str
+    metric_unit: str | None
     answer: str
     doubt: str | None
     time_metric: str
@@ -503,6 +505,7 @@ class ReportDocument(Document):
         baseline: what points are compared with: the point that differs only in these values.
         metric: name of the study's metric.
         mode: "max" or "min" of it is better.
+        metric_unit: "share", "percent" or "number"; None: no trial reported it.
         time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
         energy_source: what the energies are of.
         num_by_state: trials by their end.
@@ -533,6 +536,7 @@ class ReportDocument(Document):
     baseline: Values
     metric: str
     mode: str
+    metric_unit: str | None
     time_metric: str
     energy_source: str | None
     price_per_node_hour: float | None
@@ -656,6 +660,7 @@ class CompareDocument(Document):
         limitation: what no interval covers.
         notes: on what is not compared, and on other differences.
         metric: name of A's metric.
+        metric_unit: "share", "percent" or "number"; None: no trial reported it in A.
         time_metric: what the times are: ``train_time_s`` or ``wall_s``.
         gate: None without ``--fail-if-slower``.
         missing: points that A has a time of and B no trial that did the same work.
@@ -669,6 +674,7 @@ class CompareDocument(Document):
     limitation: str
     notes: Sequence[str]
     metric: str
+    metric_unit: str | None
     time_metric: str
     gate: GateEntry | None
     points: Sequence[MatchedEntry]
@@ -844,6 +850,9 @@ class PlanDocument(Document):
 
     Attributes:
         baseline: what points are compared with.
+        metric: that points are judged by.
+        mode: "max" or "min" of it is better.
+        metric_unit: "share", "percent" or "number"; None: to be read from the values.
         is_search: whether points are drawn; then `trials` is empty.
         num_trials: in all, as far as decided.
         max_trials: the most that ``--until settled`` may run; else `num_trials`.
@@ -863,6 +872,9 @@ class PlanDocument(Document):
     workload: str
     swept: Sequence[str]
     baseline: Values
+    metric: str
+    mode: str
+    metric_unit: str | None
     is_search: bool
     num_points: int
     num_trials: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -313,6 +312,7 @@ KIND_STYLES = {
 def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each point's time and metric: the recommended one, those on the Pareto front, those that are excluded."""
     metric, advice = analysis.question.metric, analysis.verdict.recommendation
+    judged_by = analysis.question.judged_by
     title = f"Time against {metric}"
     taken, word = _taken(analysis)
     rows: list[Row] = []
@@ -321,15 +321,13 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
         if c.time_s is None or c.metric is None or c.unusable:
             continue
         kind = word if c is taken else EXCLUDED if c.exclusion else ON_FRONT if c.is_on_front else BEATEN
-        of_metric = bounds(c.metric)
-        if units.is_share(metric):  # within 0 and 1, of which the arithmetic of its interval knows nothing
-            of_metric = {key: min(max(value, 0.0), 1.0) for key, value in of_metric.items()}
-        shown = {"time_shown": units.seconds_interval(c.time_s), "shown": units.score_interval(metric, c.metric)}
+        of_metric = {key: judged_by.within(value) for key, value in bounds(c.metric).items()}
+        shown = {"time_shown": units.seconds_interval(c.time_s), "shown": judged_by.show_interval(c.metric)}
         rows.append({"point": point_label(c.point), **bounds(c.time_s, "time"), **of_metric, **shown, "series": kind})
         metrics = c.by_repeat("metric")
         trials += [
             {"trial": r.spec.label, "time": c.times[r.spec.repeat], "value": metrics[r.spec.repeat], "series": kind}
-            | {"shown": units.score(metric, metrics[r.spec.repeat])}
+            | {"shown": judged_by.show(metrics[r.spec.repeat])}
             for r in c.measured
             if r.spec.repeat in c.times and r.spec.repeat in metrics and len(c.times) > 1
         ]
@@ -343,7 +341,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     on_edge = sorted((front[i] for i in edge), key=lambda row: float(row["time"]))
     rows = [row for kind in names for row in vega.thinned([r for r in rows if r["series"] == kind], MAX_DRAWN_POINTS)]
     x = quantity("time", _time_title(analysis), scale=x_scale)
-    y = quantity("value", metric, axis=vega.metric_axis(metric), scale=y_scale)
+    y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by), scale=y_scale)
     front_line = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": vega.GREY}
     colour, shape = _styled("series", {name: KIND_STYLES[name] for name in names})
     tips = vega.tooltip(point="point", time_shown="time", shown="metric")
@@ -435,13 +433,13 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
     is_log = is_number and min(numbers) > 0 and max(numbers) > LOG_RANGE * min(numbers)
     rows: list[Row] = [
         {"x": value if is_number else units.value_of(value), "value": score, "point": point_label(p.point)}
-        | {"shown": units.score(metric, score)}
+        | {"shown": analysis.question.judged_by.show(score)}
         for (p, score), value in zip(scored, values[key], strict=True)
     ]
     x = nominal("x", key, sort=None, axis={"labelAngle": 0})
     if is_number:
         x = quantity("x", key, scale={"type": "log"} if is_log else {})
-    y = quantity("value", metric, axis=vega.metric_axis(metric))
+    y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by))
     spec = layers(
         vega.thinned(rows, MAX_DRAWN_TRIALS),
         _medians(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
@@ -473,8 +471,11 @@ def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
     name = analysis.question.metric
     cells = [(p.point, p.metric) for p in analysis.points if p.metric is not None]
-    shows = (partial(units.score, name), partial(units.score_interval, name))
-    return _heat_map(analysis, cells, shows, "metric_heat_map", name[:1].upper() + name[1:], name)
+    judged_by = analysis.question.judged_by
+    shows = (judged_by.show, judged_by.show_interval)
+    return _heat_map(
+        analysis, cells, shows, "metric_heat_map", name[:1].upper() + name[1:], name, vega.metric_axis(judged_by)
+    )
 
 
 def _heat_map(
@@ -484,6 +485,7 @@ def _heat_map(
     key: str,
     what: str,
     legend: str,
+    axis_of_values: vega.Spec | None = None,
 ) -> Figure | OmittedFigure:
     """The figure of points with their values; `shows`: one as written on a cell, and as shown in words."""
     keys = analysis.question.space_keys
@@ -514,7 +516,7 @@ def _heat_map(
     axis = {"labelAngle": -45, "labelLimit": 120} if is_broad else {"labelAngle": 0}
     x = nominal("across", keys[0], sort=None, axis=axis)
     y = nominal("down", keys[1], sort=_ordered([point.get(keys[1]) for point in points]))
-    gradient = {"orient": "top", "gradientLength": 200, **vega.metric_axis(legend)}
+    gradient = {"orient": "top", "gradientLength": 200, **(axis_of_values or {})}
     colour = {**quantity("value", legend), "scale": {"scheme": "cividis"}, "legend": gradient}
     drawn = [layer("rect", x=x, y=y, color=colour, tooltip=vega.tooltip(across=keys[0], down=keys[1], shown=what))]
     if columns <= MAX_WRITTEN_COLUMNS:
@@ -580,7 +582,7 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     caption = (
         f"{first.key}={last.batch_size}{at}: {units.ratio(last.throughput.value)} the samples/s × "
         f"{units.ratio(last.progress.value)} the progress per sample = {units.ratio_interval(last.goodput)} the speed "
-        f"to {target.metric} {units.score(target.metric, target.value)}"
+        f"to {target.metric} {target.show(target.value)}"
     )
     return Figure("goodput", title, f"{caption}{'' if last.goodput.excludes(1.0) else ', inconclusive'}.", spec)
 
@@ -774,7 +776,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
     rows = [{**row, "series": names[row["series"]]} for row in rows]
     series, of_time = list(names.values()), "trained for" if is_timed else "report"
     x = quantity("time", "trained for, s" if is_timed else "report", zero=True)
-    y = quantity("value", metric, axis=vega.metric_axis(metric))
+    y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by))
     line, colour = {"type": "line", "strokeWidth": 1.5, "opacity": 0.8}, vega.series(series, title=legend_title)
     tips = {"trial": "trial", "time_shown": of_time, "shown": "metric"}
     spec = layers(
@@ -834,7 +836,7 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
         so_far += time_s
         if value is not None and vega.is_number(value):
             at = units.seconds(so_far) if is_timed else str(int(so_far))
-            shown = {"time_shown": at, "shown": units.score(analysis.question.metric, value)}
+            shown = {"time_shown": at, "shown": analysis.question.judged_by.show(value)}
             rows.append({**trial, "time": so_far, "value": value, **shown})
     return rows
 

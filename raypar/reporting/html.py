@@ -201,7 +201,8 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_byt
     metric = analysis.question.metric
     keys = list(dict.fromkeys([*analysis.question.space_keys, *(k for r in trials for k in r.spec.point)]))
     speedups = pair_speedups(analysis.question, trials)
-    factor, head = (100, f"{metric}, %") if units.is_share(metric) else (1, metric)
+    judged_by = analysis.question.judged_by
+    factor = judged_by.per_cent or 1
     finals = [r.final.get(metric) for r in trials]
     columns = [
         Column("#", [str(i) for i in range(1, len(trials) + 1)], True),
@@ -214,7 +215,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_byt
         _numbers("in all, s", [r.wall_s for r in trials]),
         _numbers("samples/s", [r.throughput_samples_per_s for r in trials]),
         _numbers("speedup", [speedups.get(r.spec.identity) for r in trials]),
-        _numbers(head, [factor * value if is_number(value) else None for value in finals]),
+        _numbers(judged_by.head, [factor * value if is_number(value) else None for value in finals]),
         _started(trials),
         Column("node", [", ".join(by_rank(r, "node")) or units.MISSING for r in trials]),
         Column("failure", _failures(trials), is_prose=True),

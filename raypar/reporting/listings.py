@@ -15,6 +15,7 @@ from rich.text import Text
 from raypar import units
 from raypar.errors import cut
 from raypar.reporting.text import Column, print_line, print_table, value_column
+from raypar.study.metric import Metric
 from raypar.study.options import OPTIONS, known_options
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
@@ -56,6 +57,9 @@ def plan_document(
         "workload": study.workload.name,
         "swept": list(study.space),
         "baseline": study.baseline,
+        "metric": study.judged_by.name,
+        "mode": study.judged_by.mode,
+        "metric_unit": study.judged_by.unit or None,
         "is_search": study.is_search,
         "num_points": num_points,
         "num_trials": num_trials,
@@ -98,6 +102,7 @@ def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
     print_line(console, f"{study.name}: " + ", ".join(what))
     if study.baseline:
         print_line(console, f"compared with: {point_label(study.baseline)}")
+    print_line(console, f"judged by: {study.judged_by.text}")
     if plan["gangs"]:
         kind = "warm, kept between trials" if plan["isolation"] == "warm" else "fresh for every trial"
         print_line(console, f"gangs ({kind}): " + "; ".join(map(str, plan["gangs"])))
@@ -164,7 +169,7 @@ def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
     print_table(console, [Column("study", [s["name"] for s in studies]), *numbers, Column("last used", used)])
 
 
-def print_trials(console: Console, results: Sequence[TrialResult], metric: str) -> None:
+def print_trials(console: Console, results: Sequence[TrialResult], metric: Metric) -> None:
     """One line per trial of a study, with the metric that it looks at."""
     keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
     trials = _in_order(results)
@@ -174,7 +179,7 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: str) 
         Column("state", list(map(_state, trials)), is_prose=True),
         Column("train time", [units.seconds(r.train_time_s) for r in trials], True),
         Column("wall", [units.seconds(r.wall_s) for r in trials], True),
-        Column(metric, [units.score(metric, r.final.get(metric)) for r in trials], True),
+        Column(metric.name, [metric.show(r.final.get(metric.name)) for r in trials], True),
     ]
     print_table(console, columns)
 
@@ -235,7 +240,7 @@ def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:
     columns = [
         Column("workload", [each.name for each in every]),
         Column("data set", [each.dataset for each in every], is_prose=True),
-        Column("metric", [each.metric for each in every]),
+        Column("metric", [each.metric_of().name for each in every]),
         Column("what", [each.description for each in every], is_prose=True),
     ]
     print_table(console, columns)
@@ -245,8 +250,7 @@ def print_workload(console: Console, workload: Workload) -> None:
     """One workload with its own options and what raypar's are for it."""
     for text in (f"{workload.name}: {workload.description}", f"data set: {workload.dataset}"):
         print_line(console, text)
-    goal = "the larger the better" if workload.mode == "max" else "the smaller the better"
-    print_line(console, f"metric: {workload.metric}, {goal}")
+    print_line(console, f"metric: {workload.metric_of().text}")
     keys = [*workload.options, *(key for key in OPTIONS if key not in workload.options)]
     options = [known_options(workload)[key] for key in keys]
     defaults = [units.MISSING if each.default is None else units.value_of(each.default) for each in options]

@@ -10,6 +10,7 @@ A line that is too long for the terminal loses parts from its end; a label alone
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -30,26 +31,29 @@ from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, int
 from raypar.analysis.question import Question
 from raypar.reporting.text import ascii_fallback, wrap_hanging
 from raypar.run import runner
+from raypar.study.metric import Metric
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, TrialState, point_label
 
+ACCURACY = Metric("accuracy")
 
-def progress_parts(spec: TrialSpec, report: Mapping[str, float]) -> list[str]:
-    """Label, epoch, loss, accuracy and throughput of a running trial, as far as reported."""
+
+def progress_parts(spec: TrialSpec, report: Mapping[str, float], metric: Metric = ACCURACY) -> list[str]:
+    """Label, epoch, loss, metric and throughput of a running trial, as far as reported."""
     parts = [spec.label]
     if (epoch := report.get("epoch")) is not None:
         epochs = spec.config.get("epochs")
         parts.append(f"epoch {epoch:g}" + (f"/{epochs}" if epochs else ""))
-    loss = next((report[key] for key in ("train_loss", "loss", "val_loss") if key in report), None)
-    if loss is not None:
-        parts.append(f"loss {units.number(loss, 3)}")
-    if (accuracy := report.get("accuracy")) is not None:
-        parts.append(f"accuracy {units.score('accuracy', accuracy)}")
+    loss = next((key for key in ("train_loss", "loss", "val_loss") if key in report), "")
+    if loss:
+        parts.append(f"loss {units.number(report[loss], 3)}")
+    if metric.name != loss and (value := report.get(metric.name)) is not None:
+        parts.append(f"{metric.name} {metric.read_from([value]).show(value)}")
     if (throughput := report.get("throughput_samples_per_s")) is not None:
         parts.append(units.rate(throughput))
     return parts
 
 
-def ended_parts(result: TrialResult) -> list[str]:
+def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
     """Label, end and figures of a trial that has ended."""
     parts = [result.spec.label]
     if result.failure and not result.is_complete:
@@ -59,17 +63,18 @@ def ended_parts(result: TrialResult) -> list[str]:
         parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
     if result.train_time_s is not None:
         parts.append(f"trained {units.seconds(result.train_time_s)}")
-    if (accuracy := result.final.get("accuracy")) is not None:
-        parts.append(f"accuracy {units.score('accuracy', accuracy)}")
+    if (value := result.final.get(metric.name)) is not None:
+        parts.append(f"{metric.name} {metric.read_from([value]).show(value)}")
     if result.wall_s is not None:
         parts.append(f"in all {units.seconds(result.wall_s)}")
     return parts
 
 
-def interim_text(best: Interim) -> str:
+def interim_text(best: Interim, metric: Metric = ACCURACY) -> str:
     """``leading: 1.52× at num_workers=2 (3 trials, unconfirmed)``."""
-    is_speedup = best.quantity == SPEEDUP
-    shown = units.ratio(best.value) if is_speedup else f"{best.quantity} {units.score(best.quantity, best.value)}"
+    shown = f"{best.quantity} {metric.read_from([best.value]).show(best.value)}"
+    if best.quantity == SPEEDUP:
+        shown = units.ratio(best.value)
     trials = units.counted(best.num_trials, "trial")
     return f"leading: {shown} at {point_label(best.point)} ({trials}, unconfirmed)"
 
@@ -152,6 +157,9 @@ class LiveView:
         self._results = list(done)
         self._question = question
         self._interim: Interim | None = None
+        self._extremes: list[float] = []  # of the metric so far
+        for result in done:
+            self._see(result.final)
         self._open = ""  # what a study that runs until it is settled has open
         self._later_s: float | None = None  # expected of its trials that are still to be decided on; None: unknown
         self._is_decided = question is None or question.max_repeats is None  # all trials are those given
@@ -211,6 +219,7 @@ class LiveView:
                 if spec.identity not in self._running:
                     self._start(spec)
                 self._running[spec.identity].report = report
+                self._see(report)
             case runner.TrialRetried(spec, reason):
                 self._running.pop(spec.identity, None)
                 self._queued[spec.identity] = trial_kind(spec)
@@ -244,6 +253,7 @@ class LiveView:
         self._queued.pop(result.spec.identity, None)
         self._num_done += 1
         self._results.append(result)
+        self._see(result.final)
         failed, late_s = not result.is_complete, 0.0
         is_lost = failed or result.is_unusable
         if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
@@ -263,15 +273,25 @@ class LiveView:
         if self._live and (not is_lost or result.reason in self._errors):
             return None
         self._errors.add(result.reason)
-        shown, width = ended_parts(result), len(str(self._num_trials))
+        shown, width = ended_parts(result, self._metric()), len(str(self._num_trials))
         if not self._live and result.failure is not None and result.failure.log_path:
             shown.append(f"log: {result.failure.log_path}")
         parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {'  '.join(shown)}"]
         if not failed and self._num_done < self._num_trials and (finish := self._finish_text()):
             parts.append(finish)
         if self._interim and not is_lost:
-            parts.append(interim_text(self._interim))
+            parts.append(interim_text(self._interim, self._metric()))
         return "; ".join(parts)
+
+    def _metric(self) -> Metric:
+        """Return the study's metric, with the unit that its values show so far."""
+        return (self._question.judged_by if self._question else ACCURACY).read_from(self._extremes)
+
+    def _see(self, report: Mapping[str, float]) -> None:
+        value = report.get(self._question.metric if self._question else ACCURACY.name)
+        if value is not None and math.isfinite(value):
+            seen = [*self._extremes, value]
+            self._extremes = [min(seen), max(seen)]
 
     def _say(self, line: str) -> None:
         self._has_said = True
@@ -330,7 +350,7 @@ class LiveView:
         if self._open:
             head += self._wrapped(self._open, 2)
         if self._interim:
-            head += self._wrapped(interim_text(self._interim), 2)
+            head += self._wrapped(interim_text(self._interim, self._metric()), 2)
         running: list[Text] = []
         if self._starting_text:
             running += self._wrapped(self._starting_text, 2)
@@ -339,7 +359,9 @@ class LiveView:
             running += self._wrapped(f"starting a gang of {placement}, {for_s}", 2)
         shown = list(self._running.values())
         for trial in shown[:MAX_SHOWN]:
-            running += self._fitted("running: ", progress_parts(trial.spec, trial.report), trial.spec.label)
+            running += self._fitted(
+                "running: ", progress_parts(trial.spec, trial.report, self._metric()), trial.spec.label
+            )
         if more := units.and_more(len(shown) - MAX_SHOWN):
             running += self._wrapped(f"running:{more}", 2)
         last = [line for result in self._last for line in self._ended_lines(result)]
@@ -360,7 +382,7 @@ class LiveView:
         return [line]
 
     def _ended_lines(self, result: TrialResult) -> list[Text]:
-        label, *parts = ended_parts(result)
+        label, *parts = ended_parts(result, self._metric())
         least = label if result.is_measured else f"{label}  {result.state.upper()}"
         return self._fitted("ended:   ", [label, *parts], least)
 

@@ -70,7 +70,7 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         percents = partial(_interval, units.percent_interval, bounds=not brief)
         # A baseline's is 100 % by definition.
         add("eff." if brief else "efficiency", lambda p: None if p.is_baseline else p.efficiency, percents)
-    scores = partial(units.score_interval, analysis.question.metric)
+    scores = analysis.question.judged_by.show_interval
     add(analysis.question.metric, lambda p: p.metric, partial(_interval, scores, bounds=bounds))
     add("cost", lambda p: p.cost, lambda e: units.number(e.value, 3))
     if layout.energy:

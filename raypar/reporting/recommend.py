@@ -37,7 +37,7 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
         Column("point", [point_label(c.point) for c in rows], is_prose=True),
         Column("reached" if advice.constraints.target else "n", list(map(_count, rows)), True),
         Column("time", times, True),
-        Column(metric, [units.score(metric, _value(c.metric)) for c in rows], True),
+        Column(metric, [advice.question.judged_by.show(_value(c.metric)) for c in rows], True),
         Column("eff.", [units.percent(_value(c.efficiency)) for c in rows], True),
         Column("cost", [units.number(_value(c.cost), 3) for c in rows], True),
         Column("energy", [units.energy(_value(c.energy_j)) for c in rows], True),
@@ -118,6 +118,7 @@ def recommend_document(
         "scope": scope or None,
         "metric": advice.question.metric,
         "mode": advice.question.mode,
+        "metric_unit": advice.question.unit or None,
         "answer": " ".join(answer_lines(advice)),
         "doubt": advice.doubt or None,
         "time_metric": advice.time_metric,
@@ -185,7 +186,7 @@ def recommended_lines(verdict: Verdict) -> Iterator[str]:
     if chosen is None:
         yield "No recommendation: every point is excluded."
         return
-    shown = [units.seconds(_value(chosen.time_s)), units.score(advice.question.metric, _value(chosen.metric))]
+    shown = [units.seconds(_value(chosen.time_s)), advice.question.judged_by.show(_value(chosen.metric))]
     name = f"{point_label(chosen.point)} ({', '.join(text for text in shown if text != units.MISSING)})"
     if advice.question.is_search:
         return
@@ -206,20 +207,24 @@ def objective(advice: Recommendation) -> str:
         ("with {} at most", constraints.max_energy_j, units.energy),
         ("with {} of memory a worker at most", constraints.max_memory_bytes, units.size),
         ("with an efficiency of {} or more", constraints.min_efficiency, units.percent),
-        ("with {} at the end", constraints.min_metric, lambda m: _target(Target(question.metric, m, question.mode))),
+        (
+            "with {} at the end",
+            constraints.min_metric,
+            lambda m: _target(Target(question.metric, m, question.mode, question.unit)),
+        ),
     )
     what = "the fastest"
     if constraints.target is not None:
         what += f" to {_target(constraints.target)}"
     elif any(c.metric for c in advice.candidates):
-        what += f" whose {question.metric} is within {units.score_difference(question.metric, advice.metric_margin)} "
+        what += f" whose {question.metric} is within {question.judged_by.show_difference(advice.metric_margin)} "
         what += "of the best"
     return ", ".join([what, *(text.format(show(limit)) for text, limit, show in limits if limit is not None)])
 
 
 def _target(target: Target) -> str:
     side = "or more" if target.mode == "max" else "or less"
-    return f"{target.metric} {units.score(target.metric, target.value)} {side}"
+    return f"{target.metric} {target.show(target.value)} {side}"
 
 
 def answer_lines(advice: Recommendation) -> Iterator[str]:
@@ -247,7 +252,7 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
 
 
 def _doubt(advice: Recommendation, doubted: Sequence[Candidate]) -> str:
-    metric, sign = advice.question.metric, gain(advice.question.mode, 1.0)
+    metric, sign = advice.question.judged_by, gain(advice.question.mode, 1.0)
     gaps = [c.metric_gap for c in doubted if c.metric_gap]
     most = max(-sign * bound for gap in gaps for bound in (gap.low, gap.value, gap.high) if bound is not None)
     names = _named([point_label(c.point) for c in doubted])
@@ -297,7 +302,7 @@ def _nothing(advice: Recommendation) -> Iterator[str]:
         seen = [(t.best, c) for c in advice.candidates if c.to_target for t in c.to_target.trials if t.best is not None]
         if seen:
             best, where = max(seen, key=lambda entry: gain(target.mode, entry[0]))
-            value = f"{units.score(target.metric, best)}, at {point_label(where.point)}"
+            value = f"{target.show(best)}, at {point_label(where.point)}"
             advised = "ask for less, or train longer (--set epochs=…)"
             yield f"The best {target.metric} of any evaluation was {value}: {advised}."
     else:

@@ -13,6 +13,7 @@ from raypar.analysis.goodput import BatchGroup
 from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import BaselineComparison, Outcome, Verdict
 from raypar.reporting.text import Column
+from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -78,7 +79,7 @@ def _outcome(verdict: Verdict, comparison: BaselineComparison) -> str:
     candidate = next((c for c in advice.candidates if c.point == point.point), None) if advice else None
     if advice and best and best.metric and candidate and candidate.metric and candidate.is_metric_worse:
         name = advice.question.metric
-        worse = units.score_difference(name, abs(best.metric.value - candidate.metric.value))
+        worse = advice.question.judged_by.show_difference(abs(best.metric.value - candidate.metric.value))
         side = "below" if advice.question.mode == "max" else "above"
         parts.append(f"{name} {worse} {side} best")
     return ", ".join(parts)
@@ -117,7 +118,7 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
     target = analysis.target
     if target is None or not analysis.batches:
         return []
-    reached = f"{target.metric} {units.score(target.metric, target.value)}"
+    reached = f"{target.metric} {target.show(target.value)}"
     lines = [(0, f"Effect of the batch size on the way to {reached}, the best that every trial reached:")]
     for group in analysis.batches[:MAX_GOODPUT_GROUPS]:
         first, *others = batch_lines(group)
@@ -129,7 +130,6 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
 
 MAX_LEVELS = 3  # shown of a hyperparameter whose values are no numbers
 MIN_RATIO = 0.005  # off 1: less is shown as 1.00×
-MIN_SHARE = 0.0005  # off 0: less is shown as 0.0 points
 
 Leveled = TypeVar("Leveled", LevelEffect, Interaction)
 
@@ -139,11 +139,11 @@ def effect_lines(analysis: StudyAnalysis) -> tuple[IndentedLine, ...]:
     effects = analysis.effects
     if effects is None:
         return ()
-    main = _main(effects, analysis.question.metric)
+    main = _main(effects, analysis.question.judged_by)
     return (*main, *_interactions(effects), *((0, f"{why}.") for why in effects.omitted))
 
 
-def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
+def _main(effects: Effects, metric: Metric) -> Iterator[IndentedLine]:
     if effects.main:
         in_one = " (1 block, unconfirmed)" if effects.num_blocks == 1 else ""
         yield 0, f"Effect of each hyperparameter{in_one}:"
@@ -152,7 +152,7 @@ def _main(effects: Effects, metric: str) -> Iterator[IndentedLine]:
         yield 2, f"{effect.key}: {'; '.join(_level(effect, level, metric) for level in levels)}."
 
 
-def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
+def _level(effect: MainEffect, of: LevelEffect, metric: Metric) -> str:
     level, reference = units.value_of(of.level), units.value_of(effect.reference)
     shown = units.ratio_interval(of.speedup)
     if of.speedup.low is None:
@@ -164,14 +164,14 @@ def _level(effect: MainEffect, of: LevelEffect, metric: str) -> str:
     return f"{text}, {_change(of.metric_change, metric)}" if of.metric_change else text
 
 
-def _change(change: Estimate, metric: str) -> str:
+def _change(change: Estimate, metric: Metric) -> str:
     """``accuracy -2.1 points [-2.4, -1.8]``."""
-    text = units.score_change(metric, change)
-    if not _is_tied(change, 0.0, MIN_SHARE if units.is_share(metric) else 0.0):
-        return f"{metric} {text}"
+    text = metric.show_change(change)
+    if not _is_tied(change, 0.0, metric.smallest_shown):
+        return f"{metric.name} {text}"
     if not any((change.value, change.low, change.high)):
-        return f"{metric} the same"
-    return f"no significant difference in {metric} ({text})"
+        return f"{metric.name} the same"
+    return f"no significant difference in {metric.name} ({text})"
 
 
 def _interactions(effects: Effects) -> Iterator[IndentedLine]:

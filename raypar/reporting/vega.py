@@ -17,6 +17,7 @@ from raypar import units
 from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.reporting.text import replacing, strip_control
+from raypar.study.metric import PERCENT, SHARE, Metric
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -157,9 +158,9 @@ def legend_columns(names: Sequence[str]) -> int:
     return 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
 
 
-def metric_axis(metric: str) -> Spec:
-    """The axis of the study's metric: accuracies in percent."""
-    return {"format": ".3~%"} if units.is_share(metric) else {}
+def metric_axis(metric: Metric) -> Spec:
+    """The axis of the study's metric: shares and percentages with a percent sign."""
+    return {SHARE: {"format": ".3~%"}, PERCENT: {"labelExpr": "datum.label + '%'"}}.get(metric.unit, {})
 
 
 def tooltip(**titles: str) -> list[Spec]:

@@ -52,6 +52,11 @@ class LocalRunner:
                 self._servers[revision.label] = server
         return self
 
+    @property
+    def fork_addresses(self) -> dict[str, str]:
+        """Addresses of the fork servers, by the label of their revision."""
+        return {label: server.address for label, server in self._servers.items()}
+
     def __exit__(self, *error: object) -> None:
         self._resources.close()
         self._servers.clear()
@@ -71,7 +76,7 @@ class LocalRunner:
                 listener(TrialStarted(spec, attempt))
                 job = self._settings.job(spec, attempt, workload)
                 of_revision = self._servers.get(job.revision.label)
-                result = _LocalAttempt(job, study.metric, listener, of_revision, self._cores).run()
+                result = _LocalAttempt(job, study.judged_by.name, listener, of_revision, self._cores).run()
                 notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break

@@ -23,18 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from raypar import units
+from raypar.errors import Mistake
 from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
-from raypar.train.job import REPLACED_VARIABLES, RankContext, RankOutcome, Revision, TrialJob
+from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
 
 CLOSE_GRACE_S = 1.0
 EXIT_GRACE_S = 5.0
+CHECK_LIMIT_S = 60.0
 LOG_TAIL_CHARS = 4000
 # Kept of each rank's log, which is looked at so often while the rank runs.
 LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6
@@ -136,6 +138,28 @@ def answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def check_workload(server: str, job: CheckJob, log_path: Path, limit_s: float = CHECK_LIMIT_S) -> list[Mistake]:
+    """Return the mistakes in a workload's data and model, found by a fork of a server.
+
+    Args:
+        server: its address.
+        log_path: of what the workload's functions print.
+
+    Returns:
+        Nothing where the check takes longer than the limit, or its process dies: the trials will show why.
+    """
+    with contextlib.closing(ForkClient(server)) as client:
+        try:
+            process = client.fork(log_path)
+            process.connection.send((job, None))
+            mistakes: list[Mistake] = process.connection.recv() if process.connection.poll(limit_s) else []
+        except (EOFError, OSError):
+            return []
+        process.kill()
+        process.join(EXIT_GRACE_S)
+        return mistakes
 
 
 class ForkServer:

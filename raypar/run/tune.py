@@ -376,7 +376,7 @@ class TuneRunner:
             max_retries=study.max_retries,
             in_lockstep=study.scheduler is not None,
             max_trials=study.max_concurrent_trials,
-            metric=study.metric,
+            metric=study.judged_by.name,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
@@ -433,7 +433,7 @@ class TuneRunner:
         space: dict[str, Any] = {
             "broker": name,
             "in_lockstep": study.scheduler is not None,
-            "study_metric": study.metric,
+            "study_metric": study.judged_by.name,
         }
         count = 1
         spec_of: Callable[[Mapping[str, Any]], TrialSpec | None] | None = None
@@ -462,8 +462,8 @@ class TuneRunner:
                 num_samples=count,
                 search_alg=study.searcher or generator,
                 scheduler=study.scheduler,
-                metric=study.metric if needs_metric else None,
-                mode=study.mode if needs_metric else None,
+                metric=study.judged_by.name if needs_metric else None,
+                mode=study.judged_by.mode if needs_metric else None,
                 max_concurrent_trials=num_slots if generator is None else None,
                 reuse_actors=True,
             ),

@@ -26,6 +26,10 @@ PLACES = {
 }
 
 
+# Parts of a regular expression: what is escaped, classes of characters, and the brackets of groups.
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<|\?)?|\)")
+
+
 @dataclass(frozen=True)
 class Command:
     """A program to run as a trial, once on each machine.
@@ -90,6 +94,21 @@ class Command:
         """Short name: that of the Python file, or of the program."""
         words = self.files or self.template if isinstance(self.template, tuple) else self.files or self.template.split()
         return PurePath(str(words[0])).name if words else "command"
+
+    def is_per_cent(self, name: str) -> bool:
+        """Return whether a metric's expression has a percent sign after its first group, the value."""
+        pattern = self.metrics.get(name) if isinstance(self.metrics, Mapping) else None
+        if not isinstance(pattern, str):
+            return False
+        depth = 0
+        for part in _PARTS.finditer(pattern):
+            if part[0].startswith("("):
+                depth += depth > 0 or part[0] != "(?"
+            elif part[0] == ")" and depth:
+                depth -= 1
+                if not depth:
+                    return bool(re.match(r"(?:\\s[*+?]?|\s|\(\?:)*%", pattern[part.end() :]))
+        return False
 
     def filled(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the command line of a trial.

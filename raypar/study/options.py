@@ -51,6 +51,7 @@ PIPELINED = ("pipeline", "hybrid")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 SPLITS = ("counted", "measured")
+OWN_OPTIMIZER = "own"  # value of the option where the workload brings one
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "lars", "lamb")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
@@ -218,6 +219,13 @@ OPTIONS: Mapping[str, Option] = {
         "none", COMPRESSIONS, "what gradients are turned into on their way (it loses some of them)", strategies=("ddp",)
     ),
     "powersgd_rank": whole_number(1, "rank of PowerSGD's factors"),
+    "find_unused_parameters": Option(
+        None,
+        bool,
+        "let DDP look for parameters without a gradient in each step; None: where the model has such",
+        optional=True,
+        strategies=("ddp",),
+    ),
     "static_graph": Option(False, bool, "let DDP rely on every step using the same weights", strategies=("ddp",)),
     "fsdp_reshard": Option(
         True, bool, "drop gathered weights after the forward pass; False: keep them for backward", strategies=("fsdp",)
@@ -332,6 +340,8 @@ def known_options(workload: Workload) -> dict[str, Option]:
         if not isinstance(value, Option):
             value = Option(value, type(value), f"option of workload {workload.name}")
         options[key] = value
+    if workload.optimizer is not None and "optimizer" not in workload.options:
+        options["optimizer"] = replace(options["optimizer"], default=OWN_OPTIMIZER)
     for key, value in workload.defaults.items():
         if key in options:
             options[key] = replace(options[key], default=value)
@@ -404,7 +414,7 @@ def conflicts(
         yield from _batch_conflicts(config, num_train_samples)
         yield from _data_conflicts(config, workload)
         yield from _pipeline_conflicts(config, swept)
-        yield from _training_conflicts(config, swept)
+        yield from _training_conflicts(config, workload, swept)
     if not workload.foreign_kind and workers > 1:
         yield from _strategy_conflicts(config)
     # Where the study varies the strategy, a fixed option is meant for those strategies that have it.
@@ -458,7 +468,7 @@ def _pipeline_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conf
         yield "stages_per_worker", "has no effect without interleaved stages", 'use pipeline_schedule="interleaved"'
 
 
-def _training_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+def _training_conflicts(config: Config, workload: Workload, swept: Collection[str]) -> Iterator[Conflict]:
     if config["device"] == "mps" and config["precision"] == "fp64":
         yield "precision", "is unavailable on MPS", 'use precision="fp32", or device="cpu"'
     if config["compile"] and not config["num_warmup_steps"]:
@@ -470,6 +480,10 @@ def _training_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conf
     if config["checkpoint_every_epochs"] and config["eval_every_steps"] and config["loader"] == "dataloader":
         problem = "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch"
         yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'
+    has_own = workload.optimizer is not None and "optimizer" not in workload.options
+    if has_own and config["optimizer"] != OWN_OPTIMIZER:
+        hint = 'leave it out, or add it to the workload\'s options={"optimizer": …} and read config["optimizer"] there'
+        yield "optimizer", "has no effect: the workload has an optimizer= of its own", hint
     if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
         yield "powersgd_rank", "has no effect without PowerSGD", 'use compression="powersgd"'
 
@@ -483,6 +497,8 @@ def _strategy_conflicts(config: Config) -> Iterator[Conflict]:
         yield "num_workers", problem, f"use a multiple of {replica_size} workers"
     if config["device"] == "mps":
         yield "num_workers", "can't share the one MPS device", "use num_workers=1 with it"
+    if config["static_graph"] and config["find_unused_parameters"]:
+        yield "find_unused_parameters", "is what static_graph does in the first step", "leave one of them out"
     if config["static_graph"] and config["accumulation_steps"] > 1:
         yield "static_graph", "does not go with accumulation_steps over 1", "leave one of them out"
     if config["optimizer"] in ("lars", "lamb") and not traits.has_layer_norms:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from raypar.errors import RayparError
 from raypar.study.loader import read_python, syntax_error
+from raypar.study.metric import WORDS, direction_of
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAX_BASE, MAX_EXPONENT = 1000, 64  # of powers that are worked out
@@ -720,11 +721,7 @@ def _lightning_cli(reader: _Reader) -> Parsed:
 # ---- metrics
 
 
-_WORDS = {
-    "max": r"acc|accuracy|f1|auc|auroc|bleu|rouge|iou|miou|dice|map|reward|score|psnr|ssim",
-    "min": r"loss|nll|perplexity|ppl|error|err|mse|rmse|mae|wer|cer",
-}
-_METRIC = re.compile(rf"(?:^|[\W_])(?:{'|'.join(_WORDS.values())})(?:$|[\W_\d])", re.IGNORECASE)
+_METRIC = re.compile(rf"(?:^|[\W_])(?:{'|'.join(WORDS.values())})(?:$|[\W_\d])", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(?:^|[\W_])(test|val|valid|validation|eval|evaluation|dev)(?:$|[\W_])", re.IGNORECASE)
 _FILLERS = {"average", "avg", "mean", "the", "epoch", "final", "current", "running", "cur", "set", "of", "on", "is"}
 _SAME = {
@@ -752,7 +749,7 @@ Piece: TypeAlias = str | _Hole
 
 def is_better_larger(name: str) -> bool:
     """Return whether a metric of this name, as far as it shows, is better when it is larger."""
-    return bool(re.search(rf"(?:^|[\W_])(?:{_WORDS['max']})(?:$|[\W_\d])", name, re.IGNORECASE))
+    return direction_of(name) == "max"
 
 
 def _is_metric(name: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raypar.errors import StudyError
+from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, resolve
 from raypar.study.space import Domain, Grid, Value, plain
 from raypar.study.trial import REVISION, Placement, TrialSpec, point_label
@@ -38,8 +39,9 @@ class Study:
         num_trials: points that a search draws (per grid point, if the space also has grids).
         searcher: a ``ray.tune`` search algorithm; needs metric and mode.
         scheduler: a ``ray.tune`` trial scheduler (ASHA …); needs metric and mode.
-        metric: key of the reports that trials are judged by, also by searcher and scheduler; empty: the workload's.
-        mode: "max" or "min"; empty: the workload's.
+        metric: key of the reports that trials are judged by, also by searcher and scheduler, or a `Metric`; empty: the
+            workload's.
+        mode: "max" or "min"; empty: the metric's, as the workload or its name has it.
         max_concurrent_trials: None: every trial has its machines to itself, so that there is one at a time on a
             machine, and several on a cluster of several. A number: so many at a time, on machines that they may share,
             each on cores of its own; 1: one at a time, wherever it runs.
@@ -66,16 +68,13 @@ class Study:
     num_trials: int = 20
     searcher: Any = None
     scheduler: Any = None
-    metric: str = ""
+    metric: str | Metric = ""
     mode: str = ""
     max_concurrent_trials: int | None = None
     description: str = ""
     price_per_node_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.workload, Workload):
-            for key in ("metric", "mode"):
-                object.__setattr__(self, key, getattr(self, key) or getattr(self.workload, key))
         for key in ("space", "config", "baseline"):
             if isinstance(chosen := getattr(self, key), Mapping):
                 object.__setattr__(self, key, {name: plain(value) for name, value in chosen.items()})
@@ -89,6 +88,11 @@ class Study:
     def is_search(self) -> bool:
         """True if points are drawn rather than listed."""
         return self.searcher is not None or any(not isinstance(d, Grid) for d in self.space.values())
+
+    @property
+    def judged_by(self) -> Metric:
+        """Metric that trials are judged by: the study's, else the workload's."""
+        return self.workload.metric_of(self.metric, self.mode)
 
     @property
     def num_first_repeats(self) -> int:

@@ -20,7 +20,13 @@ REVISION = "revision"
 # Options that change nothing about a trial's result.
 IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
 # Options that came after results were stored: at these values a trial is the one that it was without them.
-IDENTITY_DEFAULTS = {"nodes": "pack", "node_label": None, "stop_on_nan": True, "max_memory": None}
+IDENTITY_DEFAULTS = {
+    "nodes": "pack",
+    "node_label": None,
+    "stop_on_nan": True,
+    "max_memory": None,
+    "find_unused_parameters": None,
+}
 
 
 class TrialState(StrEnum):

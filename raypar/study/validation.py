@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raypar.errors import Mistake, RayparError, closest, shortened, suggest
+from raypar.study.metric import UNITS, Metric
 from raypar.study.options import (
     LOADERS,
     OPTIONS,
@@ -165,15 +166,28 @@ def _is_default(value: object) -> bool:
     return isinstance(value, (str, int, float, bool, tuple, Option))
 
 
+def _metric_mistakes(where: str, metric: Metric) -> Iterator[Mistake]:
+    if not isinstance(metric.name, str) or not metric.name:
+        yield Mistake(where, metric.name, "is no name of a metric", hint='set metric="val_loss"')
+    if metric.mode not in ("max", "min"):
+        part = where.removesuffix("metric") + "mode"
+        yield Mistake(part, metric.mode, 'must be "max" or "min"', 'set mode="max" for an accuracy')
+    if metric.unit not in ("", *UNITS):
+        hint = 'such as Metric("f1", "max", "share"), whose values are 0 to 1'
+        yield Mistake(where, metric.unit, f"its unit must be one of {', '.join(UNITS)}", hint=hint)
+
+
 def _validate_workload(workload: Workload) -> Iterator[Mistake]:
     if not isinstance(workload.name, str) or not workload.name:
         yield Mistake("workload.name", workload.name, "is no name", hint='set name="mine"')
-    if workload.mode not in ("max", "min"):
-        yield Mistake("workload.mode", workload.mode, 'must be "max" or "min"', 'set mode="max" for an accuracy')
+    yield from _metric_mistakes("workload.metric", workload.metric_of())
+    if not workload.metric and not workload.foreign_kind and workload.metric_of() == Metric("val_loss", "max"):
+        hint = 'name the metric, metric="f1", or leave mode out'
+        yield Mistake("workload.mode", "max", "is given without metric=, so it would be that of val_loss", hint)
     optional_hint = "give a function, or leave it out"
     functions = {
         **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},
-        **dict.fromkeys(("loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
+        **dict.fromkeys(("optimizer", "loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
     }
     if workload.train_loop is not None:
         functions = {"train_loop": "give Workload.from_train_loop a function of the config"}
@@ -230,6 +244,7 @@ def validate_study(study: Study) -> list[Mistake]:
         hint = "take one from raypar.workloads, or make a raypar.Workload"
         mistakes.append(Mistake("workload", study.workload, wrong, hint=hint))
     options, is_complete = _options_of(study)
+    mistakes += _validate_metric(study)
     mistakes += _validate_config(study, options, is_complete)
     mistakes += _validate_space(study, options, is_complete)
     if isinstance(study.space, Mapping):
@@ -242,6 +257,36 @@ def validate_study(study: Study) -> list[Mistake]:
             if key not in options
         ]
     return mistakes or _validate_size(study) or _validate_points(study)
+
+
+# What a trial of raypar's own loop reports of itself, beside its metrics.
+REPORTED = (
+    "train_loss",
+    "val_loss",
+    "train_time_s",
+    "eval_time_s",
+    "throughput_samples_per_s",
+    "eval_samples_per_s",
+    "eval_steps_per_s",
+    "grad_norm",
+)
+
+
+def _validate_metric(study: Study) -> Iterator[Mistake]:
+    """Yield the mistake of a metric that no trial will report; what a train loop or command reports is unknown."""
+    workload = study.workload
+    if not isinstance(workload, Workload) or workload.foreign_kind:
+        return
+    name, reported = study.judged_by.name, [*workload.metric_names, *REPORTED]
+    if isinstance(workload.metrics, Mapping | None) and name not in reported:
+        shown = ", ".join([*workload.metric_names, "val_loss", "train_loss"])
+        hint = f"it reports {shown}; for another give the Workload metrics={{{name!r}: function}}"
+        if near := closest(str(name), reported):
+            hint = f"did you mean '{near[0]}'?"
+        elif name == "accuracy":
+            hint = 'the loss does not show that outputs are classes: if they are, give the Workload metric="accuracy"'
+            hint += ', or one of yours, metrics={"accuracy": function}'
+        yield Mistake("metric", name, f"is nothing that workload {workload.name} reports", hint=hint)
 
 
 def _mapping(study: Study, key: str) -> Mapping[str, Any]:
@@ -258,7 +303,8 @@ def name_problem(name: str) -> str:
 
 def _validate_fields(study: Study) -> Iterator[Mistake]:
     for key in ("name", "metric", "mode", "description"):
-        if not isinstance(value := getattr(study, key), str):
+        value = getattr(study, key)
+        if not isinstance(value, str) and not (key == "metric" and isinstance(value, Metric)):
             yield Mistake(key, value, f"must be text, not {type(value).__name__}", hint="put it in quotes")
     if isinstance(study.name, str) and study.name and (wrong := name_problem(study.name)):
         yield Mistake("name", study.name, wrong, hint="choose another name")
@@ -275,9 +321,10 @@ def _validate_fields(study: Study) -> Iterator[Mistake]:
     if price is not None and not (_is_number(price) and 0 < price < math.inf):
         hint = "set price_per_node_hour=2.5, or leave it out"
         yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
-    of_workload = study.workload.mode if isinstance(study.workload, Workload) else ""  # the workload's mistake
-    if isinstance(study.mode, str) and study.mode not in ("max", "min", of_workload):
+    if isinstance(study.mode, str) and study.mode not in ("max", "min", ""):
         yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='set mode="max" for an accuracy')
+    if isinstance(study.metric, Metric):
+        yield from _metric_mistakes("metric", study.metric)
     if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
         yield Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295", hint="set seed=0")
     for key, example in (("searcher", "OptunaSearch()"), ("scheduler", "ASHAScheduler()")):

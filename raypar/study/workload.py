@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar.errors import suggest
 from raypar.study.command import Command
+from raypar.study.metric import PERCENT, SHARE, Metric, direction_of
 from raypar.study.space import Value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
 Config: TypeAlias = Mapping[str, Any]
+
+# Losses of scores of classes, (batch, classes, …), and class numbers, (batch, …).
+CLASS_LOSSES = (
+    *(f"torch.nn.functional.{name}" for name in ("cross_entropy", "nll_loss")),
+    *(f"torch.nn.modules.loss.{name}" for name in ("CrossEntropyLoss", "NLLLoss")),
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,8 @@ class Split:
     """One part of a data set, held in memory.
 
     Attributes:
-        inputs: shape ``(num_samples, ...)``, any dtype; small dtypes (uint8) are turned to floats batch by batch.
+        inputs: shape ``(num_samples, ...)``, any dtype; whole numbers are cast batch by batch to what the model
+            takes.
             Several inputs are a dict or a tuple of such tensors: the model gets a dict's entries by name and a tuple's
             by position, or the dict or tuple itself where its ``forward`` takes one argument.
         targets: shape ``(num_samples, ...)``; a dict or a tuple of tensors where the loss takes one.
@@ -155,14 +165,20 @@ class Workload:
         data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
+        optimizer: ``optimizer(model, config) -> torch.optim.Optimizer``, in place of raypar's options `optimizer` and
+            `weight_decay`: parameter groups of one's own, for example. The model has the parameters that a rank
+            trains under their names; of a strategy that splits them, its parts (DTensors). `lr_schedule` multiplies
+            each group's lr; ``config["lr"]`` is scaled as `lr_scaling` says.
         loss: ``loss(outputs, targets) -> scalar``, the batch's mean over its samples; or ``-> (sum, weight)``, where
             the loss is ``sum / weight``: say the sum over all tokens and their number, or the weighted sum and the sum
             of the weights. raypar adds both up over workers, accumulation and evaluation batches. None means the loss
             that the model returns (``outputs.loss``, ``outputs["loss"]``), else cross-entropy.
-        metrics: name to ``metric(outputs, targets) -> per-sample scores, shape (batch,)``, averaged over ``Data.val``,
-            or to a `Statistic`; None means accuracy.
-        metric: key of the reports that a study of it is judged by, unless it names another.
-        mode: "max" or "min" of it is better.
+        metrics: name to ``metric(outputs, targets)``, which returns a score for each sample, shape ``(batch,)``, or a
+            pair: the sum of scores and the number of what was counted (positions, say). Averaged over ``Data.val``. Or
+            to a `Statistic`. None means accuracy where the loss is torch's cross-entropy, and otherwise nothing.
+        metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
+            direction and unit; empty: "accuracy" where that is one of the metrics, else "val_loss".
+        mode: "max" or "min" of it is better; empty: as its name shows.
         options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
         defaults: raypar's own options here, unless a study sets them (``{"lr": 0.1}``).
         loaders: the values that `loader` may have: a set too large for memory has no "resident".
@@ -188,10 +204,11 @@ class Workload:
     model: Callable[[Config], nn.Module] | None = None
     data: Callable[[Config], Data] | None = None
     num_train_samples: int | Callable[[Config], int | None] | None = None
+    optimizer: Callable[[nn.Module, Config], Optimizer] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
-    metric: str = "accuracy"
-    mode: str = "max"
+    metric: str | Metric = ""
+    mode: str = ""
     options: Mapping[str, Value | Option] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     loaders: tuple[str, ...] = ("resident", "dataloader")
@@ -215,8 +232,8 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str = "accuracy",
-        mode: str = "max",
+        metric: str | Metric = "accuracy",
+        mode: str = "",
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
@@ -233,8 +250,9 @@ class Workload:
             name: its name in plans, reports and the store; None: the function's name.
             options: the loop's hyperparameters, each with its default or an `Option`.
             defaults: raypar's own options here, unless a study sets them.
-            metric: key of the reports that a study of it is judged by, unless it names another.
-            mode: "max" or "min" of it is better.
+            metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
+                direction and unit.
+            mode: "max" or "min" of it is better; empty: as its name shows.
             preload: modules that it imports, imported ahead so that no trial pays for it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
@@ -268,8 +286,8 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str = "loss",
-        mode: str = "min",
+        metric: str | Metric = "loss",
+        mode: str = "",
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
         dataset: str = "",
@@ -291,8 +309,9 @@ class Workload:
             name: its name in plans, reports and the store; None: the script's file name.
             options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
             defaults: raypar's own options here, unless a study sets them.
-            metric: key of the reports that a study of it is judged by, unless it names another.
-            mode: "max" or "min" of it is better.
+            metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
+                direction and unit.
+            mode: "max" or "min" of it is better; empty: as its name shows.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
             dataset: the data set's name and size, for people.
@@ -317,6 +336,54 @@ class Workload:
     def train_size(self, config: Config) -> int | None:
         """Return the number of training samples under a config; None if unknown beforehand."""
         return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples
+
+    @property
+    def has_class_loss(self) -> bool:
+        """True where the loss is torch's cross-entropy, so that its outputs are scores of classes."""
+        loss = self.loss.func if isinstance(self.loss, partial) else self.loss
+        kind: Any = loss if hasattr(loss, "__qualname__") else type(loss)
+        # By their names: nothing here imports torch.
+        return loss is None or f"{kind.__module__}.{kind.__qualname__}" in CLASS_LOSSES
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics that raypar takes of it; none of a train loop or a command, which report their own."""
+        if self.metrics is not None or self.foreign_kind:
+            return tuple(map(str, self.metrics)) if isinstance(self.metrics, Mapping) else ()
+        named = self.metric.name if isinstance(self.metric, Metric) else self.metric
+        return ("accuracy",) if self.has_class_loss or named == "accuracy" else ()
+
+    def metric_of(self, name: str | Metric = "", mode: str = "") -> Metric:
+        """Return the metric that a study is judged by.
+
+        Args:
+            name: of a key of the reports, or a metric; empty: the workload's own.
+            mode: "max" or "min"; empty: the metric's own.
+        """
+        if isinstance(name, Metric):
+            return replace(name, mode=mode or name.mode)
+        declared = self.metric if isinstance(self.metric, Metric) else None
+        default_name = declared.name if declared else self.metric or self._certain_metric()
+        if name in ("", default_name):
+            name, mode = str(default_name), mode or self.mode
+            if declared:
+                return replace(declared, mode=mode or declared.mode)
+        unit = ""
+        if self.command is not None:
+            unit = PERCENT if self.command.is_per_cent(name) else ""
+            mode = mode or direction_of(name) or "min"
+        elif self.train_loop is None and self.metrics is None and name == "accuracy":
+            unit = SHARE
+        return Metric(name, mode, unit)
+
+    def _certain_metric(self) -> str:
+        """Return the metric to judge by where none is named: that of the loss, unless another one is certain."""
+        if self.foreign_kind:
+            return "loss" if self.train_loop is None else "accuracy"
+        if "accuracy" in self.metric_names:
+            return "accuracy"
+        # A direction without a name is that of the only metric there is.
+        return self.metric_names[0] if self.mode and len(self.metric_names) == 1 else "val_loss"
 
     @property
     def foreign_kind(self) -> str:

@@ -8,10 +8,11 @@ when they start. If a node that had one is lost, no checkpoint is common to all,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,13 @@ def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None
     torch.set_rng_state(saved["torch"])
     if device.type != "cpu":
         torch.get_device_module(device).set_rng_state(saved["device"])
+
+
+@contextlib.contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Leave the random number generators after the block as they were before."""
+    states = generator_states(device)
+    try:
+        yield
+    finally:
+        set_generator_states(states, device)

@@ -5,6 +5,7 @@ Inputs and targets are tensors, or trees of dicts and tuples of them with a row 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from raypar.parallel.strategy import Batch
+from raypar.parallel.strategy import Batch, call
 from raypar.study.workload import Config, Data, Split, Workload, first_tensor
-from raypar.train.precision import Numerics
+from raypar.train.precision import Numerics, fitted
 
 
 class Share(NamedTuple):
@@ -65,13 +66,22 @@ class Feed:
     """Turns the inputs of a batch into what the model is called with: in its dtype, and by name or by position.
 
     Args:
-        model: decides, by the arguments of its ``forward``, whether a dict or tuple is one argument or several.
-        inputs: of a batch, as the data has them.
+        model: decides, by the arguments of its ``forward``, whether a dict or tuple is one argument or several, and
+            what whole numbers are cast to. None: of single tensors of numbers.
+        inputs: of some samples, as the data has them after its transform.
     """
 
     def __init__(self, numerics: Numerics, model: nn.Module | None = None, inputs: Any = None) -> None:
         self._cast = numerics.cast
-        self._is_one_argument = model is not None and _takes_as_one(model, inputs)
+        self._is_one_argument = False
+        if model is not None:
+            self._is_one_argument = _takes_as_one(model, inputs)
+            self._cast = fitted(numerics, inputs, partial(self._run, model, inputs)).cast
+
+    def _run(self, model: nn.Module, inputs: Any, numerics: Numerics) -> None:
+        self._cast = numerics.cast
+        with evaluating(model), numerics.autocast():
+            call(model, self(moved(inputs, numerics.device)))
 
     def __call__(self, inputs: Any) -> Any:
         if isinstance(inputs, Tensor):
@@ -80,6 +90,22 @@ class Feed:
         if self._is_one_argument:
             return (cast,)
         return tuple(cast) if isinstance(cast, list) else cast
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode without gradients: else a batch norm would count the samples in.
+
+    Not in inference mode: what the model caches, it is to be trained with.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _takes_as_one(model: nn.Module, inputs: Any) -> bool:

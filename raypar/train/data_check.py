@@ -11,10 +11,11 @@ import hashlib
 import math
 import random
 import sysconfig
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,17 +27,18 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from torch.utils.data import default_collate
 
 from raypar import units
-from raypar.errors import Mistake, WorkloadError, cut
+from raypar.errors import Mistake, RayparError, Shown, WorkloadError, cut
 from raypar.parallel.loss import Kind, Loss, part_of
-from raypar.parallel.strategy import DistContext, call
+from raypar.parallel.strategy import DistContext, ForwardBackward, call
 from raypar.study.options import num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
-from raypar.train.checkpoint import generator_states, set_generator_states
-from raypar.train.data import Feed, digest, moved, paired
+from raypar.train.checkpoint import generators_kept
+from raypar.train.data import Feed, TrainBatches, digest, evaluating, moved, paired
 from raypar.train.loss_kind import IGNORED_CLASS, loss_of, num_rows, takes_classes
+from raypar.train.model_check import model_facts
 from raypar.train.precision import Numerics, numerics_of
 from raypar.units import listed
-from raypar.workloads.metrics import default_metrics
+from raypar.workloads.metrics import default_metrics, pairs_samples, sum_and_weight
 
 T = TypeVar("T")
 
@@ -54,8 +56,11 @@ HINT_RATIO = (
     "return (sum, weight) from the loss, such as (losses.sum(), weights.sum()), which add up over workers and batches; "
     "or use one worker and accumulation_steps=1"
 )
+FIX = "fix that function"
 HINT_FORWARD = "give the model what data(config) has, or the data what the model takes"
 HINT_LOSS = "fix that function, or give targets of the shape and type that it takes"
+HINT_ONE_SHAPE = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
+NUM_COMPARED = 16  # targets that metrics are tried on
 BROADCAST = "incorrect results due to broadcasting"  # of torch's warning
 NUM_SAMPLES = 3  # that are run through model, loss and metrics
 # Of larger inputs, samples spread evenly are looked at.
@@ -63,15 +68,11 @@ MAX_LOOKED_AT_BYTES = 64 * 2**20
 # A rank's samples are compared with the others' before each training, so fewer are looked at.
 MAX_COMPARED_BYTES, NUM_COMPARED_SAMPLES, MAX_ROWS = 4 * 2**20, 8, 2**20
 MAX_WHOLE_BYTES = 2**30
+LIMIT_S = 4.0  # for the points of a study together, before it starts
+MAX_LOADED_TWICE_S = 1.0
+MAX_READ_AGAIN = 1.5  # times that the ranks together may read a data set of their own loaders in an epoch
 MAX_ERROR_CHARS = 300
 PACKAGE, STANDARD_LIBRARY = Path(__file__).parents[1], sysconfig.get_path("stdlib")
-
-
-class _Shown(str):
-    """Text that stands for a value in a message."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Checked:
 
 @dataclass
 class Findings:
-    """What is wrong with a workload's data and model, so far.
+    """Mistakes in a workload's data and model, so far.
 
     Attributes:
         mistakes: what no trial can be trained with.
@@ -99,12 +100,16 @@ class Findings:
     mistakes: list[Mistake] = field(default_factory=list)
     raised: list[Mistake] = field(default_factory=list)
 
-    def attempt(self, where: str, shown: str, function: Callable[[], T], hint: str = "fix that function") -> T | None:
-        """Return what a function of the workload returns; None, and the error is noted, where it raises."""
+    def attempt(self, where: str, function: Callable[[], T], shown: str = "", hint: str = FIX) -> T | None:
+        """Return what a function of the workload returns; None, and the error is noted, where it raises.
+
+        Args:
+            shown: what it was given.
+        """
         try:
             return function()
-        except Exception as error:  # the user's own code
-            self.raised.append(Mistake(where, _Shown(shown), f"raises {_error_text(error)}", hint))
+        except (Exception, SystemExit) as error:  # the user's own code
+            self.raised.append(Mistake(where, Shown(shown or "no value"), f"raises {_error_text(error)}", hint))
             return None
 
 
@@ -122,7 +127,7 @@ def check_workload(
         WorkloadError: with every mistake in data and model; or the ranks have different data.
     """
     findings = Findings()
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         findings.mistakes += _data_mistakes(workload, data, config)
     try:
         model = build()
@@ -133,37 +138,75 @@ def check_workload(
     checked = _check_model(workload, data, config, model, numerics, findings)
     if findings.mistakes or checked is None:
         raise WorkloadError.of(workload.name, findings.mistakes + findings.raised)
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         if wrong := _different_data(data, config, context):
             raise WorkloadError.of(workload.name, [wrong])
     return checked
 
 
-def all_mistakes(workload: Workload, config: Config, seed: int) -> tuple[list[Mistake], str]:
-    """Return every mistake in data and model of one config, errors of their functions included, and a data digest.
+def mistakes_of_points(workload: Workload, points: Sequence[tuple[str, Config]], seed: int) -> list[Mistake]:
+    """Return every mistake in the data and model of some points, errors of their functions included.
 
-    Without a process group, on the CPU. Seeds all generators as a rank does.
+    In a process of its own, without a process group, on the CPU. Points after `LIMIT_S` are left to their ranks.
 
-    Returns:
-        The mistakes, and the data's `identity_of`; empty where there is none.
+    Args:
+        points: label and complete config of each.
+        seed: of the generators, as the ranks seed them.
     """
+    until_s = time.monotonic() + LIMIT_S
+    mistakes: dict[str, tuple[Mistake, list[str]]] = {}
+    num_checked = 0
+    for label, config in points:
+        for mistake in _mistakes_of_point(workload, config, seed, compares=not num_checked):
+            mistakes.setdefault(str(mistake), (mistake, []))[1].append(label)
+        num_checked += 1
+        if time.monotonic() > until_s:
+            break
+    of_all = {*points[0][1], "data(config)"}  # fields that say which points they are of
+    return [
+        mistake
+        if len(labels) == num_checked or mistake.field in of_all
+        else replace(mistake, field=f"{mistake.field} at {listed(labels, 2, word='and')}")
+        for mistake, labels in mistakes.values()
+    ]
+
+
+def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compares: bool) -> list[Mistake]:
     assert workload.model is not None and workload.data is not None
-    numerics, findings = numerics_of(config, torch.device("cpu")), Findings()
     load, build = workload.data, workload.model
-    data: Any = findings.attempt("data(config)", "", lambda: seeded(seed, load, config))
-    identity = ""
+    numerics, findings = numerics_of(config, torch.device("cpu")), Findings()
+    start_s = time.monotonic()
+    data: Any = findings.attempt("data(config)", lambda: seeded(seed, load, config))
     if not findings.raised:
         findings.mistakes += _data_mistakes(workload, data, config)
-        if not findings.mistakes:
-            identity = findings.attempt("data(config)", "", lambda: identity_of(data, config)) or ""
-    model = findings.attempt("model(config)", "", lambda: seeded(seed, build, config))
-    if findings.raised:
-        findings.mistakes += _model_mistakes(model) if model is not None else ()
+        if compares and not findings.mistakes and time.monotonic() - start_s < MAX_LOADED_TWICE_S:
+            once, again = identity_of(data, config), identity_of(seeded(seed, load, config), config)
+            if once != again:
+                shown = Shown("different samples in two calls")
+                findings.mistakes.append(Mistake("data(config)", shown, SPLITS_DIFFER, SAME_DATA))
+    model = findings.attempt("model(config)", lambda: seeded(seed, build, config))
+    if not findings.raised:
+        checked = _check_model(workload, data, config, model, numerics, findings)
+        if checked is not None and not findings.raised:
+            findings.mistakes += _first_batch_mistakes(workload, data, config, seed, numerics, checked)
+    else:
+        if model is not None:
+            findings.mistakes += _model_mistakes(model)
         if isinstance(data, Data) and not findings.mistakes:
             _check_without_outputs(workload, data, None, findings)
-    else:
-        _check_model(workload, data, config, model, numerics, findings)
-    return findings.mistakes + findings.raised, identity
+    if config["device"] != "cpu":  # the functions may need the device
+        findings.raised.clear()
+    return findings.mistakes + findings.raised
+
+
+def _first_batch_mistakes(
+    workload: Workload, data: Data, config: Config, seed: int, numerics: Numerics, checked: Checked
+) -> list[Mistake]:
+    batches = TrainBatches(data, config, seed, (0, num_shares(config)), numerics, checked.feed)
+    do = ForwardBackward(checked.loss, numerics.autocast, lambda loss: loss)
+    alone = DistContext(0, 1, numerics.device)
+    batch, num_workers = next(batches.full(0)), config["num_workers"]
+    return model_facts(workload, config, checked.model, batch, do, batches.num_samples, alone, num_workers)[1]
 
 
 def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
@@ -182,7 +225,7 @@ def _check_model(
     if findings.mistakes:
         return None
     model = numerics.convert(model)
-    with _generators_kept(numerics.device):
+    with generators_kept(numerics.device):
         x, _ = _some_samples(data)
         feed = Feed(numerics, model, x)
         if any(map(is_lazy, model.parameters())):  # a lazy module is made by its first batch
@@ -192,15 +235,6 @@ def _check_model(
     if data.train_loader is not None and num_shares(config) > 1 and loss.kind is Kind.MEAN:
         loss = loss.as_ratio(num_rows)  # the sizes of the ranks' batches are the loader's affair
     return None if findings.mistakes else Checked(model, loss, feed)
-
-
-@contextlib.contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    states = generator_states(device)
-    try:
-        yield
-    finally:
-        set_generator_states(states, device)
 
 
 # ---- data
@@ -227,7 +261,7 @@ def _data_mistakes(workload: Workload, data: Any, config: Config) -> Iterator[Mi
     train, dataset = data.train, data.train_dataset
     if isinstance(train, Split) and dataset is not None and hasattr(dataset, "__len__") and len(dataset) != len(train):
         hint = "both hold the same samples in the same order"
-        yield Mistake("data.train_dataset", _Shown(f"{len(dataset)} samples"), f"data.train has {len(train)}", hint)
+        yield Mistake("data.train_dataset", Shown(f"{len(dataset)} samples"), f"data.train has {len(train)}", hint)
     yield from _size_mistakes(data, config)
 
 
@@ -270,7 +304,7 @@ def _loader_mistakes(data: Data, config: Config) -> Iterator[Mistake]:
             yield Mistake("data.train_loader(rank, num_ranks, batch_size)", None, f"raises {_error_text(error)}", hint)
             return
         if not size:
-            yield Mistake("data.train_loader", _Shown("0 batches"), "is empty", "give it one batch at least")
+            yield Mistake("data.train_loader", Shown("0 batches"), "is empty", "give it one batch at least")
 
 
 def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
@@ -283,14 +317,18 @@ def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
     for part, each in wrong.items():
         hint = f"give {part.rpartition('.')[2]} as one tensor, a row for each sample: torch.as_tensor(…)"
         yield Mistake(part, _kind(each), "is not a tensor of samples", hint)
-    if wrong:
+    unlike = {part: each for part, each in tensors.items() if part not in wrong and each.layout is not torch.strided}
+    for part, each in unlike.items():
+        hint = "give dense tensors: inputs.to_dense(); or, where they are too large, a dataset whose samples are dense"
+        yield Mistake(part, Shown(f"tensor of layout {each.layout}"), "can't be cut into samples", hint)
+    if wrong or unlike:
         return
     counts = {part: len(each) for part, each in tensors.items()}
     if len(set(counts.values())) > 1:
         shown = " and ".join(f"{count} {part.removeprefix(f'{where}.')}" for part, count in counts.items())
-        yield Mistake(where, _Shown(shown), "the numbers differ", "give each input its target, in the same order")
+        yield Mistake(where, Shown(shown), "the numbers differ", "give each input its target, in the same order")
     elif not next(iter(counts.values()), 0):
-        yield Mistake(where, _Shown("0 samples"), "is empty", "give it one sample at least")
+        yield Mistake(where, Shown("0 samples"), "is empty", "give it one sample at least")
 
 
 def _leaves(split: Split, part: str) -> list[tuple[str, Any]]:
@@ -308,7 +346,7 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
         yield Mistake(where, _kind(dataset), "is not a map-style dataset", hint)
         return
     if not len(dataset):
-        yield Mistake(where, _Shown("0 samples"), "is empty", "give it one sample at least")
+        yield Mistake(where, Shown("0 samples"), "is empty", "give it one sample at least")
         return
     try:
         sample = dataset[0]
@@ -320,6 +358,11 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
     except TypeError:
         hint = "return input, target; several inputs and the target last; or a dict"
         yield Mistake(f"{where}[0]", _kind(sample), "is not a pair of input and target", hint)
+        return
+    layouts = [str(leaf.layout) for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
+    if set(layouts) - {str(torch.strided)}:
+        shown, problem = Shown(f"tensors of layout {', '.join(layouts)}"), "can't be put into batches as they are"
+        yield Mistake(f"{where}[0]", shown, problem, "return input.to_dense(), target")
 
 
 # ---- the same data everywhere
@@ -352,34 +395,61 @@ def _tensors(sample: Any) -> list[Tensor]:
     return [torch.as_tensor(leaf).reshape(-1) for leaf in leaves]
 
 
+def _different_loaders(make: Callable[[int, int, int], Any], config: Config, context: DistContext) -> Mistake | None:
+    """Return the mistake of ranks whose loaders have different lengths, or all the same samples."""
+    shares, where = num_shares(config), "data.train_loader"
+    loader = make(context.rank if shares == context.world_size else 0, shares, config["batch_size"] // shares)
+    most, minus_least = context.max([len(loader), -len(loader)])
+    if most != -minus_least:
+        shown, hint = Shown(f"{-minus_least:.0f} to {most:.0f} batches"), "use a DistributedSampler, or drop_last=True"
+        return Mistake(where, shown, "the ranks have different numbers, and would wait for each other", hint)
+    if shares < context.world_size:
+        return None
+    number = _number_of(_digest_of_batch(next(iter(loader))))
+    most, minus_least = context.max([number, -number])
+    dataset: Any = getattr(loader, "dataset", None)
+    size = len(dataset) if hasattr(dataset, "__len__") else 0
+    num_read = len(loader) * config["batch_size"]
+    if most == -minus_least or (size and num_read > MAX_READ_AGAIN * max(size, config["batch_size"])):
+        hint = "give it a DistributedSampler(dataset, num_ranks, rank)"
+        return Mistake(where, Shown(f"{len(loader)} batches a rank"), "all ranks read the same samples", hint)
+    return None
+
+
+def _digest_of_batch(batch: Any) -> str:
+    tensors = _tensors(batch)
+    return hashlib.sha256(
+        repr([(tuple(each.shape), each.double().sum().item()) for each in tensors]).encode()
+    ).hexdigest()
+
+
+def _number_of(text: str) -> int:
+    """Return the beginning of a digest as a number that is exact as a float64."""
+    return int(text[:12], 16)
+
+
 def _different_data(data: Data, config: Config, context: DistContext) -> Mistake | None:
     """Return the mistake of ranks that have different samples, or different numbers of batches."""
     if context.world_size == 1:
         return None
-    if data.train_loader is not None:
-        shares = num_shares(config)
-        rank = context.rank if shares == context.world_size else 0
-        loader = data.train_loader(rank, shares, config["batch_size"] // shares)
-        most, minus_least = context.max([len(loader), -len(loader)])
-        if most != -minus_least:
-            shown, problem = _Shown(f"{-minus_least:.0f} to {most:.0f} batches"), "the ranks have different numbers"
-            return Mistake("data.train_loader", shown, problem, "use a DistributedSampler, or drop_last=True")
-    number = int(identity_of(data, config)[:12], 16)  # exact as a float64
+    if data.train_loader is not None and (wrong := _different_loaders(data.train_loader, config, context)):
+        return wrong
+    number = _number_of(identity_of(data, config))
     most, minus_least = context.max([number, -number])
     if most == -minus_least:
         return None
-    return Mistake("data(config)", _Shown("different samples on different ranks"), SPLITS_DIFFER, SAME_DATA)
+    return Mistake("data(config)", Shown("different samples on different ranks"), SPLITS_DIFFER, SAME_DATA)
 
 
-def _kind(value: Any) -> _Shown | None:
+def _kind(value: Any) -> Shown | None:
     """Return what stands for a value of a wrong type: never the value itself, which may be large."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)):
         parts = ", ".join(type(each).__name__ for each in value[:4])
-        return _Shown(f"{type(value).__name__} of {len(value)} ({parts}{', …' if len(value) > 4 else ''})")
+        return Shown(f"{type(value).__name__} of {len(value)} ({parts}{', …' if len(value) > 4 else ''})")
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    return _Shown(f"{type(value).__name__}{shape}")
+    return Shown(f"{type(value).__name__}{shape}")
 
 
 # ---- model, loss and metrics
@@ -388,7 +458,7 @@ def _kind(value: Any) -> _Shown | None:
 def _model_mistakes(model: Any) -> Iterator[Mistake]:
     if isinstance(model, type):
         name = model.__name__
-        yield Mistake("model(config)", _Shown(f"class {name}"), "is not an instance", f"make one: return {name}(…)")
+        yield Mistake("model(config)", Shown(f"class {name}"), "is not an instance", f"make one: return {name}(…)")
     elif not isinstance(model, nn.Module):
         yield Mistake("model(config)", _kind(model), "is not a torch.nn.Module", "return the model")
     elif not any(parameter.requires_grad for parameter in model.parameters()):
@@ -410,16 +480,18 @@ def _check_batch(
     x, y = moved(_some_samples(data), numerics.device)
     findings.mistakes += _pipeline_mistakes(x, y, config)
     shapes = f"inputs of {_shape_text(x)}"
-    outputs = findings.attempt("model(inputs)", shapes, lambda: _run(model, feed(x), numerics), HINT_FORWARD)
+    outputs = findings.attempt("model(inputs)", lambda: _run(model, feed(x), numerics), shapes, HINT_FORWARD)
     findings.mistakes += _nan_mistakes(data, model, numerics, feed, loss)
     if outputs is None:
         if findings.raised:
             _check_without_outputs(workload, data, model, findings)
         return
     if _note_classes(workload, data, outputs, findings):
+        if not y.is_floating_point() and y.shape[1:] == outputs.shape[2:]:  # of right classes the metrics may be wrong
+            _check_metrics(default_metrics(workload), data, outputs, y.long().clamp(0, outputs.shape[1] - 1), findings)
         return
     _check_loss(workload, data, config, outputs, y, loss, findings)
-    _check_metrics(default_metrics(workload), outputs, y, findings)
+    _check_metrics(default_metrics(workload), data, outputs, y, findings)
 
 
 def _note_classes(workload: Workload, data: Data, outputs: Any, findings: Findings) -> bool:
@@ -448,7 +520,7 @@ def _check_without_outputs(workload: Workload, data: Data, model: nn.Module | No
     width = widths[-1] if widths else 2 if y.is_floating_point() else int(y.max()) + 1
     outputs = torch.randn(len(y), max(1, width))
     if not (widths and _note_classes(workload, data, outputs, findings)) and y.dim() == 1 and not y.is_floating_point():
-        _check_metrics(default_metrics(workload), outputs, y, findings)
+        _check_metrics(default_metrics(workload), data, outputs, y, findings)
 
 
 def _some_samples(data: Data) -> tuple[Any, Any]:
@@ -464,17 +536,9 @@ def _some_samples(data: Data) -> tuple[Any, Any]:
 
 
 def _run(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
-    """Return the model's outputs in evaluation mode.
-
-    Not in inference mode: what the model caches, it is to be trained with.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), numerics.autocast():
-            return call(model, inputs)
-    finally:
-        model.train(was_training)
+    """Return the model's outputs in evaluation mode."""
+    with evaluating(model), numerics.autocast():
+        return call(model, inputs)
 
 
 def _outputs(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
@@ -486,7 +550,7 @@ def _outputs(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
 
 def _rows_with_nan(tree: Any) -> Tensor:
     """Return which samples have a NaN, of those that are looked at, as rows of `_looked_at`; shape ``(samples,)``."""
-    leaves = [leaf for leaf in tree_leaves(_looked_at(tree)) if leaf.is_floating_point() and not leaf.is_sparse]
+    leaves = [leaf for leaf in tree_leaves(_looked_at(tree)) if leaf.is_floating_point()]
     masks = [leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves]
     return torch.stack(masks).any(0) if masks else torch.zeros(0, dtype=torch.bool)
 
@@ -500,7 +564,7 @@ def _looked_at(tree: Any) -> Any:
 
 def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, loss: Loss) -> Iterator[Mistake]:
     """Yield NaN in inputs and targets that reaches outputs or loss: a transform, model or loss may know what to do."""
-    for name, split in (("train", data.train), ("val", data.val)):
+    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:
             continue
         for part in ("inputs", "targets"):
@@ -509,7 +573,7 @@ def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, 
                 continue
             x, y = moved(part_of(_looked_at((split.inputs, split.targets)), rows[:2]), numerics.device)
             outputs = _outputs(model, feed(data.transform(x) if data.transform else x), numerics)
-            shown = _Shown(f"{units.counted(len(rows), 'sample')} with NaN")
+            shown = Shown(f"{units.counted(len(rows), 'sample')} with NaN")
             if part == "inputs" and isinstance(outputs, Tensor) and bool(outputs.isnan().any()):
                 hint = "drop these samples, or fill them"
                 yield Mistake(f"data.{name}.inputs", shown, "make the model's outputs NaN", hint)
@@ -528,12 +592,12 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
         if targets.shape[1:] == outputs.shape[1:]:
             return None  # a probability for each class
         hint = "give class numbers: targets.long(); or, for a regression, a loss=: torch.nn.functional.mse_loss"
-        return Mistake(where, _Shown(str(targets.dtype)), "are no classes, which cross-entropy needs", hint)
+        return Mistake(where, Shown(str(targets.dtype)), "are no classes, which cross-entropy needs", hint)
     if targets.dtype not in (torch.int64, torch.uint8):
-        return Mistake(where, _Shown(str(targets.dtype)), "cross-entropy needs int64", "give targets.long()")
+        return Mistake(where, Shown(str(targets.dtype)), "cross-entropy needs int64", "give targets.long()")
     if targets.shape[1:] != outputs.shape[2:]:
         expected = f"(num_samples{''.join(f', {size}' for size in outputs.shape[2:])})"
-        shown = _Shown(f"shape {tuple(targets.shape)}")
+        shown = Shown(f"shape {tuple(targets.shape)}")
         problem = (
             f"cross-entropy needs {expected} for outputs of shape (batch, {', '.join(map(str, outputs.shape[1:]))})"
         )
@@ -546,7 +610,7 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
         return None
     problem = f"the model's {num_classes} outputs are for the classes 0 to {num_classes - 1}"
     hint = f"number the classes from 0{f', or give the model {high + 1} outputs' if high >= num_classes else ''}"
-    return Mistake(where, _Shown(f"{low} to {high}"), problem, hint)
+    return Mistake(where, Shown(f"{low} to {high}"), problem, hint)
 
 
 def _check_loss(
@@ -559,17 +623,17 @@ def _check_loss(
         findings.mistakes.append(Mistake("loss", _kind(workload.loss), "has parameters that nothing trains", hint))
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        value = findings.attempt(where, shapes, lambda: loss(outputs, y), HINT_LOSS)
+        value = findings.attempt(where, lambda: loss(outputs, y), shapes, HINT_LOSS)
     if value is None:
         return
     total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if isinstance(outputs, Tensor) and any(BROADCAST in str(each.message) for each in caught):
-        hint = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
-        findings.mistakes.append(Mistake(where, _Shown(shapes), "pairs each output with every target", hint))
+        mistake = Mistake(where, Shown(shapes), "pairs each output with every target", HINT_ONE_SHAPE)
+        findings.mistakes.append(mistake)
     elif not isinstance(total, Tensor) or (isinstance(value, tuple) and weight is None):
         findings.mistakes.append(Mistake(where, _kind(value), "is not a tensor or a pair (sum, weight)", HINT_MEAN))
     elif total.dim() or (isinstance(weight, Tensor) and weight.dim()):
-        shown = _Shown(f"shape {tuple(total.shape)}")
+        shown = Shown(f"shape {tuple(total.shape)}")
         findings.mistakes.append(Mistake(where, shown, "is not a single number", HINT_MEAN))
     else:
         findings.mistakes += _kind_mistakes(data, config, outputs, y, loss)
@@ -584,7 +648,7 @@ def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss)
             )
         elif not _adds_up(loss, outputs, y):
             hint = "return the sum over the samples, not their mean, and the weight by which it is divided"
-            yield Mistake(where, _Shown("a pair"), "is not the sum and the weight: those of parts do not add up", hint)
+            yield Mistake(where, Shown("a pair"), "is not the sum and the weight: those of parts do not add up", hint)
         return
     if loss.kind is not Kind.WHOLE:
         return
@@ -603,7 +667,7 @@ def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss)
     num_bytes = sum(leaf.nbytes for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)) // num_rows(y) * size
     if num_batches > 1 and num_bytes > MAX_WHOLE_BYTES:
         problem = f"needs the outputs of all {size} validation samples at once, {units.size(num_bytes)}"
-        yield Mistake(where, _Shown(loss.kind.value), problem, HINT_RATIO)
+        yield Mistake(where, Shown(loss.kind.value), problem, HINT_RATIO)
 
 
 def _has_rows(tree: Any, size: int) -> bool:
@@ -627,23 +691,32 @@ def _adds_up(loss: Loss, outputs: Any, y: Any) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in zip(whole, totals, strict=True))
 
 
-def _check_metrics(metrics: Mapping[str, Any], outputs: Any, y: Any, findings: Findings) -> None:
-    size = num_rows(y)
+def _check_metrics(metrics: Mapping[str, Any], data: Data, outputs: Any, y: Any, findings: Findings) -> None:
+    size, targets = num_rows(y), y if data.train is None else part_of(data.train.targets, slice(NUM_COMPARED))
+    shapes = f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
     for name, metric in metrics.items():
-        where, shapes = f"metrics[{name!r}]", f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
-        function = metric.collect if isinstance(metric, Statistic) else metric
-        with torch.no_grad():
-            scores = findings.attempt(where, shapes, lambda: function(outputs, y))  # noqa: B023
-        if scores is None or isinstance(metric, Statistic):
-            continue
-        if isinstance(scores, tuple) and len(scores) == 2 and all(torch.as_tensor(each).dim() == 0 for each in scores):
-            continue
-        if not isinstance(scores, Tensor) or scores.dim() == 0 or scores.shape[0] != size or scores.numel() != size:
-            hint = "return a score for each sample, shape (batch,), whose mean is taken; or a pair (sum, weight)"
-            findings.mistakes.append(Mistake(where, _kind(scores), f"is not a score for each of {size} samples", hint))
+        where, function = f"metrics[{name!r}]", metric.collect if isinstance(metric, Statistic) else metric
+        try:
+            with torch.no_grad():
+                scores = function(outputs, y)
+            if isinstance(metric, Statistic):
+                continue
+            sum_and_weight(scores, size)
+        except RayparError as error:  # of one of raypar's own
+            findings.mistakes.append(Mistake(where, Shown(shapes), error.message, error.hint))
+        except Exception as error:  # the user's own code
+            findings.raised.append(Mistake(where, Shown(shapes), f"raises {_error_text(error)}", FIX))
+        else:
+            if (
+                isinstance(outputs, Tensor)
+                and isinstance(y, Tensor)
+                and pairs_samples(metric, outputs, moved(targets, y.device))
+            ):
+                mistake = Mistake(where, Shown(shapes), "pairs each output with every target", HINT_ONE_SHAPE)
+                findings.mistakes.append(mistake)
 
 
-def _error_text(error: Exception) -> str:
+def _error_text(error: BaseException) -> str:
     """Return an error's type and first lines, and the last line outside of installed packages that it comes from."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_installed(frame.filename)]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -654,7 +727,7 @@ def _is_installed(file: str) -> bool:
     return "site-packages" in file or file.startswith(("<frozen", str(PACKAGE), STANDARD_LIBRARY))
 
 
-def last_line_of(error: Exception) -> str:
+def last_line_of(error: BaseException) -> str:
     """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
 

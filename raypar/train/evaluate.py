@@ -20,7 +20,7 @@ from raypar.train.data import Feed, moved, paired, pins_memory
 from raypar.train.loss_kind import loss_of
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
-from raypar.workloads.metrics import default_metrics
+from raypar.workloads.metrics import default_metrics, sum_and_weight
 
 VAL_LOSS = "val_loss"
 
@@ -128,12 +128,8 @@ def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targ
     """Return what adds up over batches: a statistic's tensor, or the sum and the weight of scores, shape ``(2,)``."""
     if isinstance(metric, Statistic):
         return metric.collect(outputs, targets).double()
-    scores = metric(outputs, targets)
-    if isinstance(scores, tuple):
-        total, weight = scores
-        return torch.stack([total.double(), torch.as_tensor(weight, device=total.device).double()])
-    total = scores.double().sum()
-    return torch.stack([total, torch.full_like(total, size)])
+    total, weight = sum_and_weight(metric(outputs, targets), size)
+    return torch.stack([total.double(), torch.as_tensor(weight, device=total.device).double()])
 
 
 def _joined(batches: Sequence[tuple[Any, Any]]) -> Any:
@@ -158,8 +154,8 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
     numerics = numerics_of(config, device)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    data = replace(data, val=data.test)
-    feed = Feed(numerics, model, data.val.inputs if data.val is not None else None)
-    loss = loss_of(workload, data, model, numerics, feed)
+    sample = part_of(data.test.inputs, slice(2))
+    feed = Feed(numerics, model, data.transform(sample) if data.transform else sample)
+    loss, data = loss_of(workload, data, model, numerics, feed), replace(data, val=data.test)
     scores = Evaluation(workload, data, config, numerics, DistContext(0, 1, device), loss, feed)(model)
     return {"loss": scores.pop("val_loss"), **scores}

@@ -63,6 +63,25 @@ class Revision:
 
 
 @dataclass(frozen=True)
+class CheckJob:
+    """A check of data and model of some points, in a process of its own, before anything is trained.
+
+    Attributes:
+        workload: pickled.
+        points: label and complete config of each.
+        seed: of the generators.
+        sys_path: folders that come first on ``sys.path``.
+        environment: variables that every rank gets.
+    """
+
+    workload: bytes
+    points: tuple[tuple[str, Mapping[str, Any]], ...]
+    seed: int
+    sys_path: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """Settings of a run, none of which determines a result.
 

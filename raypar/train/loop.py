@@ -13,15 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raypar.errors import WorkloadError
 from raypar.parallel.loss import Kind
 from raypar.parallel.strategy import (
     Batch,
     DistContext,
+    ForwardBackward,
     Span,
     Task,
     build_strategy,
     no_span,
     on_device,
+    share_of,
     wait_for_device,
 )
 from raypar.study.options import memory_limit_bytes
@@ -35,6 +38,7 @@ from raypar.train.evaluate import Evaluation
 from raypar.train.flops import peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
 from raypar.train.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
+from raypar.train.model_check import ModelFacts, model_facts
 from raypar.train.precision import numerics_of
 from raypar.train.profile import ProfiledSteps, flop_per_sample
 from raypar.train.saved_model import BestWeights
@@ -172,7 +176,7 @@ def train(
         profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
     checkpoints.remove()
 
-    environment: dict[str, Any] = {**training.memory.summary()}
+    environment: dict[str, Any] = {**training.memory.summary(), **training.facts.environment(config)}
     timed: dict[str, Any] = {}
     if totals.num_steps:
         environment |= telemetry.summary()
@@ -205,6 +209,7 @@ class Training:
         data, batches: the workload's, and this rank's of it.
         num_steps: of the complete training.
         data_time_s: seconds that loading the data took.
+        facts: what the first batch has shown of the model.
         full_model: the complete model with the weights after the last segment, on every rank.
         totals: over the segments so far.
         memory: of the training on this rank.
@@ -226,16 +231,30 @@ class Training:
         with self.memory.building():
             checked = check_workload(workload, self.data, config, build, self._numerics, context)
             self._loss, feed = checked.loss, checked.feed
+        with checkpoint.generators_kept(context.device):
+            share = share_of(config, context)
+            self.batches = TrainBatches(self.data, config, seed, share, self._numerics, feed)
+            self.facts = self._facts_of(checked.model)
+        with self.memory.building():
             self._evaluation = Evaluation(workload, self.data, config, self._numerics, context, self._loss, feed)
             sample = self._evaluation.sample()
-            self._strategy = build_strategy(Task(workload, config, checked.model, sample, context))
+            self._strategy = build_strategy(
+                Task(workload, config, checked.model, sample, context, self.facts.gradients)
+            )
         self.full_model: nn.Module = self._strategy.full_model()
         if config["compile"]:
             self._strategy.module = compiled(self._strategy.module)
-        self.batches = TrainBatches(self.data, config, seed, self._strategy.share, self._numerics, feed)
         self.num_steps = self.batches.steps_per_epoch * config["epochs"]
         self.totals = TrainTotals()
         self._timer = StepTimer(context.device)
+
+    def _facts_of(self, model: nn.Module) -> ModelFacts:
+        do, batch = ForwardBackward(self._loss, self._numerics.autocast, lambda loss: loss), next(self.batches.full(0))
+        size, context = self.batches.num_samples, self._context
+        facts, mistakes = model_facts(self._workload, self._config, model, batch, do, size, context, context.world_size)
+        if mistakes:
+            raise WorkloadError.of(self._workload.name, mistakes)
+        return facts
 
     def warm_up(self) -> None:
         """Run some steps so that what is done once (threads, kernels, buckets) is done, and undo them.
@@ -392,4 +411,5 @@ class Training:
         # Dropout and the like: a random stream of its own for every share of a batch.
         torch.manual_seed(self._seed * 7919 + self._strategy.share[0] + 1)
         self._strategy.reset_state()
-        return Stepper(self._strategy, self._numerics, self._loss, self._config, self.num_steps, span)
+        workload, config, num_steps = self._workload, self._config, self.num_steps
+        return Stepper(self._strategy, self._numerics, self._loss, config, num_steps, span, workload=workload)

@@ -19,8 +19,8 @@ from torch.utils.data import default_collate
 from raypar.parallel.loss import Kind, Loss, Value, part_of
 from raypar.parallel.strategy import call
 from raypar.study.workload import Data, Workload
-from raypar.train.checkpoint import generator_states, set_generator_states
-from raypar.train.data import Feed, mapped, moved, paired
+from raypar.train.checkpoint import generators_kept
+from raypar.train.data import Feed, evaluating, mapped, moved, paired
 from raypar.train.precision import Numerics
 
 IGNORED_CLASS = -100  # torch's default
@@ -43,14 +43,11 @@ def loss_of(workload: Workload, data: Data, model: nn.Module, numerics: Numerics
     loss = workload.loss
     if isinstance(loss, nn.Module):
         loss.to(numerics.device, numerics.dtype)  # what it weights classes by
-    generators = generator_states(numerics.device)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with generators_kept(numerics.device), warnings.catch_warnings(action="ignore"):
             return _recognised(workload, data, Probe(model, data, numerics, feed))
     except Exception:  # whatever data, model and loss may raise: such mistakes are reported elsewhere
         return Loss(loss or functional.cross_entropy)
-    finally:
-        set_generator_states(generators, numerics.device)
 
 
 def _recognised(workload: Workload, data: Data, probe: Probe) -> Loss:
@@ -83,14 +80,9 @@ class Probe:
 
     def run(self, inputs: Any, seed: int = 0) -> Any:
         """Return the model's outputs for some of the inputs."""
-        was_training = self._model.training
         torch.manual_seed(seed)
-        self._model.eval()
-        try:
-            with torch.no_grad(), self._numerics.autocast():
-                return call(self._model, self._feed(inputs))
-        finally:
-            self._model.train(was_training)
+        with evaluating(self._model), self._numerics.autocast():
+            return call(self._model, self._feed(inputs))
 
     @property
     def has_rows(self) -> bool:

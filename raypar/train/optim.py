@@ -8,18 +8,22 @@ Nothing here waits for the device: the ratios stay tensors.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from raypar.study.workload import Config
+from raypar.errors import Mistake, Shown
+from raypar.parallel.strategy import Strategy, by_layout
+from raypar.study.options import known_options
+from raypar.study.workload import Config, Workload
 
 
 def scaled_lr(config: Config) -> float:
@@ -178,3 +182,92 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
 def build_optimizer(parameters: Iterable[Any], config: Config) -> Optimizer:
     """Build the optimizer that ``config["optimizer"]`` names, with the config's scaled lr and weight_decay."""
     return _MAKERS[config["optimizer"]](parameters, lr=scaled_lr(config), weight_decay=config["weight_decay"])
+
+
+def optimizer_of(strategy: Strategy, workload: Workload, config: Config) -> Optimizer:
+    """Build the optimizer of a rank's training: the workload's own, or the one that the config names."""
+    if workload.optimizer is None:
+        return build_optimizer(strategy.parameter_groups(), config)
+    optimizer = workload.optimizer(strategy.named_model, _Read(config))
+    # torch's fused loops take tensors that are split among ranks and others in separate groups.
+    optimizer.param_groups[:] = [
+        {**group, "params": part} for group in optimizer.param_groups for part in by_layout(group["params"]) or [[]]
+    ]
+    return optimizer
+
+
+class _Read(dict[str, Any]):
+    """A config for an optimizer of a workload's own, with the scaled lr; notes which of `SETTINGS` are read."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__({**config, "lr": scaled_lr(config)})
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:  # also of dict(config) and **config: all of it may be used
+        self.read.update(SETTINGS)
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.read.update(SETTINGS)
+        return super().keys()
+
+    def items(self) -> Any:
+        self.read.update(SETTINGS)
+        return super().items()
+
+    def __or__(self, other: Any) -> Any:
+        self.read.update(SETTINGS)
+        return super().__or__(other)
+
+    def copy(self) -> Any:
+        self.read.update(SETTINGS)
+        return super().copy()
+
+
+# Options that have an effect on an optimizer of a workload's own only where it reads the value, and its key there.
+SETTINGS: Mapping[str, str] = {"lr": "lr", "lr_scaling": "lr", "weight_decay": "weight_decay"}
+RETURN_OPTIMIZER = 'return torch.optim.AdamW(model.parameters(), lr=config["lr"]), for example'
+
+
+def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module) -> Iterator[Mistake]:
+    """Yield why an optimizer of a workload's own can't train a model, and settings that it does not use."""
+    if workload.optimizer is None:
+        return
+    where, read = "optimizer(model, config)", _Read(config)
+    optimizer: Any = workload.optimizer(model, read)
+    if not isinstance(optimizer, Optimizer):
+        shown = Shown(f"class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__)
+        yield Mistake(where, shown, "is not a torch.optim.Optimizer", RETURN_OPTIMIZER)
+        return
+    shown, groups = Shown(type(optimizer).__name__), optimizer.param_groups
+    if needs_closure(optimizer):
+        problem = "needs a closure that computes the loss several times in a step"
+        yield Mistake(where, shown, problem, "take one that steps by the gradients of one backward pass")
+        return
+    if not all("lr" in group for group in groups):
+        yield Mistake(where, shown, "has parameter groups without an lr", "give each group an lr")
+    parameters = {id(p) for p in model.parameters()}
+    if not any(id(p) in parameters and p.requires_grad for group in groups for p in group["params"]):
+        problem = "has none of the model's parameters that are trained"
+        yield Mistake(where, shown, problem, "hand it those of the model that it is called with")
+        return
+    defaults = known_options(workload)
+    for key, carrier in SETTINGS.items():
+        if carrier not in read.read and config[key] != defaults[key].default:
+            problem = f"has no effect: the workload's optimizer= does not read config[{carrier!r}]"
+            yield Mistake(key, config[key], problem, f"leave it out, or read config[{carrier!r}] there")
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's step asks for a function that computes the loss, as LBFGS does."""
+    step = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters
+    closure = step.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

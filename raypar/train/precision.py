@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from raypar.parallel.strategy import MIXED
 from raypar.study.workload import Config
@@ -20,6 +23,7 @@ class Numerics:
     Attributes:
         dtype: of weights and inputs.
         mixed: torch.autocast's dtype; None: all in `dtype`.
+        whole: types that inputs of whole numbers are cast to, where it is not the first of `_candidates`.
         needs_scaling: gradients would vanish in `mixed` (fp16) if the loss were not scaled up.
     """
 
@@ -28,6 +32,7 @@ class Numerics:
     mixed: torch.dtype | None
     needs_scaling: bool
     channels_last: bool
+    whole: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
 
     def convert(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, in the dtype and layout."""
@@ -35,15 +40,50 @@ class Numerics:
         return model.to(memory_format=torch.channels_last) if self.channels_last else model
 
     def cast(self, inputs: Tensor) -> Tensor:
-        """Return a batch of inputs in dtype and layout; int64 inputs are token numbers and stay as they are."""
+        """Return a batch of inputs in the layout and in the type that the model takes; see `fitted`."""
+        if inputs.is_floating_point():
+            dtype = self.dtype
+        else:
+            dtype = self.whole.get(inputs.dtype) or _candidates(inputs.dtype, self.dtype)[0]
         if self.channels_last and inputs.dim() == 4:
-            return inputs.to(self.dtype, memory_format=torch.channels_last)
-        is_numeric = inputs.is_floating_point() or inputs.dtype == torch.uint8
-        return inputs.to(self.dtype) if is_numeric and inputs.dtype != self.dtype else inputs
+            return inputs.to(dtype, memory_format=torch.channels_last)
+        return inputs.to(dtype) if inputs.dtype != dtype else inputs
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of a forward pass."""
         return torch.autocast(self.device.type, self.mixed) if self.mixed else contextlib.nullcontext()
+
+
+SMALL = (torch.uint8, torch.int8, torch.int16, torch.uint16)
+
+
+def _candidates(dtype: torch.dtype, floating: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return the types that inputs of whole numbers may be meant as, the likeliest first.
+
+    Small ones are pixels or samples of a sound, unless the model looks them up in an embedding, which takes int64;
+    the others are the numbers of tokens, unless the model computes with them. Complex numbers stay as they are.
+    """
+    if dtype in SMALL:
+        return floating, torch.int64
+    return (dtype,) if dtype.is_complex else (dtype, torch.int64, floating)
+
+
+def fitted(numerics: Numerics, inputs: Any, run: Callable[[Numerics], object]) -> Numerics:
+    """Return numerics that cast inputs of whole numbers to the types that a model takes, by running it.
+
+    Args:
+        inputs: of some samples, as the data has them after its transform.
+        run: runs the model on them, cast by these numerics.
+    """
+    dtypes = {each.dtype for each in tree_leaves(inputs) if isinstance(each, Tensor) and not each.is_floating_point()}
+    for choice in product(
+        *([(dtype, to) for to in _candidates(dtype, numerics.dtype)] for dtype in sorted(dtypes, key=str))
+    ):
+        chosen = replace(numerics, whole=dict(choice))
+        with contextlib.suppress(Exception):
+            run(chosen)
+            return chosen
+    return numerics
 
 
 def numerics_of(config: Config, device: torch.device) -> Numerics:

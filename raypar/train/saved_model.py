@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from raypar.parallel.loss import part_of
 from raypar.study.trial import bad_losses, gain
 from raypar.study.workload import Config, Data, Workload
-from raypar.train.data import paired
+from raypar.train.data import Feed, paired
 from raypar.train.precision import Numerics, numerics_of
 
 WEIGHTS_FILE = "weights.pt"
@@ -31,7 +31,8 @@ class BestWeights:
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
-        score, mode = report.get(self._workload.metric), self._workload.mode
+        metric = self._workload.metric_of()
+        score, mode = report.get(metric.name), metric.mode
         if self._folder is None or bad_losses(report) or (score is not None and not math.isfinite(score)):
             return
         if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):
@@ -63,15 +64,15 @@ NUM_EXAMPLES = 4
 class ModelWithTransform(nn.Module):
     """The workload's transform, the cast to floats, and the model."""
 
-    def __init__(self, model: nn.Module, data: Data, numerics: Numerics) -> None:
+    def __init__(self, model: nn.Module, data: Data, numerics: Numerics, sample: Tensor) -> None:
         super().__init__()
         self.model = model
         # Samples that are read one by one are ready for the model.
         self._transform = data.transform if data.val is not None else None
-        self._cast = numerics.cast
+        self._feed = Feed(numerics, model, self._transform(sample) if self._transform else sample)
 
     def forward(self, inputs: Tensor) -> Any:
-        return self.model(self._cast(self._transform(inputs) if self._transform else inputs))
+        return self.model(self._feed(self._transform(inputs) if self._transform else inputs))
 
 
 def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[ModelWithTransform, Tensor, Tensor]:
@@ -90,7 +91,6 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
     data = workload.data(config)
     model = numerics.convert(workload.model(config))
     model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
-    module = ModelWithTransform(model, data, numerics).eval()
     if data.val is not None:
         inputs = part_of(data.val.inputs, slice(NUM_EXAMPLES))
     else:
@@ -100,6 +100,7 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
     if not isinstance(inputs, Tensor):
         raise TypeError(f"the model takes a {type(inputs).__name__}, not a tensor")
     inputs = inputs.cpu()
+    module = ModelWithTransform(model, data, numerics, inputs).eval()
     with torch.no_grad():
         outputs = module(inputs)
     if not isinstance(outputs, Tensor):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import Batch, ForwardBackward, Span, Strategy, no_span
-from raypar.study.workload import Config
+from raypar.study.workload import Config, Workload
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
-from raypar.train.optim import build_optimizer, build_schedule
+from raypar.train.optim import build_schedule, optimizer_of
 from raypar.train.precision import Numerics
 
 
@@ -21,6 +21,7 @@ class Stepper:
 
     Args:
         num_steps: of the complete training, for a schedule that ends with it.
+        workload: of which the optimizer may be.
         span: marks the parts of a step, for a profile.
 
     Attributes:
@@ -36,9 +37,11 @@ class Stepper:
         config: Config,
         num_steps: int,
         span: Span = no_span,
+        *,
+        workload: Workload,
     ) -> None:
         self._strategy, self._span = strategy, span
-        optimizer = self._bare_optimizer = build_optimizer(strategy.parameter_groups(), config)
+        optimizer = self._bare_optimizer = optimizer_of(strategy, workload, config)
         self._schedule = build_schedule(optimizer, config, num_steps)
         self._optimizer = strategy.wrap_optimizer(optimizer)
         self._max_norm = config["clip_grad_norm"]

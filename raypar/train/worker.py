@@ -22,14 +22,14 @@ from typing import Any
 
 import psutil
 
-from raypar.errors import ClusterError, DoesNotFit, WorkloadError, cut, message_of
+from raypar.errors import ClusterError, DoesNotFit, Mistake, WorkloadError, cut, message_of
 from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
-from raypar.train.job import CHECKPOINT_FOLDER, RankContext, RankOutcome, TrialJob
+from raypar.train.job import CHECKPOINT_FOLDER, CheckJob, RankContext, RankOutcome, TrialJob
 from raypar.units import counted
 
 # The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
@@ -109,13 +109,17 @@ class PipeChannel:
 def main(connection: Connection, listen_fd: int | None = None) -> None:
     """Run the `TrialJob` and `RankContext` that the connection sends, and answer.
 
-    The answer is ``("done", RankOutcome)`` or ``("error", kind, type, message, traceback)``.
+    The answer is ``("done", RankOutcome)`` or ``("error", kind, type, message, traceback)``. For a `CheckJob` (and
+    None) it is the mistakes.
 
     Args:
         listen_fd: rank 0 of several: the listening socket behind ``context.master_address``.
     """
     job, context = connection.recv()
     mark("rank: starts")
+    if isinstance(job, CheckJob):
+        connection.send(check(job))
+        return
     try:
         connection.send(("done", run_rank(job, context, PipeChannel(connection), listen_fd)))
     except BaseException as error:
@@ -125,6 +129,15 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
         connection.send(("error", failure_kind(error), type(error).__name__, message, cut(text, MAX_TRACEBACK_CHARS)))
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def check(job: CheckJob) -> list[Mistake]:
+    """Return the mistakes in data and model of a job's points."""
+    os.environ.update({**job.environment, **NO_GPUS})
+    sys.path[:0] = [folder for folder in job.sys_path if folder not in sys.path]
+    from raypar.train.data_check import mistakes_of_points
+
+    return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
 
 
 def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:

@@ -77,6 +77,7 @@ acting = Workload(
     model=model,
     data=data,
     loss=loss,
+    metric="accuracy",
     num_train_samples=NUM_TRAIN,
     options={"act": "train", "scratch": "", "dropout": 0.0, "num_ballast": 0},
     defaults={"epochs": 2, "batch_size": 64, "lr": 0.5, "num_warmup_steps": 2},

@@ -116,7 +116,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
         if result.train_time_s is None:  # a train loop reports what it likes
             assert result.reports and result.wall_s is not None
         else:
-            assert study.metric in result.final and result.final["step"] == len(result.gang_step_times_s) > 0
+            assert study.judged_by.name in result.final and result.final["step"] == len(result.gang_step_times_s) > 0
     analysis = analyse(study, results)
     assert not study.baseline or all(p.speedup is not None for p in analysis.points if not p.is_baseline)
     assert analysis.verdict.answer

@@ -157,6 +157,14 @@ STUDIES = (
         "workload.name = 3 | workload.options = 4 | workload.loaders = 'x' | workload.metrics = 5 | workload.loss = 6",
     ),
     study("a size that raises", "workload=Own(num_train_samples=lambda c: 1 / 0)", "num_train_samples | ZeroDivision"),
+    study(
+        "an optimizer that is none", "workload=Own(optimizer='adam')", "workload.optimizer = 'adam'", "is no function"
+    ),
+    study(
+        "an optimizer beside the workload's own",
+        "workload=Own(optimizer=len), space={'optimizer': grid('sgd', 'adam')}",
+        "optimizer = 'adam' | the workload has an optimizer= of its own | read config[\"optimizer\"] there",
+    ),
     study("a bad check", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING),
     Case("data that fails", ("plan", "bad.py"), ("workload w: prepare raises Zero",), {"bad.py": FAILS}),
     study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "is no function"),

@@ -97,8 +97,23 @@ EPYC_1, EPYC_2 = {"cpu_model": ["EPYC 1"]}, {"cpu_model": ["EPYC 2"]}
 A_OR_B, EPYCS = "Trials ran on different nodes: a, b.", "Trials ran on different CPU models: EPYC 1, EPYC 2."
 LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
 
+
 # By check: evidence, and the detail that it gives (* for anything), or None: it finds nothing.
+def with_data(*digests):
+    """Trials whose training samples have these digests, over and over."""
+    every = sound()
+    return [
+        replace(r, data={"splits": {"train": {"num_samples": 9, "digest": digests[i % len(digests)]}}})
+        for i, r in enumerate(every)
+    ]
+
+
 CASES = {
+    "different_data": [
+        (with_data("a"), None),
+        (with_data("a", "b", "c", "d", "e"), "* of 12 trials had other samples than a trial of the same seed*"),
+        ([replace(r, data={"splits": ["x", {"train": 3}]}) for r in sound()], None),
+    ],
     "few_repeats": [
         (sound(1), "1 repeat a point: no intervals, and nothing is confirmed."),
         (sound(2), "2 repeats a point: * log-normal times."),
@@ -107,6 +122,22 @@ CASES = {
     ],
     "short_times": [(sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *")],
     "not_separated": [(TIED, "1 of 1 speedup inconclusive: num_workers=2.")],
+    "batch_norm_in_parts": [
+        (
+            on({"batch_norm_parts": [1]}, {"batch_norm_parts": [2, 2]}),
+            "Batch norm * by itself, * differ: 1 part at num_workers=1, 2 parts at num_workers=2.",
+        ),
+        (on({"batch_norm_parts": [2]}), None),
+        (on({"batch_norm_parts": "?"}), None),
+    ],
+    "without_gradient": [
+        (
+            on({}, {"without_gradient": [["head.weight"], ["head.weight"]], "finds_unused": [True, True]}),
+            "6 of 12 trials traversed the graph once more in each step, * without a gradient: head.weight.",
+        ),
+        (on({"without_gradient": [["head.weight"]], "finds_unused": [None]}), None),
+        (on({"without_gradient": "?", "finds_unused": "?"}), None),
+    ],
     "diverged_trials": [
         ([*sound(), DIVERGED], "1 of 13 trials diverged: num_workers=2 #10 (train_loss=nan at epoch 1)."),
         ([*sound(), replace(DIVERGED, reports=())], "1 of 13 trials diverged: num_workers=2 #10."),

@@ -268,3 +268,13 @@ def test_only_what_differs_in_their_origin_is_reported():
     assert (comparison.origins, comparison.is_known) == ({}, (True, False))
     n1, n2 = ([make_result({}, environment={"node": [n] * 2, "device_name": ["cpu"] * 2})] for n in ("n1", "n2"))
     assert compare(side(n1, ()), side(n2, ())).origins == {"node": (("n1",), ("n2",))}
+
+
+def test_metrics_of_different_units_are_not_compared():
+    point = {"num_workers": 1}
+    share, percent = ([make_result(point, r, t, value) for r, t in enumerate(STEADY)] for value in (0.9, 90.0))
+    for a, b, units in ((share, percent, ("share", "percent")), (percent, percent, ("percent", "percent"))):
+        both = compared(a, b)
+        (matched,) = both.matched
+        assert both.metric_units == units and (matched.metric_change is None) == (units[0] != units[1])
+    assert compared(percent, percent).judged_by.show(90.0) == "90.00 %"

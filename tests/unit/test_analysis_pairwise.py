@@ -19,7 +19,6 @@ from raypar.analysis.pairwise import (
     Equivalence,
     Family,
     family_of,
-    metric_margin,
     repeats_for_margin,
     repeats_needed,
     time_ratio,
@@ -30,7 +29,7 @@ from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.stats import HODGES_LEHMANN_ERROR, LEVEL, NO_PRIOR, VariancePrior
 from raypar.units import ratio_interval
 
-WORKERS = Question("s", {"num_workers": 1}, ("num_workers",))
+WORKERS = Question("s", {"num_workers": 1}, ("num_workers",), unit="share")
 BATCHES = Question("s", {}, ("batch_size",))
 BOTH = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 
@@ -153,14 +152,6 @@ def test_pairs_are_compared_block_by_block(base, other):
 
 
 # ---- metrics
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "margin"),
-    [("accuracy", 0.97, 0.005), ("val_accuracy", 0.1, 0.005), ("val_loss", 2.5, 0.025), ("reward", -40.0, 0.4)],
-)
-def test_the_margin_is_half_a_point_of_a_share_else_a_hundredth(name, value, margin):
-    assert metric_margin(name, value) == pytest.approx(margin)
 
 
 @pytest.mark.parametrize("num_tests", [1, 4])

@@ -10,7 +10,7 @@ from results import make_result
 
 from raypar.analysis.question import Question, collect
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.time_to_target import Start, Target, TargetStatus, mode_of, time_to_target, trial_to_target
+from raypar.analysis.time_to_target import Start, Target, TargetStatus, metric_of, time_to_target, trial_to_target
 from raypar.study.trial import TrialState
 
 TARGET = Target("accuracy", 0.9)
@@ -79,7 +79,7 @@ def test_failed_trials_spoil_no_others():
 
 def test_less_is_better_for_a_loss_unless_the_study_says_otherwise():
     question = Question("s", {}, (), metric="score", mode="min")
-    assert [mode_of(question, m) for m in ("score", "val_loss", "accuracy")] == ["min", "min", "max"]
+    assert [metric_of(question, m, ()).mode for m in ("score", "val_loss", "accuracy")] == ["min", "min", "max"]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))

@@ -32,6 +32,8 @@ def project(tmp_path_factory):
     times = {1: (40.0, 40.4, 39.8), 2: (22.0, 22.1, 21.8), 4: (12.0, 12.1, 11.9)}
     scaled = [make_result({"num_workers": n}, r, t) for n, repeats in times.items() for r, t in enumerate(repeats)]
     recorded(folder, Question("scaled", {"num_workers": 1}, ("num_workers",)), scaled)
+    percent = [make_result({"num_workers": n}, r, 9.0 - n, accuracy=97.0 - n) for n in (1, 2) for r in range(3)]
+    recorded(folder, Question("percent", {"num_workers": 1}, ("num_workers",)), percent)
     drawn = [make_result({"lr": lr}, 0, 4.0 + lr, 0.9 + lr / 10) for lr in (0.1, 0.2, 0.3)]
     recorded(folder, Question("drawn", {}, ("lr",), num_repeats=1), drawn)
     (folder / "noisy.py").write_text(STUDY_FILE, encoding="utf-8")
@@ -71,6 +73,20 @@ def test_limits_and_a_target_are_taken_from_the_command_line():
     assert "longer than 30.0 s" in text and "efficiency below 85 %" in text
     assert recommended("drawn", "--min-metric", "0.925").count("accuracy below 92.5 %") == 2
     assert "A search runs each point once: make a study of these points, with repeats." in recommended("drawn")
+
+
+def test_a_metric_in_per_cent_is_shown_and_asked_for_in_per_cent():
+    text = recommended("percent")
+    assert "within 0.50 points of the best" in text and "96.00 %" in text and "9600" not in text
+    assert "the fastest to accuracy 95.00 % or more" in recommended("percent", "--target", "accuracy=95")
+    assert "accuracy 95.50 % or more at the end" in recommended("percent", "--min-metric", "95.5")
+    refused("in per cent, from 0 to 100 → write --target accuracy=95", "recommend", "percent", "--target=accuracy=0.95")
+    refused("in per cent, from 0 to 100 → write --min-metric 95", "recommend", "percent", "--min-metric=0.95")
+    refused("a share, from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
+    code, out, _ = raypar("show", "percent")
+    assert code == 0 and "96.00 %" in out
+    document = json.loads(raypar("recommend", "percent", "--json")[1])
+    assert (document["metric_unit"], document["metric_margin"]) == ("percent", 0.5)
 
 
 def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(project):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from raypar import Study, StudyError, Workload, grid, hooks
 from raypar.analysis.analyse import analyse
 from raypar.study.command import Command
+from raypar.study.metric import Metric
 from raypar.study.options import resolve
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.command import OutputReader
@@ -42,7 +43,7 @@ def test_a_name_in_braces_is_an_option_and_raypars_own_keep_their_meaning():
     workload = Workload.from_command(TORCHRUN + " --to {output_dir}")
     config = resolve(workload, {"lr": 0.1, "num_workers": 2})
     assert config["lr"] == 0.1 and config["num_workers"] == 2 and "output_dir" not in config and "epochs" not in config
-    assert (workload.name, workload.metric, workload.mode) == ("train.py", "loss", "min")
+    assert (workload.name, workload.metric_of()) == ("train.py", Metric("loss", "min"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_train_loop_takes_options_and_a_metric_as_other_workloads_do():
     loop = Workload.from_train_loop(print, options={"lr": 0.1}, defaults={"num_workers": 2}, metric="loss", mode="min")
     study = Study(workload=loop, name="s", config={"anything": 1})
     (spec,) = {s.point_identity: s for s in study.trials()}.values()
-    assert (study.metric, study.mode) == ("loss", "min")
+    assert study.judged_by == Metric("loss", "min")
     assert {key: spec.config[key] for key in ("lr", "num_workers", "anything")} == {
         "lr": 0.1,
         "num_workers": 2,

@@ -161,6 +161,7 @@ KEPT = {"checkpoint_every_epochs": 1}
         ({"strategy": "tensor", "compile": True}, "compile: is not for strategy=tensor"),
         ({"strategy": "fsdp", "optimizer": "lars"}, "optimizer: needs whole layers' norms"),
         ({"static_graph": True, "accumulation_steps": 2}, "static_graph: does not go with accumulation_steps"),
+        ({"static_graph": True, "find_unused_parameters": True}, "find_unused_parameters: is what static_graph does"),
         ({**KEPT, "strategy": "deepspeed"}, "checkpoint_every_epochs: does not go with deepspeed"),
         ({**KEPT, "compression": "powersgd"}, "checkpoint_every_epochs: does not go with PowerSGD"),
         ({**KEPT, "loader": "dataloader", "eval_every_steps": 2}, "checkpoint_every_epochs: does not go with eval_ev"),

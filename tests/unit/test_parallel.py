@@ -5,7 +5,6 @@ import gc
 import itertools
 from dataclasses import replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,7 +212,6 @@ def sent_from(monkeypatch):
     devices = []
     for name in ("broadcast", "all_reduce"):
         monkeypatch.setattr(dist, name, lambda tensor, **_: devices.append(tensor.device))
-    monkeypatch.setattr("raypar.parallel.local_sgd.PeriodicModelAverager", lambda _: SimpleNamespace())
     return devices
 
 

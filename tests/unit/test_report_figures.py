@@ -44,6 +44,21 @@ def test_every_figure_can_be_drawn_in_the_colour_of_the_page(full):
         assert figure.title and figure.caption.endswith(".") and len(figure.caption) < 200
 
 
+def test_values_in_per_cent_have_axes_in_per_cent():
+    def in_per_cent(result):
+        reports = tuple({**report, "acc": 100 * report["acc"]} for report in result.reports)
+        return replace(result, reports=reports)
+
+    shares = results(metric="acc")
+    for trials, is_share in (shares, True), ([in_per_cent(r) for r in shares], False):
+        figures = drawn(trials, question(metric="acc"))
+        for key in ("pareto", "learning"):
+            nodes, svg = list(walk(figures[key].spec)), static_svg(figures[key])
+            assert any(node.get("format") == ".3~%" for node in nodes) == is_share
+            assert any("labelExpr" in node for node in nodes) != is_share
+            assert re.search(r">[\d.]+%<", svg) and not re.search(r">\d{4,}%<", svg)
+
+
 def test_each_trial_is_a_dot_and_each_interval_is_drawn(full):
     finished = [r for r in results() if r.is_measured]
     for key, num_trials in {"speedup": 12, "efficiency": 12, "times": 18, "pareto": 18}.items():

@@ -3,6 +3,7 @@
 import io
 import re
 import threading
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -237,3 +238,21 @@ def test_the_end_is_expected_after_what_is_still_to_be_decided_on():
     assert view._finish_text() == "finishes at 23:59 at the earliest (30 s left)"
     view(TrialsAdded([make_spec({"num_workers": 1}, 1)], "1 point open", 120.0))
     assert view._finish_text() == "finishes at about Tue 00:02 (3 min 0 s left)"
+
+
+def test_a_metric_is_shown_in_the_unit_that_its_values_have_so_far():
+    asked = Question("s", {}, ("num_workers",), metric="acc", num_repeats=1)
+    specs = [make_spec({"num_workers": n}) for n in (1, 2)]
+    ended = replace(make_result({"num_workers": 1}), reports=({"acc": 93.21},))
+    with LiveView(console := terminal(), 2, question=asked) as view:
+        view(TrialReported(specs[0], {"acc": 0.8}))
+        view(TrialReported(specs[0], {"acc": 50.0}))
+        view(TrialEnded(ended))
+        view(TrialReported(specs[1], {"acc": 0.8}))
+    text = console.file.getvalue()
+    assert "acc 93.21 %" in text and "acc 0.80 %" in text
+    assert not re.search(r"\b(9321|5000)", text)
+    lines = io.StringIO()
+    view = LiveView(Console(file=lines, width=200), 2, done=[ended], question=asked)
+    view(TrialEnded(replace(make_result({"num_workers": 2}), reports=({"acc": 0.8},))))
+    assert "acc 0.80 %" in lines.getvalue()

@@ -22,6 +22,7 @@ from raypar.reporting.listings import print_trials
 from raypar.reporting.sentences import header
 from raypar.reporting.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
 from raypar.run.runner import SKIPPED
+from raypar.study.metric import Metric
 from raypar.study.trial import Failure, FailureKind, TrialState
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08"
@@ -37,7 +38,7 @@ def test_escape_sequences_of_a_store_do_not_reach_the_terminal():
     results.append(make_result({"optimizer": "sgd"}, 0, state=TrialState.FAILED, failure=EVIL))
     terminal = TerminalConsole(file=(file := io.StringIO()), width=80)
     print_report(analyse(Question("mnist", {}, ("optimizer",)), results), terminal)
-    print_trials(terminal, results, "accuracy")
+    print_trials(terminal, results, Metric("accuracy"))
     terminal.print(EVIL, highlight=False, markup=False, soft_wrap=True)
     assert "a?[2J?]0;owned" in file.getvalue()
     assert not STEERING.search(file.getvalue())
@@ -47,7 +48,7 @@ def test_a_trial_that_did_not_run_has_not_failed():
     failed = make_result({"num_workers": 2}, 0, state=TrialState.FAILED, failure="boom")
     skipped = replace(failed, failure=Failure(FailureKind.SKIPPED, SKIPPED.format(2, "boom")))
     terminal = TerminalConsole(file=(file := io.StringIO()), width=100)
-    print_trials(terminal, [failed, skipped], "accuracy")
+    print_trials(terminal, [failed, skipped], Metric("accuracy"))
     assert "failed: boom" in file.getvalue()
     assert " 1  not run: the first 2 attempts" in file.getvalue()
 

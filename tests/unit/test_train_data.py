@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from raypar.study.options import resolve
 from raypar.study.workload import Data, Split, Workload
 from raypar.train import data as module
-from raypar.train.data import TrainBatches, epoch_order, fingerprint, num_steps, shares
-from raypar.train.precision import Numerics
+from raypar.train.data import Feed, TrainBatches, epoch_order, fingerprint, num_steps, paired, shares
+from raypar.train.precision import Numerics, numerics_of
 
 SIZES = {"num_samples": st.integers(1, 200), "batch_size": st.integers(1, 70), "num_shares": st.integers(1, 9)}
 CASES = {**SIZES, "drop_last": st.booleans()}
@@ -177,3 +179,114 @@ def test_of_large_tensors_evenly_spread_samples_make_the_digest(monkeypatch):
     unseen, seen = split(8), split(8)
     unseen.inputs[1], seen.inputs[4] = 99, 99  # of 24 bytes every second sample
     assert digest(unseen) == digest(split(8)) != digest(seen)
+
+
+CPU, CPU_TENSOR, ANY = torch.device("cpu"), torch.ones(2), Workload(name="own")
+PAIRS = Split({"a": torch.arange(20.0).reshape(10, 2), "b": torch.arange(10)}, (torch.arange(10), torch.ones(10, 3)))
+
+
+@pytest.mark.parametrize("loader", ["resident", "dataloader"])
+def test_trees_of_tensors_are_cut_as_tensors_are(loader):
+    config = resolve(ANY, {"loader": loader, "batch_size": 4})
+    batches = TrainBatches(Data(train=PAIRS), config, 7, (1, 2), numerics_of(config, CPU))
+    order = epoch_order(10, 7, 1)
+    (epoch,) = batches.segments(range(batches.steps_per_epoch))
+    for batch, whole in zip(epoch, order.split(4), strict=True):
+        mine = whole[len(whole) // 2 :]
+        assert torch.equal(batch.inputs["a"], PAIRS.inputs["a"][mine]) and torch.equal(batch.inputs["b"], mine)
+        assert torch.equal(batch.targets[0], mine) and batch.targets[1].shape == (len(mine), 3)
+        assert (batch.num_samples, batch.num_global) == (len(mine), len(whole))
+
+
+class ByName(nn.Module):
+    def forward(self, a, b): ...
+
+
+class AsOne(nn.Module):
+    def forward(self, inputs): ...
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "given"),
+    [
+        (ByName(), {"a": CPU_TENSOR, "b": CPU_TENSOR}, {"a": CPU_TENSOR, "b": CPU_TENSOR}),
+        (ByName(), (CPU_TENSOR, CPU_TENSOR), (CPU_TENSOR, CPU_TENSOR)),
+        (ByName(), [CPU_TENSOR, CPU_TENSOR], (CPU_TENSOR, CPU_TENSOR)),
+        (AsOne(), {"a": CPU_TENSOR}, ({"a": CPU_TENSOR},)),
+        (AsOne(), (CPU_TENSOR, CPU_TENSOR), ((CPU_TENSOR, CPU_TENSOR),)),
+        (AsOne(), CPU_TENSOR, CPU_TENSOR),
+    ],
+)
+def test_a_model_gets_its_inputs_as_its_forward_takes_them(model, inputs, given):
+    fed = Feed(numerics_of(resolve(ANY, {}), CPU), model, inputs)(inputs)
+    assert type(fed) is type(given) and str(fed) == str(given)
+
+
+@pytest.mark.parametrize(
+    ("sample", "pair"), [((1, 2), (1, 2)), ([1, 2, 3], ((1, 2), 3)), ({"x": 1}, ({"x": 1}, {"x": 1}))]
+)
+def test_a_sample_is_inputs_and_a_target(sample, pair):
+    assert paired(sample) == pair
+
+
+@pytest.mark.parametrize("sample", [(1,), 3, "text"])
+def test_a_sample_without_a_target_is_refused(sample):
+    with pytest.raises(TypeError, match="pair of input and target"):
+        paired(sample)
+
+
+def test_samples_of_a_data_set_are_collated_by_the_workloads_own_function():
+    texts = [([1, 2, 3], 0), ([4], 1), ([5, 6], 0)]
+
+    def collate(samples):
+        width = max(len(tokens) for tokens, _ in samples)
+        rows = [tokens + [0] * (width - len(tokens)) for tokens, _ in samples]
+        return torch.tensor(rows), torch.tensor([target for _, target in samples])
+
+    config = resolve(ANY, {"batch_size": 3})  # whatever `loader` is
+    batches = TrainBatches(Data(train_dataset=texts, collate=collate), config, 0, (0, 1), numerics_of(config, CPU))
+    ((batch,),) = ([*epoch] for epoch in batches.segments(range(1)))
+    assert sorted(batch.inputs.tolist()) == [[1, 2, 3], [4, 0, 0], [5, 6, 0]] and sorted(batch.targets.tolist()) == [
+        0,
+        0,
+        1,
+    ]
+
+
+def own_loader(sizes, epochs):
+    """A loader of one rank, whose batches have these sizes."""
+
+    class Loader(list):
+        def set_epoch(self, epoch):
+            epochs.append(epoch)
+
+    return Loader((torch.zeros(size, 2), torch.zeros(size)) for size in sizes)
+
+
+def test_batches_of_a_loader_of_ones_own_are_weighted_by_their_sizes():
+    epochs, asked = [], []
+
+    def train_loader(*share):
+        asked.append(share)
+        return own_loader((4, 4, 2), epochs)
+
+    config = resolve(ANY, {"batch_size": 8, "epochs": 2})
+    batches = TrainBatches(Data(train_loader=train_loader), config, 0, (1, 2), numerics_of(config, CPU))
+    assert asked == [(1, 2, 4)] and batches.steps_per_epoch == 3
+    parts = [[(b.weight, b.num_samples, b.num_global) for b in epoch] for epoch in batches.segments(range(6))]
+    assert parts == 2 * [[(1.0, 4, 8), (1.0, 4, 8), (0.5, 2, 8)]] and epochs == [1, 2]
+    (rest,) = batches.segments(range(4, 6))  # after a checkpoint
+    assert [b.num_samples for b in rest] == [4, 2]
+
+
+def test_a_loader_that_ends_before_its_length_is_named():
+    class Short(list):
+        def __len__(self):
+            return 5
+
+    config = resolve(ANY, {"batch_size": 4})
+    data = Data(train_loader=lambda *_: Short(own_loader((4, 4), [])))
+    batches = TrainBatches(data, config, 0, (0, 1), numerics_of(config, CPU))
+    (epoch,) = batches.segments(range(5))
+    with pytest.raises(ValueError, match="gave 2 batches, and its length is 5: ranks with uneven numbers"):
+        list(epoch)

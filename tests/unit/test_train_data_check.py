@@ -1,21 +1,25 @@
 """Mistakes in a workload's data and model are named before anything is trained, all at once."""
 
+import contextlib
 import math
 import random
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from raypar import Data, Split, Workload
 from raypar.errors import WorkloadError
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.study.trial import FailureKind
+from raypar.train.data_check import check_workload, identity_of, mistakes_of_points
 from raypar.train.loop import train
+from raypar.train.precision import numerics_of
 from raypar.train.worker import failure_kind
 
 ALONE = DistContext(0, 1, torch.device("cpu"))
@@ -36,6 +40,12 @@ class Pairs(TensorDataset):
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0]
+
+
+class Sparse(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x.to_sparse(), y
 
 
 class Stream(IterableDataset):
@@ -105,7 +115,39 @@ WRONG = {
         {},
         [("data.train.inputs = 1 sample with NaN: make the model's outputs NaN", "drop these samples")],
     ),
-    "NaN in targets": (values(NAN_X[:, 1:2]), regression(), [("data.train.targets = 1 sample with NaN: make the loss NaN",), ("data.val.targets",)]),
+    "NaN in inputs of the validation set alone": (
+        Data(train=GOOD, val=Split(NAN_X, Y)),
+        {},
+        [("data.val.inputs = 1 sample with NaN: make the model's outputs NaN", "drop these samples")],
+    ),
+    "NaN in inputs of the test set alone": (
+        Data(train=GOOD, val=GOOD, test=Split(NAN_X, Y)),
+        {"has_test": True},
+        [("data.test.inputs = 1 sample with NaN",)],
+    ),
+    "sparse inputs": (
+        Data(train=Split(X.to_sparse(), Y), val=Split(X.to_sparse(1), Y)),
+        {},
+        [
+            ("data.train.inputs = tensor of layout torch.sparse_coo: can't be cut into samples", "inputs.to_dense()"),
+            ("data.val.inputs = tensor of layout torch.sparse_coo",),
+        ],
+    ),
+    "sparse samples one by one": (
+        Data(train=GOOD, val_dataset=Sparse(X, Y)),
+        {},
+        [
+            (
+                "data.val_dataset[0] = tensors of layout torch.sparse_coo, torch.strided",
+                "return input.to_dense(), target",
+            )
+        ],
+    ),
+    "NaN in targets": (
+        values(NAN_X[:, 1:2]),
+        regression(),
+        [("data.train.targets = 1 sample with NaN: make the loss NaN",), ("data.val.targets",)],
+    ),
     "no model": (
         None,
         {"model": lambda c: None},
@@ -155,7 +197,33 @@ WRONG = {
     "a metric of the batch": (
         Data(train=GOOD, val=GOOD),
         {"metrics": {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}},
-        [("metrics['accuracy'] = Tensor of shape (): is not a score for each of 3 samples", "shape (batch,)")],
+        [("metrics['accuracy'] = ", "shape () is not a score for each of 3 samples", "shape (batch,)")],
+    ),
+    "a metric that is broadcast": (
+        values(X[:, :1]),
+        regression(metrics={"hits": lambda outputs, targets: (outputs == targets[:, 0]).float()}),
+        [("metrics['hits'] = ", "shape (3, 3) is not a score for each of 3 samples", "shape (batch,)")],
+    ),
+    "a metric that is broadcast and averaged": (
+        values(X[:, 0]),
+        regression(
+            loss=lambda outputs, targets: functional.mse_loss(outputs[:, 0], targets),
+            metrics={
+                "hits": lambda outputs, targets: ((outputs > 0) == (targets > 0)).float().mean(1),
+                "fine": lambda outputs, targets: ((outputs[:, 0] > 0) == (targets > 0)).float(),
+            },
+        ),
+        [
+            (
+                "metrics['hits'] = outputs of shape (3, 1), targets of shape (3,): pairs each output with every",
+                "one shape",
+            )
+        ],
+    ),
+    "accuracy of a regression": (
+        values(X[:, :1]),
+        regression(metrics=None, metric="accuracy"),
+        [("metrics['accuracy'] = ", "accuracy needs scores of two classes or more, shape")],
     ),
     "several": (
         Data(train=SHORT, val=EMPTY),
@@ -167,7 +235,8 @@ FINE = {
     "classes": (Data(train=GOOD, val=GOOD), {}),
     "bytes for classes": (Data(train=Split(X, Y.byte()), val=GOOD), {}),
     "ignored classes": (Data(train=Split(X, torch.where(Y == 1, -100, Y)), val=GOOD), {}),
-    "probabilities": (values(torch.softmax(X[:, :3], 1)), {"metrics": {}}),
+    "probabilities": (values(torch.softmax(X[:, :3], 1)), {}),
+    "a regression without a metric": (values(X[:, :1]), regression(metrics=None)),
     "a regression": (values(X[:, :1]), regression()),
     "a transform that fills": (Data(train=Split(NAN_X, Y), val=GOOD, transform=torch.nan_to_num), {}),
     "a lazy model": (Data(train=GOOD, val=GOOD), {"model": lambda c: nn.LazyLinear(3)}),
@@ -224,6 +293,207 @@ def test_what_the_model_or_its_loss_raises_is_left_to_the_training():
         trained(Data(train=SHORT, val=GOOD), model=model)
 
 
+def inverse_frequency(outputs, targets):
+    return functional.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 5.0, 25.0]))
+
+
+def weighted(outputs, targets):
+    weights = torch.tensor([1.0, 5.0, 25.0])[targets]
+    return (functional.cross_entropy(outputs, targets, reduction="none") * weights).sum(), weights.sum()
+
+
+def of_means(outputs, targets):
+    return functional.cross_entropy(outputs, targets), len(targets)
+
+
+def coupled(outputs, targets):
+    return functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+def mistakes(loss, **chosen):
+    workload = Workload(name="mine", model=Net, data=lambda _: Data(train=GOOD, val=GOOD), loss=loss, metrics={})
+    config = resolve(workload, {"batch_size": 8, "epochs": 1, **chosen})
+    return [str(mistake) for mistake in mistakes_of_points(workload, [("p", config)], 0)]
+
+
+CUTS = ({"num_workers": 2}, {"accumulation_steps": 2}, {"num_workers": 2, "strategy": "gather_broadcast"})
+
+
+@pytest.mark.parametrize("loss", [inverse_frequency, coupled, lambda o, t: functional.cross_entropy(o, t).sqrt()])
+def test_a_loss_of_the_batch_as_a_whole_is_refused_where_batches_are_cut(loss):
+    for chosen in CUTS:
+        (mistake,) = mistakes(loss, **chosen)
+        key, value = next(iter(chosen.items()))
+        assert mistake.startswith(f"{key} = {value}: would train on another loss") and "(sum, weight)" in mistake
+    assert mistakes(loss) == []
+    assert mistakes(loss, num_workers=2, strategy="tensor") == []  # all workers take the same samples
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [weighted, None, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 25.0])), nn.CrossEntropyLoss(reduction="sum")],
+)
+def test_losses_that_add_up_are_taken_for_any_cut(loss):
+    assert [mistakes(loss, **chosen) for chosen in CUTS] == [[], [], []]
+
+
+def test_a_pair_of_a_mean_and_a_number_is_refused():
+    (mistake,) = mistakes(of_means)
+    assert "those of parts do not add up" in mistake and "return the sum" in mistake
+
+
+def test_a_loss_whose_parameters_nothing_trains_is_refused():
+    class Centers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centers = nn.Parameter(torch.zeros(3, 3))
+
+        def forward(self, outputs, targets):
+            return (outputs - self.centers[targets]).square().mean()
+
+    (mistake,) = mistakes(Centers())
+    assert "has parameters that nothing trains" in mistake
+
+
+def unseeded(config):
+    order = torch.from_numpy(np.random.default_rng().permutation(8))
+    return Data(train=Split(X[order[:4]], Y[order[:4]]), val=Split(X[order[4:]], Y[order[4:]]))
+
+
+def drawn_from_the_trials_generators(config):
+    order = torch.from_numpy(np.random.permutation(8))
+    return Data(train=Split(X[order[:4]], Y[order[:4]]), val=Split(X[order[4:]], Y[order[4:]]))
+
+
+class Shuffled(TensorDataset):
+    """Samples that are drawn anew at each look, and targets that stay."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + np.random.default_rng().normal(), y
+
+
+@pytest.mark.parametrize(
+    ("data", "num"),
+    [
+        (unseeded, 1),
+        (lambda c: Data(train_dataset=TensorDataset(*vars(unseeded(c).train).values()), val=GOOD), 1),
+        (drawn_from_the_trials_generators, 0),
+        (lambda c: Data(train_dataset=Shuffled(X, Y), val=GOOD), 0),
+    ],
+)
+def test_data_that_differs_from_call_to_call_is_refused(data, num):
+    workload = Workload(name="mine", model=Net, data=data)
+    found = mistakes_of_points(workload, [("p", resolve(workload, {"batch_size": 4, "epochs": 1}))], 0)
+    assert len(found) == num
+    assert all("other samples each time" in str(each) and "default_rng(0)" in str(each) for each in found)
+
+
+@dataclass(frozen=True)
+class TwoRanks(DistContext):
+    """One rank, and what the other has as its largest values."""
+
+    other: float | None = 0.0  # None: the same
+
+    def max(self, values):
+        other = values[0] if self.other is None else self.other
+        return [max(value, sign * other) for value, sign in zip(values, (1, -1), strict=True)]
+
+
+def test_ranks_with_different_samples_are_refused():
+    workload = Workload(name="mine", model=Net, data=lambda _: Data(train=GOOD, val=GOOD))
+    config, numerics = resolve(workload, {"epochs": 1}), numerics_of(resolve(workload, {}), ALONE.device)
+    data = Data(train=GOOD, val=GOOD)
+    mine = float(int(identity_of(data, config)[:12], 16))
+    for other, is_same in ((mine, True), (mine + 1, False)):
+        context = TwoRanks(0, 2, ALONE.device, other)
+        raises = contextlib.nullcontext() if is_same else pytest.raises(WorkloadError, match="on different ranks")
+        with raises:
+            check_workload(workload, data, config, Net, numerics, context)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "other", "words"),
+    [
+        (None, None, "all ranks read the same samples"),  # in one order
+        ("random", 1.0, "all ranks read the same samples"),  # each in an order of its own
+        ("distributed", 7.0, "2 to 7 batches"),
+    ],
+)
+def test_loaders_that_do_not_share_out_the_samples_are_refused(sampler, other, words):
+    dataset = TensorDataset(X, Y)
+
+    def train_loader(rank, num_ranks, batch_size):
+        of_rank = DistributedSampler(dataset, num_ranks, rank) if sampler == "distributed" else None
+        return DataLoader(dataset, batch_size, sampler=of_rank, shuffle=sampler == "random")
+
+    workload = Workload(name="mine", model=Net, data=lambda _: Data(train_loader=train_loader, val=GOOD))
+    config = resolve(workload, {"batch_size": 4, "num_workers": 2})
+    context = TwoRanks(0, 2, ALONE.device, 4.0 if sampler == "random" else other)
+    with pytest.raises(WorkloadError, match=words):
+        check_workload(workload, workload.data(config), config, Net, numerics_of(config, ALONE.device), context)
+
+
+MANY = {
+    "targets and metric": (
+        Data(train=Split(X, Y + 1), val=GOOD),
+        {"metrics": {"f1": lambda outputs, targets: 0.5}},
+        ["data.train.targets = 1 to 3", "metrics['f1']"],
+    ),
+    "both functions raise": (
+        None,
+        {"data": lambda _: {}["x"], "model": lambda _: nn.Linear(4, "3")},
+        ["data(config) = no value: raises KeyError", "model(config) = no value: raises TypeError"],
+    ),
+    "inputs, targets, metric": (
+        Data(train=Split(X[:, :2], Y.float()), val=Split(X[:, :2], Y.float())),
+        {"metrics": {"ok": lambda o, t: (o.argmax(1) == t).float(), "none": lambda o, t: None}},
+        [
+            "data.train.targets = torch.float32",
+            "data.val.targets = torch.float32",
+            "model(inputs) = inputs of shape (3, 2)",
+        ],
+    ),
+    "numbers, emptiness, model": (
+        Data(train=SHORT, val=EMPTY),
+        {"model": lambda _: Net},
+        [
+            "data.train = 8 inputs and 5 targets",
+            "data.val = 0 samples",
+            "model(config) = class Net: is not an instance",
+        ],
+    ),
+    "loss and two metrics": (
+        Data(train=GOOD, val=GOOD),
+        {
+            "loss": lambda o, t: functional.mse_loss(o, t, reduction="none"),
+            "metrics": {"a": lambda o, t: o.mean(), "b": lambda o, t: o.no_such()},
+        },
+        ["loss(outputs, targets) = outputs of shape (3, 3)", "metrics['a']", "metrics['b']"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "rest", "expected"), MANY.values(), ids=MANY)
+def test_all_mistakes_of_data_and_model_are_named_at_once(data, rest, expected):
+    workload = Workload(**{"name": "mine", "model": Net, "data": lambda _: data, **rest})
+    config = resolve(workload, {"batch_size": 8, "epochs": 1})
+    texts = [str(mistake) for mistake in mistakes_of_points(workload, [("p", config)], 0)]
+    assert len(texts) == len(expected), texts
+    assert all(any(words in text for text in texts) for words in expected), texts
+    assert all("→" in text for text in texts)
+
+
+def test_a_mistake_of_some_points_names_them():
+    workload = Workload(
+        name="mine", model=lambda c: Net(num_outputs=c["width"]), data=lambda _: Data(train=GOOD, val=GOOD)
+    )
+    workload = replace(workload, options={"width": 3})
+    points = [(f"width={width}", resolve(workload, {"width": width})) for width in (2, 3, 4)]
+    (train, val) = mistakes_of_points(workload, points, 0)
+    assert train.field == "data.train.targets at width=2" and val.field == "data.val.targets at width=2"
+
+
 def test_looking_draws_no_random_numbers():
     drawn = []
 
@@ -240,4 +510,4 @@ def test_looking_draws_no_random_numbers():
     random.seed(1)
     trained(Data(train=GOOD, val=GOOD, transform=noisy), model=model)
     before, after = drawn[: drawn.index("model")], drawn[drawn.index("model") + 1 :]
-    assert not before and after.count(after[0]) == 2  # of the check, and then of the training
+    assert not before and after.count(after[0]) > 1  # of the checks, and then of the training

@@ -66,3 +66,37 @@ def test_an_evaluation_gets_a_copy_of_a_model_in_host_memory_and_keeps_none(monk
     channel = Channel(evaluated)
     train(WORKLOAD, config, 0, context, channel, start_s=0.0)
     assert channel == [False, False]
+
+
+@pytest.mark.parametrize("eval_batch_size", [1, 3, 8])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_positions_are_counted_over_all_batches_and_ranks_without_the_ignored_ones(eval_batch_size, world_size):
+    targets = torch.arange(8)[:, None] % 3 * torch.ones(1, 4, dtype=torch.int64)
+    targets[0, 1:], targets[5] = -100, -100
+    samples = Data(val=Split(torch.eye(3)[torch.arange(8) % 2], targets))
+    workload = Workload(name="own", model=lambda _: nn.Identity(), data=lambda _: samples)
+    config = resolve(workload, {"eval_batch_size": eval_batch_size})
+    numerics, sums = numerics_of(config, torch.device("cpu")), []
+
+    class Rank(DistContext):
+        """A rank whose sums are collected, as they would be added up."""
+
+        def sum(self, local):
+            sums[-1].append(local)
+            return local
+
+    def positions(x):
+        return x[:, :, None].expand(-1, -1, 4)
+
+    class Positions(nn.Module):
+        def forward(self, x):
+            return positions(x)
+
+    for rank in range(world_size):
+        sums.append([])
+        context = Rank(rank, world_size, numerics.device)
+        Evaluation(workload, samples, config, numerics, context, Loss(cross_entropy))(Positions())
+    _, accuracy = (sum(parts) for parts in zip(*sums, strict=True))
+    counted = targets != -100
+    right = (positions(samples.val.inputs).argmax(1) == targets) & counted
+    assert accuracy.tolist() == [int(right.sum()), int(counted.sum())] and 0 < right.sum() < counted.sum()

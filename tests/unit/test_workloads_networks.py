@@ -14,7 +14,7 @@ from torch import nn
 from workload_parts import REAL_DATA, accuracy, loaded, needs, network, num_parameters, tiny_image_set, trained
 
 from raypar import Study, StudyError
-from raypar.errors import DataError
+from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.train.flops import count_work
 from raypar.workloads import digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, transformer, tweets, wide_mlp
@@ -22,7 +22,7 @@ from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.datasets import image_data, normalised
 from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES
 from raypar.workloads.metrics import accuracy as accuracies
-from raypar.workloads.metrics import macro_f1
+from raypar.workloads.metrics import macro_f1, sum_and_weight
 
 SEQUENTIAL = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
 WITH_ACTIVATION = [digits, fashion_mlp, iris, mnist_cnn, mnist_mlp]
@@ -316,6 +316,50 @@ def test_metrics_are_scikit_learns_for_any_batches(batch_size, num_unused):
     scores = accuracies(outputs, targets)
     assert scores.shape == (500,)
     assert float(scores.mean()) == pytest.approx(accuracy_score(targets, outputs.argmax(1)))
+
+
+CLASSES, POSITIONS = torch.eye(3), torch.eye(3)[None].repeat(2, 1, 1)  # (2, 3 classes, 3 positions)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "right", "counted"),
+    [
+        (CLASSES, [0, 1, 1], 2, 3),
+        (CLASSES, [0, -100, 1], 1, 2),
+        (CLASSES, [-100, -100, -100], 0, 0),
+        (CLASSES, CLASSES.roll(1, 0).tolist(), 0, 3),
+        (POSITIONS, [[0, 1, 2], [0, 0, 0]], 4, 6),
+        (POSITIONS, [[0, 1, -100], [-100, 0, 0]], 2, 4),
+        (torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 5, dtype=torch.int64).tolist(), 40, 40),
+    ],
+    ids=["classes", "an ignored class", "nothing counted", "one-hot", "positions", "ignored positions", "an image"],
+)
+def test_accuracy_counts_samples_or_positions_without_those_that_are_ignored(outputs, targets, right, counted):
+    pair = sum_and_weight(accuracies(outputs, torch.tensor(targets)), len(outputs))
+    assert tuple(map(float, pair)) == (right, counted)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
+        (torch.zeros(4, 1), torch.zeros(4, 1)),
+        (torch.zeros(4), torch.zeros(4)),
+        (torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.int64)),
+        (torch.zeros(4, 3), torch.zeros(4)),
+        (torch.zeros(4, 7, 3), torch.zeros(4, 7, dtype=torch.int64)),
+    ],
+    ids=["one logit", "flat", "a column of classes", "numbers", "classes last"],
+)
+def test_accuracy_of_what_are_no_classes_is_refused_never_broadcast(outputs, targets):
+    with pytest.raises(RayparError, match=r"accuracy needs .* got outputs of shape .* and targets of shape"):
+        accuracies(outputs, targets)
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(4, 4), torch.zeros(()), torch.zeros(3), 0.5, (torch.zeros(4), 4)])
+def test_scores_that_are_not_of_each_sample_are_refused(scores):
+    with pytest.raises(RayparError, match="is not a score for each of 4 samples"):
+        sum_and_weight(scores, 4)
+    assert float(sum_and_weight(torch.ones(4, 1), 4)[0]) == 4
 
 
 def test_a_class_that_is_never_right_counts():
