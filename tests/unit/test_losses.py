@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from raypar import Data, Split, Workload
 from raypar.parallel.loss import Kind, Loss
-from raypar.parallel.strategy import Batch, DistContext, ForwardBackward
+from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Strategy, Task
 from raypar.study.options import resolve
 from raypar.train.data import Feed, shares
 from raypar.train.data_check import all_mistakes
@@ -191,3 +191,9 @@ def test_a_pair_without_weight_leaves_no_trace():
     numerators, weights = pair.sums(torch.stack([pair.noted(value), pair.noted(value, 0.0)]), torch.tensor([3, 0]))
     assert numerators.tolist() == [3.0, 0.0]
     assert weights.tolist() == [0.0, 0.0]
+
+
+def test_a_stage_without_parameters_has_no_gradients_to_scale():
+    workload = KINDS["mean"].workload
+    strategy = Strategy(Task(workload, resolve(workload, {}), nn.Tanh(), None, ALONE))
+    strategy.scale_gradients(torch.tensor(2.0))
