@@ -17,9 +17,9 @@ import ray
 from ray._private.state import available_resources_per_node
 
 from raypar.run.cluster import node_types
-from raypar.run.gang import ForkAgent, Greeting, Turn, host_id, train_gang
+from raypar.run.gang import Greeting, Turn, host_id, train_gang
 from raypar.run.placement import CoreLeases, Node, NodeAssignment, needed
-from raypar.run.ranks import answers
+from raypar.run.ranks import ForkAgent, answers
 from raypar.run.scheduler import ROUNDING, GangPhase, GangState
 from raypar.study.options import node_label_of
 from raypar.study.trial import Placement, TrialSpec

@@ -12,9 +12,21 @@ from itertools import chain
 
 import cloudpickle
 
+from raypar.errors import BrokeOff
 from raypar.files import make_private_folder
 from raypar.run.placement import CoreLeases
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, spawn, supervise, trial_result
+from raypar.run.ranks import (
+    EXIT_GRACE_S,
+    ForkAgent,
+    ForkClient,
+    ForkServerLost,
+    RankEnd,
+    RankProcess,
+    cause,
+    spawn,
+    supervise,
+    trial_result,
+)
 from raypar.run.runner import (
     Listener,
     More,
@@ -30,7 +42,10 @@ from raypar.run.runner import (
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
-from raypar.train.job import RankContext, RunSettings, TrialJob
+from raypar.train.job import RankContext, Revision, RunSettings, TrialJob
+from raypar.units import listed
+
+MAX_SERVER_STARTS = 3  # in a row, of a fork server that ends before it is ready
 
 
 class LocalRunner:
@@ -42,13 +57,14 @@ class LocalRunner:
 
     def __init__(self, settings: RunSettings, cores: Sequence[Core] | None = None) -> None:
         self._settings, self._cores = settings, host_cores() if cores is None else cores
-        self._servers: dict[str, ForkServer] = {}  # by the label of their revision
+        self._servers: dict[str, ForkAgent] = {}  # by the label of their revision
+        self._notices: set[str] = set()  # of the servers, as shown
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> LocalRunner:
         if self._settings.isolation == "warm":
             for revision in self._settings.revisions or (self._settings.revision(),):
-                server = self._resources.enter_context(contextlib.closing(ForkServer.of(revision)))
+                server = self._resources.enter_context(contextlib.closing(ForkAgent(revision)))
                 self._servers[revision.label] = server
         return self
 
@@ -56,13 +72,31 @@ class LocalRunner:
         self._resources.close()
         self._servers.clear()
 
+    def _fork_address(self, revision: Revision, listener: Listener) -> str | None:
+        """Return where the revision's fork server is ready; None where ranks are fresh interpreters.
+
+        Raises:
+            BrokeOff: servers end before they are ready, one after the other.
+        """
+        if (server := self._servers.get(revision.label)) is None:
+            return None
+        for _ in range(MAX_SERVER_STARTS):
+            address = server.address()
+            with contextlib.suppress(ForkServerLost), contextlib.closing(ForkClient(address)) as client:
+                text = client.wait_until_ready()
+                if text and text not in self._notices:
+                    self._notices.add(text)
+                    listener(Notice(text))
+                return address
+        modules = listed(revision.preload, 5) or "torch"
+        problem = f"the process that imports {modules} and starts ranks ended {MAX_SERVER_STARTS} times in a row"
+        raise BrokeOff(problem, hint="`--isolation fresh` starts every rank in an interpreter of its own")
+
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`)."""
         workload, stopped, notice = cloudpickle.dumps(study.workload), StoppedPoints(), None
-        for server in self._servers.values():
-            with contextlib.closing(ForkClient(server.address)) as client:
-                if text := client.wait_until_ready():
-                    listener(Notice(text))
+        for revision in self._settings.revisions or (self._settings.revision(),):
+            self._fork_address(revision, listener)
         for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
             if (refusal := stopped.refusal(spec)) is not None:
                 listener(TrialEnded(trial_result(spec, {}, started_at=time.time(), failure=refusal)))
@@ -70,8 +104,8 @@ class LocalRunner:
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
                 job = self._settings.job(spec, attempt, workload)
-                of_revision = self._servers.get(job.revision.label)
-                result = _LocalAttempt(job, study.metric, listener, of_revision, self._cores).run()
+                address = self._fork_address(job.revision, listener)
+                result = _LocalAttempt(job, study.metric, listener, address, self._cores).run()
                 notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
@@ -87,9 +121,10 @@ class _LocalAttempt:
     """One attempt at a trial: its ranks are started, supervised and killed together."""
 
     def __init__(
-        self, job: TrialJob, metric: str, listener: Listener, server: ForkServer | None, cores: Sequence[Core]
+        self, job: TrialJob, metric: str, listener: Listener, fork_address: str | None, cores: Sequence[Core]
     ) -> None:
-        self._job, self._metric, self._listener, self._server, self._cores = job, metric, listener, server, cores
+        self._job, self._metric, self._listener, self._cores = job, metric, listener, cores
+        self._fork_address = fork_address
         self._world_size = job.spec.placement.num_workers
         self._reports: list[Mapping[str, float]] = []
         self._processes: list[RankProcess] = []
@@ -107,7 +142,13 @@ class _LocalAttempt:
             self._failure = Failure(FailureKind.REFUSED, reason)
         else:  # one trial at a time: all cores are free
             near = {rank: cores_near_gpu(rank) for rank in hosts} if spec.placement.device == "cuda" else {}
-            ends = self._run_ranks(leases.lease(hosts, spec.placement.cpus_per_worker, affinity, near) or {})
+            cores = leases.lease(hosts, spec.placement.cpus_per_worker, affinity, near) or {}
+            try:
+                ends = self._run_ranks(cores)
+            except ForkServerLost as error:  # those that were started have been killed
+                for process in self._processes:
+                    process.join(EXIT_GRACE_S)
+                self._failure = Failure(FailureKind.GANG_LOST, f"no rank was started: {error}")
         return trial_result(
             spec,
             ends,
@@ -150,10 +191,10 @@ class _LocalAttempt:
     def _start(self, rank: int, listen: socket.socket | None, stack: contextlib.ExitStack) -> None:
         log_path = self._job.log_path(rank)
         make_private_folder(log_path.parent)
-        if self._server is None:
+        if self._fork_address is None:
             self._processes.append(spawn(log_path, listen, self._job.revision))
             return
-        client = stack.enter_context(contextlib.closing(ForkClient(self._server.address)))
+        client = stack.enter_context(contextlib.closing(ForkClient(self._fork_address)))
         self._processes.append(client.fork(log_path, listen))
 
     def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -76,13 +76,33 @@ class RankProcess:
         return code
 
 
+class ForkServerLost(ConnectionError):
+    """End of a fork server whose answer was awaited."""
+
+    def __init__(self) -> None:
+        super().__init__("the fork server, the process that starts ranks, has ended")
+
+
+@contextlib.contextmanager
+def _loss_noticed() -> Iterator[None]:
+    """Raise ForkServerLost for what a connection to a fork server raises once that has ended."""
+    try:
+        yield
+    except (EOFError, ConnectionError, FileNotFoundError):
+        raise ForkServerLost from None
+
+
 class ForkClient:
-    """A connection to a fork server on this machine. The ranks forked through it die with it."""
+    """A connection to a fork server on this machine. The ranks forked through it die with it.
+
+    Raises:
+        ForkServerLost: the server has ended.
+    """
 
     def __init__(self, address: str) -> None:
-        unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        unix_socket.connect(address)
-        self._connection = Connection(unix_socket.detach())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket, _loss_noticed():
+            unix_socket.connect(address)
+            self._connection = Connection(unix_socket.detach())
         self._exit_codes: dict[int, int] = {}
         self.is_lost = False  # the server has ended, and that was noticed
 
@@ -92,23 +112,25 @@ class ForkClient:
         Returns:
             A notice of what it has not imported, for the user; mostly empty.
         """
-        self._connection.send(0)
-        return str(self._connection.recv()[1])
+        with _loss_noticed():
+            self._connection.send(0)
+            return str(self._connection.recv()[1])
 
     def fork(self, log_path: Path, listen: socket.socket | None = None) -> RankProcess:
         """Start a rank; waits while the server is still importing.
 
         Raises:
-            EOFError, OSError: the server has ended.
+            ForkServerLost: the server has ended.
         """
         ours, theirs = socket.socketpair()
-        with theirs, log_path.open("ab") as log:
+        with theirs, log_path.open("ab") as log, _loss_noticed():
             fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
             self._connection.send(len(fds))
             for fd in fds:
                 send_handle(self._connection, fd, 0)
         while True:
-            pid, code = self._connection.recv()
+            with _loss_noticed():
+                pid, code = self._connection.recv()
             if code is None:
                 return RankProcess(pid, ours, partial(self._exit_code, pid))
             self._exit_codes[pid] = code
@@ -196,6 +218,24 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         remove_folder(Path(self.address).parent)
+
+
+class ForkAgent:
+    """Owner of a fork server, which it replaces where that has ended. With Ray an actor, one per node and revision."""
+
+    def __init__(self, revision: Revision) -> None:
+        self._make = partial(ForkServer.of, revision)
+        self._server = self._make()
+
+    def address(self) -> str:
+        """Return where the fork server listens; a dead one is replaced."""
+        if not answers(self._server.address):
+            self._server.close()
+            self._server = self._make()
+        return self._server.address
+
+    def close(self) -> None:
+        self._server.close()
 
 
 def revision_environment(revision: Revision) -> dict[str, str]:

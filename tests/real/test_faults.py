@@ -38,12 +38,14 @@ IN_A_TRIAL = [
     (rank_killed, None, 2),
     (act("raise"), FailureKind.ERROR, 1),
     (act("ask for too much"), FailureKind.OUT_OF_MEMORY, 1),
+    (killed("fork server"), None, 2),
 ]
 IN_RAY = [*IN_A_TRIAL[:2], (killed("Tune trainable"), None, 1)]
 # Each costs a start of a gang.
 WITH_THE_GANG = [
     (killed("gang controller"), None, 2),
     (killed("gang worker"), None, 2),
+    (killed("fork server"), None, 2),
     (killed("broker"), None, 1),  # the next one counts anew
 ]
 
