@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import re
+import signal
 import sys
 import time
 import traceback
@@ -85,6 +86,7 @@ def _has_gpu_alone() -> bool:
     return torch.cuda.is_available() and has_gpu_alone(torch.device("cuda", torch.cuda.current_device()))
 
 
+LOADER_END_S = 1.0  # a loader process whose connection is lost has ended within
 COLLECTIVE_TIMEOUT_S = 1800.0
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # 1: NCCL takes several ranks on one GPU, and so does raypar
 # An empty list hides all GPUs from CUDA, and none from HIP.
@@ -114,17 +116,43 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
     Args:
         listen_fd: rank 0 of several: the listening socket behind ``context.master_address``.
     """
-    job, context = connection.recv()
-    mark("rank: starts")
     try:
-        connection.send(("done", run_rank(job, context, PipeChannel(connection), listen_fd)))
-    except BaseException as error:
-        text = masked(traceback.format_exc())  # it may quote a password or a key
+        job, context = connection.recv()  # fails where a class in it can't be imported here
+        mark("rank: starts")
+        outcome = run_rank(job, context, PipeChannel(connection), listen_fd)
+        _ignore_loaders()
+        connection.send(("done", outcome))
+    except BaseException as caught:
+        _ignore_loaders()
+        error = _loader_error(caught) or caught
+        text = masked("".join(traceback.format_exception(error)))  # it may quote a password or a key
         print(text, file=sys.stderr)
         message = cut(masked(message_of(error)), MAX_MESSAGE_CHARS)
         connection.send(("error", failure_kind(error), type(error).__name__, message, cut(text, MAX_TRACEBACK_CHARS)))
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def _ignore_loaders() -> None:
+    """Take no more notice of loader processes that end: torch raises an error then, wherever the rank is."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _loader_error(error: BaseException) -> BaseException | None:
+    """Return torch's error where a loader process has failed, which explains what the rank raised.
+
+    The rank may have noticed a lost connection first, a moment before the process has ended.
+    """
+    until_s = time.monotonic() + (LOADER_END_S if isinstance(error, (EOFError, ConnectionError)) else 0)
+    while (torch := sys.modules.get("torch")) is not None:
+        try:
+            torch._C._error_if_any_worker_fails()
+        except RuntimeError as of_loader:
+            return of_loader
+        if time.monotonic() >= until_s:
+            break
+        time.sleep(0.05)
+    return None
 
 
 def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:

@@ -24,11 +24,20 @@ from raypar.train.job import RankOutcome, RunSettings
     [
         (Failure(FailureKind.ERROR, "ValueError: no"), [0, 1], 1),
         (Failure(FailureKind.CRASH, "rank 0 ended with exit code 3"), [0, 0], 2),
+        (
+            lambda n: Failure(FailureKind.CRASH, f"RuntimeError: DataLoader worker (pid {n}) exited unexpectedly"),
+            [0, 0],
+            2,
+        ),
         (Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL"), [0, 0, 0, 1, 1, 1, 2, 2, 2], 3),
     ],
 )
 def test_a_point_whose_first_attempts_fail_alike_is_given_up(monkeypatch, tmp_path, failure, starts, num_attempts):
-    played(monkeypatch, lambda job, _: trial_result(job.spec, {}, failure=failure, attempts=job.attempt))
+    def run(job, _):
+        why = failure(job.attempt) if callable(failure) else failure
+        return trial_result(job.spec, {}, failure=why, attempts=job.attempt)
+
+    played(monkeypatch, run)
     study = a_study(space={}, baseline={}, num_repeats=3, max_retries=2)
     events = []
     local.LocalRunner(RunSettings(tmp_path, isolation="fresh"), ()).run(study, study.trials(), events.append)
