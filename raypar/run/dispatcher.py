@@ -402,6 +402,7 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         if self._pool.refresh():
+            self._pool.give_up_lost()
             self._tell(ClusterChanged(len(self._pool.nodes), self.num_slots))
         head = self._queue[:HORIZON]
         refused, lacking = self._refusals(dict.fromkeys(trial.spec.placement for trial in head))

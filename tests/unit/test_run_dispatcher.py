@@ -434,6 +434,28 @@ def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_th
     assert run.results[0].attempts == 2 and not run.pool.gangs
 
 
+@pytest.mark.parametrize("num_up", [0, 1])
+def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up, monkeypatch):
+    freed = []
+    monkeypatch.setattr("ray.util.remove_placement_group", freed.append)
+    run = Run(specs(2), cluster(1, 1, 1), max_retries=0)
+    run.define("a")
+    (lost,) = run.pool.gangs.values()
+    gone, *others = lost.nodes
+    for node in others[:num_up]:
+        run.it.worker_is_up(lost.id, Greeting(node, "", node, "ip", 1, 1, 0, 1, 2, "its group", ()))
+    run.pool.nodes = [node for node in run.pool.nodes if node.id != gone]
+    run.it.check()
+    assert lost.phase is GangPhase.CLOSING and freed == ["its group"] * num_up
+    _, new = run.pool.gangs.values()
+    assert gone not in new.nodes
+    run.comes_up(new)
+    assert run.it.trial("a").phase is TrialPhase.RUNNING
+    run.lose_gang(lost, OSError("no such node"))  # a minute later
+    run.end("a")
+    assert [result.state for result in run.results] == [TrialState.FINISHED] and not run.of(TrialRetried)
+
+
 def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
     run = one_running(trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
