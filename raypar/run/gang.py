@@ -30,6 +30,7 @@ from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
 from raypar.train.job import RankContext, TrialJob
+from raypar.train.position import Position
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
 # The broker itself removes the placement group of a gang that was lost.
@@ -259,10 +260,14 @@ def _run_rank(
 
     threading.Thread(target=kill_on_request, daemon=True).start()
 
-    def on_report(index: int, metrics: Mapping[str, float]) -> bool:
-        return bool(ray.get(broker.report.remote(job.uid, job.attempt, rank, index, metrics if rank == 0 else None)))
+    def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
+        of_first = metrics if rank == 0 else None
+        return bool(ray.get(broker.report.remote(job.uid, job.attempt, rank, index, of_first, position)))
 
-    end = supervise(process, job, context, on_report)
+    def on_position(position: Position) -> None:
+        broker.note_position.remote(job.uid, job.attempt, rank, position)
+
+    end = supervise(process, job, context, on_report, on_position)
     over.set()
     if rank == 0 and end.outcome is not None and job.sends_artifacts:
         _send_artifacts(broker, job)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 
 import cloudpickle
@@ -39,10 +40,12 @@ from raypar.run.runner import (
     ends_training,
     is_retried,
 )
+from raypar.run.standstill import Standstill, explained
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
 from raypar.train.job import RankContext, Revision, RunSettings, TrialJob
+from raypar.train.position import Position
 from raypar.units import listed
 
 MAX_SERVER_STARTS = 3  # in a row, of a fork server that ends before it is ready
@@ -131,6 +134,7 @@ class _LocalAttempt:
         self._failure: Failure | None = None
         self._changed = threading.Condition()  # what its ranks have reported, and why it failed
         self._has_first_ended = False  # rank 0
+        self._standstill = Standstill(self._world_size, str(job.log_path(0)))
 
     def run(self) -> TrialResult:
         started_at, spec = time.time(), self._job.spec
@@ -157,7 +161,7 @@ class _LocalAttempt:
             attempts=self._job.attempt,
             started_at=started_at,
             environment={"node": [socket.gethostname()] * self._world_size} if ends else {},
-            failure=self._failure,
+            failure=explained(self._failure, ends),
         )
 
     def _run_ranks(self, cores: Mapping[int, tuple[int, ...]]) -> dict[int, RankEnd]:
@@ -200,19 +204,32 @@ class _LocalAttempt:
     def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:
         spec = self._job.spec
 
-        def on_report(index: int, metrics: Mapping[str, float]) -> bool:
+        def on_position(position: Position) -> None:
+            with self._changed:
+                failure = self._standstill.note(context.rank, position)
+                self._failure = self._failure or failure
+            if failure is not None:
+                self._kill()
+
+        def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
+            def is_reported() -> bool:
+                return len(self._reports) > index or self._has_first_ended
+
             with self._changed:
                 if context.rank == 0:
                     self._reports.append(metrics)
                     self._changed.notify_all()
+                if not is_reported():
+                    on_position(replace(position, is_out=True))
                 # All ranks stop at the same report, which rank 0's decides.
-                self._changed.wait_for(lambda: len(self._reports) > index or self._has_first_ended)
+                self._changed.wait_for(is_reported)
+                self._standstill.note(context.rank, position)
                 decisive = self._reports[index] if index < len(self._reports) else {}
             if context.rank == 0:
                 self._listener(TrialReported(spec, metrics))
             return not ends_training(spec, decisive, self._metric)
 
-        end = supervise(process, self._job, context, on_report)
+        end = supervise(process, self._job, context, on_report, on_position)
         with self._changed:
             self._has_first_ended |= context.rank == 0
             self._changed.notify_all()

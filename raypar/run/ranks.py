@@ -29,6 +29,7 @@ from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, RankContext, RankOutcome, Revision, TrialJob
+from raypar.train.position import Position
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
@@ -271,6 +272,7 @@ class RankEnd:
     failure: Failure | None = None
     taken: Mapping[int, str] = field(default_factory=dict)  # cores of its machine that others have, and who
     was_killed: bool = False  # from here, so that its end explains nothing
+    position: Position = field(default_factory=Position)  # in its collective operations, as last said
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
@@ -367,16 +369,23 @@ def _measured(counters: Sequence[telemetry.RankCounters | None]) -> tuple[dict[s
 
 
 def supervise(
-    process: RankProcess, job: TrialJob, context: RankContext, on_report: Callable[[int, Mapping[str, float]], bool]
+    process: RankProcess,
+    job: TrialJob,
+    context: RankContext,
+    on_report: Callable[[int, Mapping[str, float], Position], bool],
+    on_position: Callable[[Position], object],
 ) -> RankEnd:
     """Run a started rank to its end.
 
     Args:
-        on_report: gets the index and the metrics of each report; its answer (go on?) goes back to the rank.
+        on_report: gets the index, the metrics and the position of each report; its answer (go on?) goes back to the
+            rank.
+        on_position: gets the rank's position where it stands, has moved again, or has left its loop.
 
     Killing the process from another thread ends this, with a failure.
     """
     end: RankEnd | None = None
+    position = Position()
     rank, log_path = context.rank, job.log_path(context.rank)
     kills_before = num_memory_kills()
     try:
@@ -387,9 +396,11 @@ def supervise(
             if not process.connection.poll(LOG_CHECK_S):
                 continue
             match process.connection.recv():
-                case ("report", metrics):
-                    process.connection.send(on_report(index, metrics))
+                case ("report", metrics, position):
+                    process.connection.send(on_report(index, metrics, position))
                     index += 1
+                case ("position", position):
+                    on_position(position)
                 case ("done", outcome):
                     end = RankEnd(outcome=outcome)
                 case ("error", kind, name, message, traceback):
@@ -406,10 +417,10 @@ def supervise(
     # The kernel counts for the whole machine: what it killed may have been another's, in the same moment.
     took_too_much = not process.was_killed and num_memory_kills() > kills_before
     if end is None:
-        return RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
-    if took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
-        return RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
-    return end
+        end = RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
+    elif took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
+        end = RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
+    return replace(end, position=position)
 
 
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:

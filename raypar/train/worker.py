@@ -13,9 +13,10 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -31,6 +32,7 @@ from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import CHECKPOINT_FOLDER, RankContext, RankOutcome, TrialJob
+from raypar.train.position import Position, PositionWatch, calls
 from raypar.units import counted
 
 # The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
@@ -102,10 +104,18 @@ class PipeChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._lock = threading.Lock()  # what is sent meanwhile waits: a report is answered before anything else
 
     def report(self, metrics: Mapping[str, float]) -> bool:
-        self._connection.send(("report", dict(metrics)))
-        return bool(self._connection.recv())
+        with self._lock:
+            self._connection.send(("report", dict(metrics), Position(calls())))
+            return bool(self._connection.recv())
+
+    def send_position(self, look: Callable[[], Position | None]) -> None:
+        """Send the position that `look` returns, if any."""
+        with self._lock:
+            if (position := look()) is not None:
+                self._connection.send(("position", position))
 
 
 def main(connection: Connection, listen_fd: int | None = None) -> None:
@@ -117,13 +127,15 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
         listen_fd: rank 0 of several: the listening socket behind ``context.master_address``.
     """
     try:
-        job, context = connection.recv()  # fails where a class in it can't be imported here
-        mark("rank: starts")
-        outcome = run_rank(job, context, PipeChannel(connection), listen_fd)
-        _ignore_loaders()
+        try:
+            job, context = connection.recv()  # fails where a class in it can't be imported here
+            mark("rank: starts")
+            outcome = run_rank(job, context, PipeChannel(connection), listen_fd)
+        finally:
+            _ignore_loaders()
         connection.send(("done", outcome))
     except BaseException as caught:
-        _ignore_loaders()
+        _ignore_loaders()  # again: torch's handler may have come before it
         error = _loader_error(caught) or caught
         text = masked("".join(traceback.format_exception(error)))  # it may quote a password or a key
         print(text, file=sys.stderr)
@@ -179,7 +191,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
 
         return run_command(workload.command, job, context, channel, listen_fd)
     device = _device(config, context)
-    with _process_group(context, device, listen_fd):
+    with _process_group(context, device, listen_fd), _position_said(channel, context, device) as note_end:
         if workload.train_loop is not None:
             from raypar.train.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
@@ -201,6 +213,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
                 checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
                 profiling=job.profiling,
             )
+        note_end(outcome)
     environment = {
         "cores": list(cores),
         "num_threads": torch.get_num_threads(),
@@ -210,6 +223,27 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     }
     wall_s = time.monotonic() - context.requested_at_s
     return replace(outcome, wall_s=wall_s, environment={**outcome.environment, **environment})
+
+
+@contextlib.contextmanager
+def _position_said(channel: PipeChannel, context: RankContext, device: Any) -> Iterator[Callable[[RankOutcome], None]]:
+    """Say where this rank stands among several. What is yielded gets its outcome, at the end of its loop."""
+    if context.world_size == 1:
+        yield lambda _: None
+        return
+    watch = PositionWatch(channel.send_position, on_cpu=device.type == "cpu")
+    watch.start()
+    # One that a report has stopped leaves where the others are stopped as well.
+    ends: list[Position] = []
+
+    def note_end(outcome: RankOutcome) -> None:
+        ends.append(Position(calls(), is_out=not outcome.stopped, has_left=not outcome.stopped))
+
+    try:
+        yield note_end
+    finally:  # before the group is destroyed, by which the others may notice it first
+        watch.close()
+        channel.send_position(lambda: ends[0] if ends else Position(calls()))
 
 
 def _device(config: Mapping[str, Any], context: RankContext) -> Any:

@@ -338,7 +338,7 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
         how = {"pass_fds": [theirs.fileno()], "stdout": out, "stderr": out, "start_new_session": True}
         child = subprocess.Popen([sys.executable, "-c", LOUD], **how)
     context = RankContext(0, 1, 0, 1, 0, ("", 0), 0.0)
-    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True)
+    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True, [].append)
     assert end.failure.message == "rank 0 ended with exit code 3" and end.failure.traceback.endswith("ylast")
     text = log.read_text()
     assert re.fullmatch("firstx+\n… 17.0 MB omitted …\ny+last", text)
