@@ -116,7 +116,9 @@ def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random, flags: 
         while tally.num_locked_out < MAX_LOCKED_OUT:
             exit_code = drive(folder, rng, tally, flags)
             stored = finished(folder, NAME)
-            progress(f"{len(stored)}/{num_trials} after {units.seconds(time.monotonic() - begun_s)}, exit {exit_code}")
+            said = (folder / "stderr").read_text().strip().splitlines()[:1]
+            after = units.seconds(time.monotonic() - begun_s)
+            progress(f"{len(stored)}/{num_trials} after {after}, exit {exit_code}{': ' if said else ''}{''.join(said)}")
             if len(stored) >= num_trials and exit_code == 0:
                 break
         _, running = psutil.wait_procs(processes(), timeout=END_S)

@@ -180,8 +180,10 @@ def is_of_others(address: str) -> bool:
         host, _, port = _resolved(address).rpartition(":")
     except ConnectionError:  # there is no Ray
         return False
-    own = {each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses}
-    if not host.startswith("127.") and host.strip("[]") not in {"localhost", *own}:
+    addresses_here = {
+        each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses
+    }
+    if not host.startswith("127.") and host.strip("[]") not in {"localhost", *addresses_here}:
         return True  # another machine's, which only the user can know
     try:
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)

@@ -48,7 +48,7 @@ from raypar.train.job import RankContext, Revision, RunSettings, TrialJob
 from raypar.train.position import Position
 from raypar.units import listed
 
-MAX_SERVER_STARTS = 3  # in a row, of a fork server that ends before it is ready
+MAX_SERVER_STARTS = 5  # in a row, of a fork server that ends before it is ready
 
 
 class LocalRunner:

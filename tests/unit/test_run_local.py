@@ -128,7 +128,7 @@ def test_a_fork_server_that_never_is_ready_ends_the_study_with_a_message(monkeyp
 
     monkeypatch.setattr(local, "ForkClient", lambda _: SimpleNamespace(wait_until_ready=die, close=lambda: None))
     study = a_study(space={}, baseline={}, num_repeats=1)
-    refused = pytest.raises(BrokeOff, match="imports extension and starts ranks ended 3 times in a row")
+    refused = pytest.raises(BrokeOff, match="imports extension and starts ranks ended 5 times in a row")
     with local.LocalRunner(RunSettings(tmp_path, preload=("extension",)), ()) as runner, refused:
         runner.run(study, study.trials(), [].append)
-    assert len(servers) == 3
+    assert len(servers) == 5
