@@ -109,7 +109,7 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """Return the command that goes on with a study in this folder; all other flags are stored with it."""
-    from raypar.execution.options import is_in_folder, is_of_this_machine
+    from raypar.execution.options import has_to_be_named, is_in_folder
     from raypar.masking import masked
     from raypar.run.jobs import SUBMITTED_AS
     from raypar.track.store import default_tracking_uri
@@ -121,7 +121,7 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
     words = ["raypar", "resume", loaded.study.name]
     if not is_in_folder(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]
-    if options.address is not None and not is_of_this_machine(options.address):
+    if options.address is not None and has_to_be_named(options.address):
         words += ["--address", options.address]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]

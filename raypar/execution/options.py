@@ -191,18 +191,17 @@ class ResumeFlags:
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
         """Return the flags with the file and the address that the user has named, if any, in place of the stored ones.
 
-        Raises RayparError where the stored file is not in `folder`, or the stored address is another machine's, and the
-        user has named none.
+        Raises RayparError where the stored file is not in `folder`, or the stored address is another machine's or may
+        be another user's, and the user has named none.
         """
         if file is None and not is_in_folder(self.file, folder):
             problem = f"the stored file of study `{study}` is {self.file}, which is not in this folder"
             command = shlex.join(["raypar", "resume", study, "--file", self.file])
             raise RayparError(problem, hint=f"a study file is code; if this one is yours: `{command}`")
-        if address is None and self.address is not None and not is_of_this_machine(self.address):
-            from raypar.run.cluster import check_address
-
-            check_address(self.address)  # one that could not be joined at all needs another hint
+        if address is None and self.address is not None and has_to_be_named(self.address):
             problem = f"study `{study}` ran on the cluster at {self.address}, according to the store"
+            if is_of_this_machine(self.address):
+                problem += "; what listens there now is not known to be yours"
             command = shlex.join(["raypar", "resume", study, "--address", self.address])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)
@@ -219,6 +218,17 @@ class ResumeFlags:
 def is_in_folder(file: str, folder: Path) -> bool:
     """Return whether the file, with links followed, lies in the folder or below."""
     return "\0" not in file and Path(file).resolve().is_relative_to(folder.resolve())
+
+
+def has_to_be_named(address: str) -> bool:
+    """Return whether only the user can say that a stored address is to be trusted: another machine's or user's.
+
+    Raises ClusterError for what is no address of a running Ray.
+    """
+    from raypar.run.cluster import check_address, is_of_others
+
+    check_address(address)
+    return not is_of_this_machine(address) or is_of_others(address)
 
 
 def is_of_this_machine(address: str) -> bool:

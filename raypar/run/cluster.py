@@ -171,12 +171,40 @@ def check_address(address: str) -> None:
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
 
 
+def is_of_others(address: str) -> bool:
+    """Return whether another user of this machine may listen at an address of it (``auto``, ``host:port``).
+
+    Ray finds ``auto`` in files and processes of this machine, whoever's they are. False where nobody listens.
+    """
+    try:
+        host, _, port = _resolved(address).rpartition(":")
+    except ConnectionError:  # there is no Ray
+        return False
+    addresses_here = {
+        each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses
+    }
+    if not host.startswith("127.") and host.strip("[]") not in {"localhost", *addresses_here}:
+        return True  # another machine's, which only the user can know
+    try:
+        listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+        pids = {c.pid for c in listening if c.laddr and c.laddr.port == int(port)}
+        return any(pid is None or psutil.Process(pid).username() != psutil.Process().username() for pid in pids)
+    except psutil.Error:  # the system doesn't say
+        return True
+
+
+def _resolved(address: str) -> str:
+    """Return an address, that of the Ray on this machine for ``auto``. Raises ConnectionError where there is none."""
+    if address != "auto":
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return canonicalize_bootstrap_address(address) or address
+
+
 def _check_reachable(address: str) -> str:
     """Resolve ``auto``; raise OSError where nobody listens: `ray.init` would wait for minutes."""
-    if address == "auto":
-        from ray._private.services import canonicalize_bootstrap_address
-
-        address = canonicalize_bootstrap_address(address) or address
+    address = _resolved(address)
     if address.rpartition(":")[2].isdigit():  # otherwise Ray's own message is better
         _connect(address)
     return address

@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
@@ -197,6 +198,9 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
 
         main(Connection(connection), *listen)
         os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
+    except BaseException:  # of raypar, or raised by a handler of signals that the trial's code has left
+        with contextlib.suppress(Exception):
+            os.write(2, traceback.format_exc().encode(errors="replace"))  # sys.stderr may be the trial's own
     finally:
         os._exit(70)
 

@@ -163,10 +163,20 @@ def problem(domain: Domain) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Return scalars of numpy or torch as Python's own numbers, also inside of a domain or tuple; the rest as it is."""
+    """Return a value with Python's own types alone, as far as it has some: what ranks get and the store keeps.
+
+    Members of a ``str`` or ``int`` enumeration become texts and numbers, scalars of numpy and torch become numbers,
+    also inside of a domain, tuple, list or dict. What has no such type stays as it is.
+    """
     if type(value) in (float, int, str, bool):
         return value
     match value:
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
         case Grid(values) if isinstance(values, tuple):
             return Grid(tuple(plain(v) for v in values))
         case Choice(values) if isinstance(values, tuple):
@@ -175,6 +185,10 @@ def plain(value: Any) -> Any:
             return type(value)(plain(low), plain(high))
         case tuple():
             return tuple(plain(v) for v in value)
+        case list():
+            return [plain(v) for v in value]
+        case dict():
+            return {plain(k): plain(v) for k, v in value.items()}
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 

@@ -153,7 +153,19 @@ def validate_value(field: str, key: str, value: Value, option: Option) -> Mistak
         wrong_value = f"can't be checked: {type(error).__name__}: {error}"
     if wrong_value is None and isinstance(value, float) and not math.isfinite(value):
         wrong_value = "must be a finite number"
-    return Mistake(field, value, f"`{key}` {wrong_value}", hint=hint) if wrong_value else None
+    if wrong_value is not None:
+        return Mistake(field, value, f"`{key}` {wrong_value}", hint=hint)
+    return _unkept(field, value) if option.kind in (object, tuple) else None
+
+
+def _unkept(field: str, value: object) -> Mistake | None:
+    """Return the mistake of a value that neither the store nor a rank can be given; None where they can."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        hint = "give a number, text, True, False, None, or tuples or dicts of these"
+        return Mistake(field, value, f"a {type(value).__name__} can't be kept with the results", hint=hint)
+    return None
 
 
 def unknown_option(field: str, value: object, key: str, options: Collection[str], hint: str = "") -> Mistake:
@@ -435,14 +447,7 @@ def _validate_key(
 
 
 def _validate_setting(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:
-    if key in options:
-        return validate_value(where, key, value, options[key])
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        hint = "give a number, text, True, False, None, or tuples or dicts of these"
-        return Mistake(where, value, f"a {type(value).__name__} can't be kept with the results", hint=hint)
-    return None
+    return validate_value(where, key, value, options[key]) if key in options else _unkept(where, value)
 
 
 def _validate_baseline(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raypar.errors import suggest
 from raypar.study.command import Command
 from raypar.study.metric import PERCENT, SHARE, Metric, direction_of
-from raypar.study.space import Value
+from raypar.study.space import Value, plain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -124,6 +124,13 @@ class Option:
     optional: bool = False
     strategies: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default", plain(self.default))
+        if isinstance(self.kind, type):  # of a `str` or `int` enumeration, whose members come as texts and numbers
+            object.__setattr__(
+                self, "kind", next((k for k in (bool, int, float, str) if issubclass(self.kind, k)), self.kind)
+            )
+
 
 def at_least(low: float) -> Callable[[Value], str | None]:
     """Return a check for numbers with a lower bound."""
@@ -223,6 +230,11 @@ class Workload:
     tensor_plan: Callable[[nn.Module], Mapping[str, str]] | None = None
     train_loop: Callable[[dict[str, Any]], Any] | None = None
     command: Command | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("options", "defaults"):
+            if isinstance(values := getattr(self, key), Mapping):
+                object.__setattr__(self, key, {name: plain(value) for name, value in values.items()})
 
     @classmethod
     def from_train_loop(

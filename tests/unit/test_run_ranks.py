@@ -82,7 +82,7 @@ class Runs:
         self.code = code
 
     def __reduce__(self):
-        return exec, (self.code,)
+        return exec, (self.code, {})
 
 
 def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
@@ -266,6 +266,59 @@ def test_a_failure_has_its_exceptions_type_and_the_ends_of_what_is_long(error, n
     assert traceback.startswith("Traceback (most recent call last):\n") and name in traceback and len(traceback) < 21000
 
 
+def answer_of_a_rank(folder, job):
+    """Return the last message of a rank that gets this job, and its exit code."""
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        rank = client.fork(folder / "log")
+        rank.connection.send((job, RankContext(0, 1, 0, 1, 0, ("", 0), 0.0)))
+        return rank.connection.recv(), rank.join(60)
+
+
+def test_what_cannot_be_unpickled_in_a_rank_is_reported_with_its_text(tmp_path):
+    answer, code = answer_of_a_rank(tmp_path, Runs("import no_such_module"))
+    assert answer[:4] == ("error", FailureKind.ERROR, "ModuleNotFoundError", "No module named 'no_such_module'")
+    assert code == 0 and "no_such_module" in (tmp_path / "log").read_text()
+
+
+LOADER = """
+import os
+from types import SimpleNamespace
+from torch.utils.data import DataLoader
+from raypar.train import worker
+
+class Exits:
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        import torch
+        if i == 20:
+            os._exit(3)
+        return torch.zeros(3)
+
+worker.run_rank = lambda *_: list(DataLoader(Exits(), num_workers=NUM))
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["1", "3"])
+def test_a_loader_process_that_exits_is_named_whatever_the_rank_notices_first(tmp_path, num_workers):
+    answer, _ = answer_of_a_rank(tmp_path, Runs(LOADER.replace("NUM", num_workers)))
+    assert answer[:3] == ("error", FailureKind.CRASH, "RuntimeError")
+    assert re.search(r"DataLoader worker .* exited unexpectedly", answer[3])
+
+
+def test_an_error_that_the_rank_could_not_report_is_in_its_log(tmp_path):
+    code = "from raypar.train import worker; worker.cut = None; worker.run_rank = None"
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        rank = client.fork(tmp_path / "log")
+        rank.connection.send((Runs(code), None))
+        with pytest.raises(EOFError):
+            rank.connection.recv()
+        assert rank.join(60) == 70
+    assert "TypeError: 'NoneType' object is not callable" in (tmp_path / "log").read_text()
+
+
 LOUD = """
 import os
 os.write(1, b"first" + b"x" * 10_000_000)
@@ -285,7 +338,7 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
         how = {"pass_fds": [theirs.fileno()], "stdout": out, "stderr": out, "start_new_session": True}
         child = subprocess.Popen([sys.executable, "-c", LOUD], **how)
     context = RankContext(0, 1, 0, 1, 0, ("", 0), 0.0)
-    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True)
+    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True, [].append)
     assert end.failure.message == "rank 0 ended with exit code 3" and end.failure.traceback.endswith("ylast")
     text = log.read_text()
     assert re.fullmatch("firstx+\n… 17.0 MB omitted …\ny+last", text)
