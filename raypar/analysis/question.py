@@ -251,9 +251,15 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
-    """Return ``train_time_s`` if every finished trial has it, else ``wall_s`` (train loops that can't be timed)."""
+    """Return ``train_time_s`` if every finished trial has it, and of the same stretch of work, else ``wall_s``.
+
+    Of training code that raypar didn't write, steps or laps may be unknown, or be other epochs in one trial than in
+    another. The time from launch to exit is that of the whole work in any case.
+    """
     timed = [r for r in results if r.is_measured and not r.is_memory_only]
-    return TRAIN_TIME if all(r.train_time_s is not None for r in timed) else WALL_TIME
+    works = {r.timed_work for r in timed}
+    is_known = len(works) < 2 and None not in works and all(r.train_time_s is not None for r in timed)
+    return TRAIN_TIME if is_known else WALL_TIME
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:

@@ -57,7 +57,7 @@ def ended_parts(result: TrialResult) -> list[str]:
         return parts
     if not result.is_measured:
         parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
-    if result.train_time_s is not None:
+    if result.is_timed_whole:
         parts.append(f"trained {units.seconds(result.train_time_s)}")
     if (accuracy := result.final.get("accuracy")) is not None:
         parts.append(f"accuracy {units.score('accuracy', accuracy)}")

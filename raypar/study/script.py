@@ -16,7 +16,7 @@ from raypar.study.loader import read_python, syntax_error
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAX_BASE, MAX_EXPONENT = 1000, 64  # of powers that are worked out
-NUMBER = r"([-+\d.e]*\d|nan|inf)"
+NUMBER = r"([-+\d.,eE]*\d|[-+]?inf|nan)"
 _UNKNOWN: Any = object()  # default that only running the script would show
 
 

@@ -203,7 +203,8 @@ class Workload:
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
         Every key of the study's config and space that neither raypar nor `options` knows is handed to it unchecked.
-        What lies between two reports is timed, or each step where the loop calls ``raypar.step()``.
+        Each step is timed where the loop calls ``raypar.step()``; else what lies between two reports, where these have
+        an ``epoch`` or a ``step`` of the loop's own; else the whole trial.
 
         Args:
             train_loop_per_worker: the loop, an importable function.

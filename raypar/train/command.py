@@ -27,9 +27,10 @@ from typing import Any
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.study.command import PLACES, Command
+from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
-from raypar.train.laps import UNTIMED, LapTimer, num_steps_of
+from raypar.train.laps import COUNTS, UNTIMED, LapTimer
 
 MAX_ERROR_LINES = 20
 STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
@@ -45,38 +46,90 @@ class OutputReader:
     """Reads reports out of a command's output: JSON lines, and values by regular expressions.
 
     A line ``{"loss": 0.5, "step": 10}`` is a report. Values by expression make a report once every metric has one, or
-    one of them comes again.
+    one of them comes again. An epoch or a step by expression holds for the lines after it, until another one comes.
+    A report is as old as the last line that it takes a value from.
     """
 
     def __init__(self, metrics: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in metrics.items()}
+        self._num_metrics = len(self._patterns.keys() - COUNTS.keys())
+        self._counts: dict[str, float] = {}
         self._pending: dict[str, float] = {}
+        self._at_s = 0.0
 
-    def reports(self, line: str) -> Iterator[dict[str, float]]:
-        """Yield the reports that a line completes."""
+    def reports(self, line: str, at_s: float = 0.0) -> Iterator[tuple[dict[str, float], float]]:
+        """Yield the reports that a line of this moment completes, each with its moment."""
         text = line.strip()
         if text.startswith("{") and text.endswith("}"):
             with contextlib.suppress(ValueError):
                 content = json.loads(text)
                 if numbers := numbers_of(content):
-                    yield numbers
+                    yield numbers, at_s
                 return
-        values = {}
-        for name, pattern in self._patterns.items():
-            if match := pattern.search(line):
-                with contextlib.suppress(ValueError, TypeError):
-                    values[name] = float(match[1])
-        if self._pending.keys() & values.keys():
+        values = {name: value for name, p in self._patterns.items() if (value := number_in(p, line)) is not None}
+        counts = {name: values.pop(name) for name in COUNTS if name in values}
+        if self._pending.keys() & values.keys() or self._counts != {**self._counts, **counts}:
             yield from self.rest()
+        self._counts |= counts
         self._pending |= values
-        if values and len(self._pending) == len(self._patterns):
+        if values:
+            self._at_s = at_s
+        if values and len(self._pending) == self._num_metrics:
             yield from self.rest()
 
-    def rest(self) -> Iterator[dict[str, float]]:
+    def rest(self) -> Iterator[tuple[dict[str, float], float]]:
         """Yield the report that is not complete at the end, if there is one."""
         if self._pending:
             pending, self._pending = self._pending, {}
-            yield pending
+            yield {**self._counts, **pending}, self._at_s
+
+
+# A number as it is printed, whole: with its sign, thousands and exponent.
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)\]])[-+])?"
+    r"(?:(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+)
+
+
+def number_in(pattern: re.Pattern[str], line: str) -> float | None:
+    """Return the number that the first group of an expression finds in a line; None where it finds none.
+
+    It is read whole, also where the expression takes a part of it: 1.25e-05, not the 1.25 of ``([0-9.]+)``.
+    """
+    if not (match := pattern.search(line)) or match[1] is None:
+        return None
+    at = match.start(1) + len(match[1]) - len(match[1].lstrip())
+    whole = next((number for number in _NUMBER.finditer(line) if number.start() <= at < number.end()), None)
+    text = whole[0].replace(",", "") if whole else match[1]
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# Prefix of the lines of each rank that torchrun starts, if it is let to mark them.
+RANK_MARK = re.compile(r"<raypar rank (\d+)>")
+RANK_MARKS = {"PET_TEE": "3", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<raypar rank ${rank}>"}
+
+
+class RankLines:
+    """Sorts output by the ranks that it is marked with: a rank's mark is before each piece of a line of it."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, str] = {}  # lines of ranks that have no end yet
+
+    def line(self, text: str) -> tuple[int, str]:
+        """Return the rank that a line is of, and the line without marks; unmarked lines are of rank 0."""
+        before, *marked = RANK_MARK.split(text)
+        if not marked:
+            return 0, text
+        pieces = [(int(rank), piece) for rank, piece in zip(marked[::2], marked[1::2], strict=True)]
+        if before:
+            pieces.insert(0, (pieces[0][0], before))
+        for rank, piece in pieces:
+            self._begun[rank] = self._begun.get(rank, "") + piece
+        rank = pieces[-1][0]
+        return rank, self._begun.pop(rank)
 
 
 def run_command(
@@ -120,7 +173,8 @@ def run_command(
         folder = study_folder / command.folder.format_map(values)
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
-        process = _CommandProcess(command, command.filled(values), folder, job, channel if is_first else None, stack)
+        words, reports_to = command.filled(values), channel if is_first else None
+        process = _CommandProcess(command, words, folder, job, reports_to, context.requested_at_s, stack)
         startup_s = time.monotonic() - context.requested_at_s
         telemetry.start()
         process.wait(None if is_first else links[0])
@@ -140,7 +194,7 @@ def run_command(
         train_time_s=laps.train_time_s,
         step_times_s=laps.times_s,
         wall_s=time.monotonic() - context.requested_at_s,
-        environment={**telemetry.summary(), **environment, "steps_from": laps.source},
+        environment={**telemetry.summary(), **environment, "steps_from": laps.source, "laps_cover": laps.cover},
         counters=telemetry.counters(),
     )
 
@@ -252,10 +306,12 @@ class _CommandProcess:
         folder: Path,
         job: TrialJob,
         channel: Channel | None,
+        launched_at_s: float,
         stack: contextlib.ExitStack,
     ) -> None:
         self.laps, self.is_stopped = LapTimer(), False
         self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
+        self._launched_at_s, self._ranks = launched_at_s, RankLines()
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
         fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
         os.mkfifo(fifo, 0o600)
@@ -265,6 +321,7 @@ class _CommandProcess:
         inherited = _original_environment()
         environment = {
             **inherited,
+            **RANK_MARKS,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")]),
             "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
             "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
@@ -330,8 +387,8 @@ class _CommandProcess:
         os.close(has_ended)
         if buffers["output"]:
             self._take("output", buffers["output"].decode(errors="replace"))
-        for report in self._reader.rest():
-            self._report(report, time.monotonic(), is_ordered=False)
+        for report, at_s in self._reader.rest():
+            self._report(report, at_s, is_ordered=False)
         process.stdout.close()
         if process.returncode and not self.is_stopped:
             raise CommandFailed(self._failure(process.returncode))
@@ -346,17 +403,19 @@ class _CommandProcess:
         moments_s = [at_s for at_s, _ in scalars.values()]
         if self.laps.source == UNTIMED and moments_s == sorted(moments_s):
             self.laps = laps
+        to_monotonic_s = time.monotonic() - time.time()
         for step, (at_s, values) in scalars.items():
             if not self.is_stopped:
-                laps.report(at_s, num_steps=step)
-                self._send({"step": float(step), **values})
+                laps.report({"step": float(step)}, at_s)
+                self._send({"step": float(step), **values}, at_s + to_monotonic_s)
 
     def _take(self, source: str, line: str) -> None:
         if source == "output":
-            at_s = time.monotonic()
-            print(line, flush=True)
-            self._last_lines.append(line)
-            for report in self._reader.reports(line):
+            rank, line = self._ranks.line(line)
+            shown = f"[rank {rank}] {line}" if rank else line
+            print(shown, flush=True)
+            self._last_lines.append(shown)
+            for report, at_s in self._reader.reports(line, time.monotonic()) if not rank else ():
                 self._report(report, at_s, is_ordered=False)
             return
         with contextlib.suppress(ValueError, KeyError):
@@ -367,12 +426,13 @@ class _CommandProcess:
                 self.laps.step(content["at_s"])
 
     def _report(self, metrics: Mapping[str, float], at_s: float, *, is_ordered: bool) -> None:
-        self.laps.report(at_s, num_steps=num_steps_of(metrics), is_ordered=is_ordered)
-        self._send(metrics)
+        self.laps.report(metrics, at_s, is_ordered=is_ordered)
+        self._send(metrics, at_s)
 
-    def _send(self, metrics: Mapping[str, float]) -> None:
+    def _send(self, metrics: Mapping[str, float], at_s: float) -> None:
         self._num_reports += 1
-        if self._channel is not None and not self._channel.report({"epoch": self._num_reports, **metrics}):
+        report = {"epoch": self._num_reports, **metrics, SINCE_LAUNCH: at_s - self._launched_at_s}
+        if self._channel is not None and not self._channel.report(report):
             self._channel = None
             self._stop()
 

@@ -1,6 +1,7 @@
 """Commands and train loops as workloads: templates, output, hooks, step times, and what is refused."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 
 from raypar import Study, StudyError, Workload, grid, hooks
 from raypar.analysis.analyse import analyse
+from raypar.analysis.question import WALL_TIME
+from raypar.reporting.points import legend
 from raypar.study.command import Command
 from raypar.study.options import resolve
+from raypar.study.script import NUMBER
 from raypar.study.trial import TrialResult, TrialState
-from raypar.train.command import OutputReader
-from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer, num_steps_of
+from raypar.train.command import RANK_MARKS, OutputReader, RankLines
+from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
 
 TORCHRUN = "torchrun --nproc-per-node={num_workers} train.py --lr {lr}"
 
@@ -92,54 +96,159 @@ def test_a_train_loop_takes_options_and_a_metric_as_other_workloads_do():
             [{"loss": 2}, {"loss": 1, "accuracy": 0.5}],
         ),
         ({"loss": r"loss(:)?"}, ["loss", "loss:"], []),
+        (
+            {"epoch": r"epoch (\d+)", "train": r"train loss (\S+)", "val": r"val loss (\S+)"},
+            ["epoch 1 train loss 3", "epoch 1 val loss 4", "epoch 2", "train loss 2", "epoch 3 train loss 1"],
+            [{"epoch": 1, "train": 3, "val": 4}, {"epoch": 2, "train": 2}],
+        ),
     ],
 )
 def test_reports_are_read_from_output(patterns, lines, reports):
     reader = OutputReader(patterns)
-    read = [report for line in lines for report in reader.reports(line)]
+    read = [report for line in lines for report, _ in reader.reports(line)]
     assert read == reports
     rest = list(reader.rest())
-    assert [str(r) for r in rest] == (["{'loss': nan}"] if "acc 0.5" in lines else [])
+    assert [str(r) for r, _ in rest] == (["{'loss': nan}"] if "acc 0.5" in lines else []) or "epoch" in patterns
 
 
-def test_the_first_step_is_not_counted_and_what_lies_beside_a_report_is_in_no_step():
+def test_a_report_is_as_old_as_the_last_line_that_it_has_a_value_from():
+    reader = OutputReader({"loss": r"^loss (\S+)", "val": r"val (\S+)"})
+    lines = [("loss 3", 1.0), ("nothing", 2.0), ("loss 2", 5.0), ("val 1", 7.0)]
+    assert [report for line, at_s in lines for report in reader.reports(line, at_s)] == [
+        ({"loss": 3}, 1.0),
+        ({"loss": 2, "val": 1}, 7.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [
+        ("1.25E-05", 1.25e-05),
+        ("1.25e+3", 1250),
+        ("12,345.6", 12345.6),
+        ("1,234,567", 1234567),
+        ("12_345.6", 12345.6),
+        ("93.21%", 93.21),
+        ("-0.5", -0.5),
+        ("+.5", 0.5),
+        ("3.", 3),
+        ("0.5, 7", 0.5),
+        ("0.5,0.7", 0.5),
+        ("7/10", 7),
+        ("10-20", 10),
+        ("15.25s", 15.25),
+        ("-inf", -math.inf),
+    ],
+)
+@pytest.mark.parametrize("pattern", [r"loss: ([-+\d.]*\d|\S+)", r"loss:(.*)", NUMBER])
+def test_a_number_is_read_whole_whatever_part_of_it_the_expression_takes(printed, value, pattern):
+    reader = OutputReader({"loss": pattern if pattern != NUMBER else rf"loss: {NUMBER}"})
+    assert [report["loss"] for report, _ in reader.reports(f"epoch 1,2 loss: {printed}")] == [value]
+
+
+def test_lines_of_several_ranks_are_told_apart_by_their_marks():
+    def mark(rank):
+        return RANK_MARKS["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"].replace("${rank}", str(rank))
+
+    lines = RankLines()
+    assert lines.line("plain") == (0, "plain") and lines.line(f"{mark(1)}loss 2") == (1, "loss 2")
+    # A line that is printed in pieces has a mark at each, and other ranks' between them.
+    assert lines.line(f"{mark(0)}epoch 1 {mark(1)}epoch 1 {mark(1)}loss 2") == (1, "epoch 1 loss 2")
+    assert lines.line(f"{mark(0)}loss 3") == (0, "epoch 1 loss 3")
+
+
+def test_the_first_step_counts_as_an_average_one_and_what_lies_beside_a_report_is_in_no_step():
     laps = LapTimer()
     for at_s in (10, 11, 13):
         laps.step(at_s)
-    laps.report(20, until_s=21)  # evaluated before, and reported for a second
+    laps.report({}, 20, until_s=21)  # evaluated before, and reported for a second
     laps.step(22)
-    assert laps.times_s == (1, 2, 1) and laps.train_time_s == 4 and laps.source == BY_STEP
+    assert laps.times_s == (1, 2, 1) and laps.train_time_s == 4 / 3 * 4 and laps.source == BY_STEP
+
+
+@pytest.mark.parametrize("num_steps", [2, 4, 8])
+def test_the_time_of_all_steps_is_in_proportion_to_their_number(num_steps):
+    laps = LapTimer()
+    for i in range(num_steps):
+        laps.step(10 + 0.5 * i)
+    assert laps.train_time_s == 0.5 * num_steps
 
 
 def test_a_report_in_the_output_begins_no_step_as_it_may_be_read_late():
     laps = LapTimer()
     laps.step(10)
-    laps.report(13, is_ordered=False)  # written before the next step, and read after it
+    laps.report({}, 13, is_ordered=False)  # written before the next step, and read after it
     laps.step(12)
     laps.step(14)
     assert laps.times_s == (2, 2)
 
 
-def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
+def laps_of(*reports):
     laps = LapTimer()
-    for at_s, num_steps in ((0, 100), (10, 200), (14, 204), (15, 204), (17, None)):
-        laps.report(at_s, num_steps=num_steps)
-    assert laps.times_s == (0.1, 1.0, 1.0, 2.0) and laps.train_time_s == 17
-    assert num_steps_of({"loss": 1.0, "global_step": 7.0}) == 7 and num_steps_of({"epoch": 7.0}) is None
+    for at_s, counts in reports:
+        laps.report(counts, at_s)
+    return laps
+
+
+def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
+    laps = laps_of((0, {"step": 100}), (10, {"step": 200}), (14, {"step": 204}))
+    assert (laps.times_s, laps.train_time_s, laps.source) == ((0.1, 1.0), 14, BY_REPORT)
+    assert laps.cover == "steps 100 to 204" and laps_of((0, {"global_step": 1}), (3, {"global_step": 2})).times_s
+
+
+def test_one_report_for_each_epoch_gives_their_times_but_for_the_first_one():
+    laps = laps_of((5, {}), (7, {"epoch": 1}), (9, {"epoch": 2}), (12, {"epoch": 3}), (20, {"test_loss": 1}))
+    assert (laps.times_s, laps.train_time_s, laps.cover) == ((2, 3), 5, "epochs 1 to 3")
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [(0, {}), (1, {}), (2, {})],  # say every 100 batches
+        [(0, {"epoch": 0}), (1, {"epoch": 0}), (2, {"epoch": 1}), (3, {"epoch": 1})],
+        [(0, {"epoch": 0}), (1, {"epoch": 2})],
+        [(0, {"epoch": 0.5}), (1, {"epoch": 1.5})],
+        [(0, {"epoch": 0}), (1, {}), (2, {"epoch": 1})],
+        [(0, {"epoch": 0}), (1, {"epoch": 1}), (2, {"epoch": 0}), (3, {"epoch": 1})],  # the next fold
+        [(0, {"step": 5}), (1, {"step": 5})],
+        [(0, {"epoch": 1})],
+        [],
+    ],
+)
+def test_reports_that_do_not_say_what_lies_between_them_give_no_times(reports):
+    laps = laps_of(*reports)
+    assert (laps.times_s, laps.train_time_s, laps.source, laps.cover) == ((), None, UNTIMED, "")
+
+
+def batches(num_batches, step_s, every, epochs, last):
+    """Yield the moments at which a script prints every so many batches."""
+    at_s = 5.0
+    for epoch in range(epochs):
+        for i in range(num_batches):
+            at_s += step_s
+            if (i + 1) % every == 0 if last else i % every == 0:
+                yield at_s, {"epoch": epoch}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("num_batches", "every", "epochs"),
+    [(350, 100, 1), (350, 100, 3), (1250, 500, 1), (938, 10, 2), (190, 100, 2), (350, 350, 3), (400, 200, 3)],
+)
+def test_prints_every_so_many_batches_give_the_true_speedup_or_none(num_batches, every, epochs, last):
+    one, two = (
+        laps_of(*batches(num, step_s, every, epochs, last))
+        for num, step_s in ((num_batches, 0.010), (math.ceil(num_batches / 2), 0.0065))
+    )
+    if one.train_time_s and two.train_time_s and one.cover == two.cover:
+        assert one.train_time_s / two.train_time_s == pytest.approx(num_batches / math.ceil(num_batches / 2) / 0.65)
+    else:
+        assert num_batches != every or last
 
 
 def test_the_files_of_a_command_are_its_scripts_and_modules():
     command = Command("python -m parts.train --config a.yaml helpers/run.py /opt/other.py")
     assert command.files == ("helpers/run.py", "parts/train.py") and command.title == "run.py"
-
-
-def test_without_steps_reports_are_timed_and_without_both_nothing_is():
-    laps = LapTimer()
-    assert (laps.times_s, laps.train_time_s, laps.source) == ((), None, UNTIMED)
-    laps.report(5, until_s=6)
-    assert laps.source == UNTIMED  # where it began is unknown
-    laps.report(8)
-    assert (laps.times_s, laps.source) == ((2,), BY_REPORT)
 
 
 def test_the_hooks_need_no_other_package_and_do_nothing_outside_of_a_study(tmp_path):
@@ -169,28 +278,61 @@ def test_only_the_first_rank_of_a_command_writes_and_what_is_no_number_is_left_o
     assert report["report"] == {"loss": 1.5} and report["at_s"] >= step["at_s"]
 
 
-def result_of(spec, loss, time_s, source):
-    environment = {"steps_from": [source]}
+def result_of(spec, loss, time_s, environment):
     reports = ({"epoch": 1.0, "loss": loss},)
     return TrialResult(
         spec, TrialState.FINISHED, wall_s=9.0, train_time_s=time_s, reports=reports, environment=environment
     )
 
 
-@pytest.mark.parametrize(
-    ("losses", "source", "sentences"),
-    [
-        ((0.5, 0.51), BY_STEP, ("between two calls of raypar.step", "Their last loss agrees: 0.5 to 0.51.")),
-        ((0.5, 0.8), BY_REPORT, ("between two of its reports", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2).")),
-        ((0.5, 0.5), UNTIMED, ("Times are of whole trials", "Their last loss agrees: 0.5 to 0.5.")),
-    ],
-)
-def test_the_report_says_what_was_timed_and_that_equal_work_is_not_proven(losses, source, sentences):
+def analysed(of_workers):
+    """Return the analysis of two points, each with the loss, time and environment of its trials."""
     workload = Workload.from_command("train.py {num_workers}")
     space = {"num_workers": grid(1, 2)}
     study = Study(workload=workload, name="s", space=space, baseline={"num_workers": 1})
-    time_s = None if source == UNTIMED else 5.0
-    results = [result_of(spec, losses[spec.config["num_workers"] - 1], time_s, source) for spec in study.trials()]
-    details = " ".join(finding.detail for finding in analyse(study, results).warnings)
+    return analyse(study, [result_of(spec, *of_workers[spec.config["num_workers"] - 1]) for spec in study.trials()])
+
+
+BY_EPOCH = {"steps_from": ["reports", ""], "laps_cover": ["epochs 1 to 4", ""]}
+
+
+@pytest.mark.parametrize(
+    ("losses", "environment", "sentences"),
+    [
+        (
+            (0.5, 0.51),
+            {"steps_from": [BY_STEP]},
+            ("between two calls of raypar.step", "Their last loss agrees: 0.5 to 0.51."),
+        ),
+        (
+            (0.5, 0.8),
+            BY_EPOCH,
+            ("between two of its reports, epochs 1 to 4", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2)."),
+        ),
+        ((0.5, 0.5), {"steps_from": [UNTIMED]}, ("Times are of whole trials", "Their last loss agrees: 0.5 to 0.5.")),
+    ],
+)
+def test_the_report_says_what_was_timed_and_that_equal_work_is_not_proven(losses, environment, sentences):
+    time_s = None if environment["steps_from"] == [UNTIMED] else 5.0
+    analysis = analysed([(loss, time_s, environment) for loss in losses])
+    details = " ".join(finding.detail for finding in analysis.warnings)
     assert all(sentence in details for sentence in sentences)
     assert "Equal work of the points is not proven" in details
+    what = {None: "the whole trial, from launch to exit", 5.0: "epochs 1 to 4"}[time_s]
+    assert f"time: {what}" in legend(analysis) or environment["steps_from"] == [BY_STEP]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (BY_EPOCH, {"steps_from": ["reports"], "laps_cover": ["epochs 1 to 8"]}, "(epochs 1 to 4, epochs 1 to 8)"),
+        (BY_EPOCH, {"steps_from": [BY_STEP], "laps_cover": [""]}, "(epochs 1 to 4, raypar.step)"),
+        # Results of earlier versions, whose laps may cover anything.
+        ({"steps_from": ["reports"]}, {"steps_from": ["reports"]}, "can't look into this training code"),
+    ],
+)
+def test_laps_of_other_work_are_not_compared_but_whole_trials_are(first, second, why):
+    analysis = analysed([(0.5, 5.0, first), (0.5, 1.0, second)])
+    assert analysis.time_metric == WALL_TIME and [p.time_s.value for p in analysis.points] == [9.0, 9.0]
+    assert analysis.points[1].speedup.value == 1
+    assert any("Times are of whole trials" in each.detail and why in each.detail for each in analysis.warnings)
