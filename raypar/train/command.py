@@ -12,6 +12,7 @@ import os
 import re
 import selectors
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,29 +108,28 @@ def number_in(pattern: re.Pattern[str], line: str) -> float | None:
         return None
 
 
-# Prefix of the lines of each rank that torchrun starts, if it is let to mark them.
-RANK_MARK = re.compile(r"<raypar rank (\d+)>")
-RANK_MARKS = {"PET_TEE": "3", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<raypar rank ${rank}>"}
+_FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: ([1-9]\d*)", re.DOTALL)  # in torchrun's last lines
+RANK_FOLDER = "ranks"  # in a trial's folder: output of the ranks that torchrun starts, but for the first
 
 
-class RankLines:
-    """Sorts output by the ranks that it is marked with: a rank's mark is before each piece of a line of it."""
+def without_other_ranks(folder: Path) -> dict[str, str]:
+    """Return variables by which torchrun prints what its first rank prints, and writes the others' output to files.
 
-    def __init__(self) -> None:
-        self._begun: dict[int, str] = {}  # lines of ranks that have no end yet
+    Lines of several ranks mix, and a metric would be that of any of them. Options of the command itself come first.
+    """
+    # Of more than ten ranks torchrun can't be told: the filter drops their output.
+    files = ",".join(f"{rank}:3" for rank in range(1, 10))
+    return {"PET_REDIRECTS": files, "PET_LOCAL_RANKS_FILTER": "0", "PET_LOG_DIR": str(folder)}
 
-    def line(self, text: str) -> tuple[int, str]:
-        """Return the rank that a line is of, and the line without marks; unmarked lines are of rank 0."""
-        before, *marked = RANK_MARK.split(text)
-        if not marked:
-            return 0, text
-        pieces = [(int(rank), piece) for rank, piece in zip(marked[::2], marked[1::2], strict=True)]
-        if before:
-            pieces.insert(0, (pieces[0][0], before))
-        for rank, piece in pieces:
-            self._begun[rank] = self._begun.get(rank, "") + piece
-        rank = pieces[-1][0]
-        return rank, self._begun.pop(rank)
+
+def lines_of_other_ranks(folder: Path) -> Iterator[str]:
+    """Yield the lines in the files of `without_other_ranks`, each with its rank."""
+    for path in sorted(
+        folder.glob("*/attempt_*/*/std*.log"), key=lambda path: (path.parent, path.name == "stderr.log")
+    ):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                yield f"[rank {path.parent.name}] {line.rstrip()}"
 
 
 def run_command(
@@ -311,7 +311,8 @@ class _CommandProcess:
     ) -> None:
         self.laps, self.is_stopped = LapTimer(), False
         self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
-        self._launched_at_s, self._ranks = launched_at_s, RankLines()
+        self._launched_at_s, self._rank_folder = launched_at_s, job.folder / RANK_FOLDER
+        stack.callback(shutil.rmtree, self._rank_folder, ignore_errors=True)
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
         fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
         os.mkfifo(fifo, 0o600)
@@ -321,7 +322,7 @@ class _CommandProcess:
         inherited = _original_environment()
         environment = {
             **inherited,
-            **RANK_MARKS,
+            **without_other_ranks(self._rank_folder),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")]),
             "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
             "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
@@ -390,6 +391,11 @@ class _CommandProcess:
         for report, at_s in self._reader.rest():
             self._report(report, at_s, is_ordered=False)
         process.stdout.close()
+        failed = _FIRST_FAILED.search("\n".join(self._last_lines))
+        for text in lines_of_other_ranks(self._rank_folder):
+            print(text, flush=True)
+            if failed and text.startswith(f"[rank {failed[1]}] "):
+                self._last_lines.append(text)
         if process.returncode and not self.is_stopped:
             raise CommandFailed(self._failure(process.returncode))
 
@@ -411,11 +417,9 @@ class _CommandProcess:
 
     def _take(self, source: str, line: str) -> None:
         if source == "output":
-            rank, line = self._ranks.line(line)
-            shown = f"[rank {rank}] {line}" if rank else line
-            print(shown, flush=True)
-            self._last_lines.append(shown)
-            for report, at_s in self._reader.reports(line, time.monotonic()) if not rank else ():
+            print(line, flush=True)
+            self._last_lines.append(line)
+            for report, at_s in self._reader.reports(line, time.monotonic()):
                 self._report(report, at_s, is_ordered=False)
             return
         with contextlib.suppress(ValueError, KeyError):

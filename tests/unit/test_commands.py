@@ -19,7 +19,7 @@ from raypar.study.command import Command
 from raypar.study.options import resolve
 from raypar.study.script import NUMBER
 from raypar.study.trial import TrialResult, TrialState
-from raypar.train.command import RANK_MARKS, OutputReader, RankLines
+from raypar.train.command import OutputReader, lines_of_other_ranks, without_other_ranks
 from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
 
 TORCHRUN = "torchrun --nproc-per-node={num_workers} train.py --lr {lr}"
@@ -146,15 +146,14 @@ def test_a_number_is_read_whole_whatever_part_of_it_the_expression_takes(printed
     assert [report["loss"] for report, _ in reader.reports(f"epoch 1,2 loss: {printed}")] == [value]
 
 
-def test_lines_of_several_ranks_are_told_apart_by_their_marks():
-    def mark(rank):
-        return RANK_MARKS["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"].replace("${rank}", str(rank))
-
-    lines = RankLines()
-    assert lines.line("plain") == (0, "plain") and lines.line(f"{mark(1)}loss 2") == (1, "loss 2")
-    # A line that is printed in pieces has a mark at each, and other ranks' between them.
-    assert lines.line(f"{mark(0)}epoch 1 {mark(1)}epoch 1 {mark(1)}loss 2") == (1, "epoch 1 loss 2")
-    assert lines.line(f"{mark(0)}loss 3") == (0, "epoch 1 loss 3")
+def test_torchrun_prints_the_first_rank_alone_and_the_others_are_in_files(tmp_path):
+    code = "import os, sys; rank = os.environ['RANK']; print('loss', rank); print('acc', rank, file=sys.stderr)"
+    (tmp_path / "train.py").write_text(code)
+    environment = {**os.environ, **without_other_ranks(tmp_path / "ranks"), "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "loss 0\n" and "acc 0" in done.stderr and "1" not in done.stderr.split("acc ")[1]
+    assert list(lines_of_other_ranks(tmp_path / "ranks")) == ["[rank 1] loss 1", "[rank 1] acc 1"]
 
 
 def test_the_first_step_counts_as_an_average_one_and_what_lies_beside_a_report_is_in_no_step():
