@@ -40,6 +40,7 @@ class Question:
         space_keys: the swept hyperparameters, in the order in which they are shown.
         metric: key of the last report that says how good a trial is.
         mode: "max" or "min" of it is better.
+        metric_chosen_by: who chose the metric; empty: the user.
         points: every point, where the study lists them; () for a search. One without a result is shown as such.
         num_repeats: how many trials every point should have, 1 in a search; None: unknown.
         max_repeats: how many a point may have, in a study that runs until it is settled; None: `num_repeats` are run.
@@ -69,6 +70,7 @@ class Question:
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None
     text: str = ""
+    metric_chosen_by: str = ""
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """The point that `point` is compared with; itself where it is a baseline."""
@@ -108,6 +110,7 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         config=_fixed(study, auto),
         seed=study.seed,
         text=first_sentence(study.description),
+        metric_chosen_by=study.workload.metric_chosen_by if study.metric in ("", study.workload.metric) else "",
     )
 
 

@@ -31,6 +31,7 @@ MAX_COLUMNS = 110
 MAX_OTHERS = 12  # further options that a comment lists
 SWEPT = (BATCH_SIZE, LEARNING_RATE, EPOCHS, STEPS)  # the first that a script has, unless workers are swept
 OUTPUT = re.compile(r"(.*_)?(out|output|save|log|logs|root|work|checkpoints?)(_?(dir|directory|folder|path))?")
+CHOOSER = "raypar init"
 NO_VALUE = "the script has no default: fill it in"
 GUESSED = "guessed, as the script has no default: check it"
 
@@ -114,7 +115,7 @@ def _of_command(script: Script, path: str) -> Draft:
         "workload = Workload.from_command(",
         "    # It is run in the folder of this file; what is in braces comes from `config` and `space` below.",
         *_text_lines(words),
-        *_metrics_lines(metrics, tensorboard),
+        *_metrics_lines(metrics, script.epoch_pattern, tensorboard),
     ]
     if tensorboard:
         parts.append(f'    tensorboard="{tensorboard}",  # its event files are read when it has ended')
@@ -189,10 +190,8 @@ def _text_lines(words: Sequence[str]) -> list[str]:
     return [*(f"    {_quoted(part)}" for part in lines), f"    {_quoted(line)},"]
 
 
-def _metrics_lines(metrics: Sequence[ScriptMetric], tensorboard: str) -> list[str]:
+def _metrics_lines(metrics: Sequence[ScriptMetric], epoch_pattern: str, tensorboard: str) -> list[str]:
     patterns = [metric for metric in metrics if metric.pattern]
-    if tensorboard and not patterns:
-        return []
     if tensorboard and not patterns:
         return []
     if not metrics:
@@ -209,6 +208,8 @@ def _metrics_lines(metrics: Sequence[ScriptMetric], tensorboard: str) -> list[st
         f"        {_quoted(m.name)}: r{_quoted_raw(m.pattern)},{f'  # line {m.line}' if m.line else ''}"
         for m in patterns
     ]
+    if epoch_pattern:  # which times the epochs, where each is reported once
+        lines.append(f'        "epoch": r{_quoted_raw(epoch_pattern)},  # holds for the lines after it')
     return [*lines, "    },"]
 
 
@@ -282,7 +283,7 @@ def _of_model(script: Script) -> Draft:
             "def error(outputs, targets):",
             "    return (outputs - targets).abs().flatten(1).mean(1)  # of each sample\n\n",
         ]
-        more = ["    loss=loss,", '    metrics={"error": error},', *_metric_lines("error")]
+        more = ["    loss=loss,", '    metrics={"error": error},', *_metric_lines("error")[:2]]
     else:
         targets = [
             "    num_classes = model(config)(inputs[:2]).shape[1]",
@@ -359,6 +360,7 @@ def _metric_lines(metric: str) -> list[str]:
     return [
         f"    metric={_quoted(metric)},  # that its points are judged by",
         f'    mode="{"max" if is_better_larger(metric) else "min"}",',
+        f'    metric_chosen_by="{CHOOSER}",  # delete this line if that is your choice too',
     ]
 
 

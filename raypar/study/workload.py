@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Config: TypeAlias = Mapping[str, Any]
 
+DEFAULT_CHOOSER = "raypar"  # of a metric that is named nowhere
+
 
 @dataclass(frozen=True)
 class Split:
@@ -140,6 +142,7 @@ class Workload:
             or to a `Statistic`; None means accuracy.
         metric: key of the reports that a study of it is judged by, unless it names another.
         mode: "max" or "min" of it is better.
+        metric_chosen_by: who chose the metric if the user did not, to be named where a recommendation rests on it.
         options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
         defaults: raypar's own options here, unless a study sets them (``{"lr": 0.1}``).
         loaders: the values that `loader` may have: a set too large for memory has no "resident".
@@ -169,6 +172,7 @@ class Workload:
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
     metric: str = "accuracy"
     mode: str = "max"
+    metric_chosen_by: str = ""
     options: Mapping[str, Value | Option] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     loaders: tuple[str, ...] = ("resident", "dataloader")
@@ -192,8 +196,9 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str = "accuracy",
+        metric: str = "",
         mode: str = "max",
+        metric_chosen_by: str = "",
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
@@ -211,8 +216,9 @@ class Workload:
             name: its name in plans, reports and the store; None: the function's name.
             options: the loop's hyperparameters, each with its default or an `Option`.
             defaults: raypar's own options here, unless a study sets them.
-            metric: key of the reports that a study of it is judged by, unless it names another.
+            metric: key of the reports that a study of it is judged by, unless it names another; empty: "accuracy".
             mode: "max" or "min" of it is better.
+            metric_chosen_by: who chose the metric if you did not; the report names it.
             preload: modules that it imports, imported ahead so that no trial pays for it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
@@ -226,8 +232,9 @@ class Workload:
             train_loop=train_loop_per_worker,
             options=options or {},
             defaults=defaults or {},
-            metric=metric,
+            metric=metric or "accuracy",
             mode=mode,
+            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             preload=preload,
             prepare=prepare,
             description=description,
@@ -246,8 +253,9 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str = "loss",
+        metric: str = "",
         mode: str = "min",
+        metric_chosen_by: str = "",
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
         dataset: str = "",
@@ -269,8 +277,9 @@ class Workload:
             name: its name in plans, reports and the store; None: the script's file name.
             options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
             defaults: raypar's own options here, unless a study sets them.
-            metric: key of the reports that a study of it is judged by, unless it names another.
+            metric: key of the reports that a study of it is judged by, unless it names another; empty: "loss".
             mode: "max" or "min" of it is better.
+            metric_chosen_by: who chose the metric if you did not; the report names it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
             dataset: the data set's name and size, for people.
@@ -285,8 +294,9 @@ class Workload:
             command=template,
             options=options or {},
             defaults=defaults or {},
-            metric=metric,
+            metric=metric or "loss",
             mode=mode,
+            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             prepare=prepare,
             description=description,
             dataset=dataset,

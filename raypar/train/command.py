@@ -27,7 +27,7 @@ from typing import Any
 
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
-from raypar.study.command import PLACES, Command
+from raypar.study.command import PLACES, Command, number_in
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
@@ -83,29 +83,6 @@ class OutputReader:
         if self._pending:
             pending, self._pending = self._pending, {}
             yield {**self._counts, **pending}, self._at_s
-
-
-# A number as it is printed, whole: with its sign, thousands and exponent.
-_NUMBER = re.compile(
-    r"(?:(?<![\w.)\]])[-+])?"
-    r"(?:(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-)
-
-
-def number_in(pattern: re.Pattern[str], line: str) -> float | None:
-    """Return the number that the first group of an expression finds in a line; None where it finds none.
-
-    It is read whole, also where the expression takes a part of it: 1.25e-05, not the 1.25 of ``([0-9.]+)``.
-    """
-    if not (match := pattern.search(line)) or match[1] is None:
-        return None
-    at = match.start(1) + len(match[1]) - len(match[1].lstrip())
-    whole = next((number for number in _NUMBER.finditer(line) if number.start() <= at < number.end()), None)
-    text = whole[0].replace(",", "") if whole else match[1]
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 _FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: ([1-9]\d*)", re.DOTALL)  # in torchrun's last lines

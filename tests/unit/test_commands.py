@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar import Study, StudyError, Workload, grid, hooks
+from raypar import Study, StudyError, Workload, choice, grid, hooks, uniform
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import WALL_TIME
 from raypar.reporting.points import legend
@@ -60,6 +60,20 @@ def test_a_name_in_braces_is_an_option_and_raypars_own_keep_their_meaning():
         ("train.py {lr", {}, {"lr": 1}, "a literal brace is written twice"),
         ("train.py {a.b}", {}, {}, "{a.b} is no name of a hyperparameter"),
         ("", {}, {}, "is no command line"),
+        ("  \n", {}, {}, "is no command line"),
+        ((), {}, {}, "is no command line"),
+        (("", "train.py"), {}, {}, "is no command line"),
+        ("  ", {"shell": True}, {}, "is no command line"),
+        ("train.py {lr:d}", {}, {"lr": 0.5}, "can't be filled in with lr=0.5: Unknown format code 'd'"),
+        ("train.py {lr:.2f}", {}, {"lr": "fast"}, "can't be filled in with lr='fast'"),
+        ("train.py {lr:{width}}", {}, {"lr": 0.5}, "width = None: is in braces in the command and has no value"),
+        ("train.py {lr:{width}}", {}, {"lr": 0.5, "width": "x"}, "can't be filled in with lr=0.5, width='x'"),
+        ("train.py {lr:{a.b}}", {}, {"lr": 0.5}, "{a.b} is no name of a hyperparameter"),
+        ("train.py", {"folder": "run{lr:d}"}, {"lr": 0.5}, "can't be filled in with lr=0.5"),
+        ("train.py {seed:.1f} {output_dir:d}", {}, {}, "can't be filled in"),
+        ("{program} train.py", {}, {"program": " "}, "begins with an empty word"),
+        ("train.py {note}", {}, {"note": "a\0b"}, "holds a null character"),
+        ("train.py {note}", {}, {"note": "x" * 200_000}, "has a word of 200,000 bytes, and may have 131,071"),
         ("train.py", {"metrics": {"loss": "loss"}}, {}, "has no group for the value"),
         ("train.py", {"metrics": {"loss": "("}}, {}, "is no regular expression"),
         ("train.py", {"defaults": {"epochs": 3}}, {}, "unknown option 'epochs'"),
@@ -69,6 +83,17 @@ def test_a_faulty_command_is_refused_before_anything_starts(command, more, confi
     with pytest.raises(StudyError) as error:
         Study(workload=Workload.from_command(command, **more), name="s", config=config)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [{"lr": grid(1, 0.5)}, {"lr": choice(1, 0.5)}, {"lr": uniform(0.0, 1.0)}, {"lr": grid(1), "a": choice(1, 0.5)}],
+)
+def test_every_point_is_filled_in_before_anything_starts(space):
+    workload = Workload.from_command("train.py {lr:d} {a:d}")
+    with pytest.raises(StudyError, match="Unknown format code 'd'"):
+        Study(workload=workload, name="s", config={} if "a" in space else {"a": 1}, space=space)
+    assert Command("train.py {lr:{width}}").filled({"lr": 0.5, "width": 5}) == ("train.py", "  0.5")
 
 
 def test_a_train_loop_takes_options_and_a_metric_as_other_workloads_do():

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import re
 import shutil
 import sys
@@ -76,6 +77,89 @@ def test_logging_calls_are_read_too_and_a_tensor_shows_its_number(folder):
     reader = OutputReader(patterns)
     lines = ["INFO:root:step 3: loss 0.250", "val loss: tensor(0.5000)"]
     assert [report for line in lines for report, _ in reader.reports(line)] == [{"loss": 0.25, "val_loss": 0.5}]
+
+
+LOSSES = "import logging, sys\nlosses = {'train': 0.1, 'val': 0.2}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "metrics"),
+    [
+        ("for phase in ['train', 'val']:\n"
+         "    print(f'{phase} Loss: {losses[phase]:.4f} Acc: {losses[phase] * 2:.4f}')\n"
+         "print(f'Best val Acc: {0.9:4f}')",
+         {"train_loss": 0.1, "accuracy": 0.2, "val_loss": 0.2, "val_accuracy": 0.4, "best_val_accuracy": 0.9}),
+        ("for epoch in range(2):\n    print(f'[Train] Epoch: {epoch} | Loss: {losses[\"train\"]:.4f}')\n"
+         "    print(f'[Valid] Epoch: {epoch} | Loss: {losses[\"val\"]:.4f}')",
+         {"loss": 0.1, "val_loss": 0.2}),
+        ("for epoch in range(2):\n"
+         "    print(f'(val) loss={losses[\"val\"]}')\n    print(f'(train) loss={losses[\"train\"]}')",
+         {"val_loss": 0.2, "loss": 0.1}),
+        ("def show(split, loss):\n    print('%s: loss %.3f' % (split.upper(), loss))\n"
+         "show('train', 0.1)\nshow('val', loss=0.2)",
+         {"loss": 0.1, "val_loss": 0.2}),
+        ("for name, loss in zip(('train', 'val'), (0.1, 0.2)):\n"
+         "    print('{} loss: {:.3f}'.format(name.capitalize(), loss))",
+         {"train_loss": 0.1, "val_loss": 0.2}),
+        ("for phase, loss in losses.items():\n    print(phase, 'loss', loss)", {"train_loss": 0.1, "val_loss": 0.2}),
+        ("for training in (True, False):\n"
+         "    print(f'{\"train\" if training else \"val\"} loss {0.1 if training else 0.2:.2e}')",
+         {"train_loss": 0.1, "val_loss": 0.2}),
+        ("logging.info('train | loss %.3f', 0.1)\nlogging.info('val | loss %.3f', 0.2)",
+         {"loss": 0.1, "val_loss": 0.2}),
+        ("print(f'Loss: {1.25e-5:.3E}')\nprint(f'samples | perplexity: {12345.6:,.1f}')",
+         {"loss": 1.25e-5, "perplexity": 12345.6}),
+        ("print(f'val acc: {93.21:.2f}% (loss {0.1:.2f})')\nprint(f'test acc: {0.5:.1%}')",
+         {"val_accuracy_percent": 93.21, "val_loss": 0.1, "test_accuracy_percent": 50}),
+    ],
+)  # fmt: skip
+def test_each_phase_has_its_own_expression_and_what_it_finds_is_shown(code, metrics, folder, monkeypatch):
+    script = read(folder, LOSSES + code)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        handler = logging.StreamHandler(printed)
+        handler.setFormatter(logging.Formatter("INFO:%(message)s"))
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+        monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+        exec(LOSSES + code, {})
+    reader = OutputReader({metric.name: metric.pattern for metric in script.metrics})
+    values = {}
+    for line in printed.getvalue().splitlines():
+        for report, _ in reader.reports(line):
+            values |= report
+    assert values | next(iter(reader.rest()), ({}, 0))[0] == metrics
+    assert [metric.name for metric in script.metrics] == list(metrics)
+    for metric in script.metrics:
+        assert metric.value in metric.sample and not metric.is_mixed
+        assert ("%" in metric.pattern.rpartition(")")[2]) == ("percent" in metric.name)
+    _, out, _ = raypar("init", "train.py", "--output", "-")
+    assert 'metric_chosen_by="raypar init"' in out
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def train():\n    print(f'loss: {loss:.3f}')\ndef evaluate():\n    print(f'loss: {loss:.3f}')",
+        "phase = sys.argv[1]\nprint(f'{phase} loss: {loss:.3f}')",
+    ],
+)
+def test_phases_that_print_the_same_words_are_named(code, folder):
+    assert read(folder, code).metrics[0].is_mixed
+    assert "note: loss (line 2): the same words are printed elsewhere too" in raypar("init", "train.py")[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_printed"),
+    [
+        ("print(f'Epoch {epoch + 1}/{num} loss: {loss:.3f}')", True),
+        ("print('epoch:', epoch, 'loss:', loss)", True),
+        ("print(f'loss: {loss:.3f} per epoch')", False),
+    ],
+)
+def test_the_number_of_the_epoch_is_read_where_it_is_printed(code, is_printed, folder):
+    assert bool(read(folder, code).epoch_pattern) == is_printed
+    raypar("init", "train.py")
+    metrics = load_study(folder / "train_study.py").study.workload.command.metrics
+    assert ("epoch" in metrics) == is_printed and "loss" in metrics
 
 
 # ---- options
@@ -156,7 +240,8 @@ def test_a_train_loop_that_trains_when_it_is_imported_is_run_as_a_command_and_th
 def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_no_default_for(name, folder):
     shutil.copy(SCRIPTS / f"{name}.py", folder)
     code, out, err = raypar("init", f"{name}.py")
-    assert (code, err) == (0, "") and 3 <= len(out.splitlines()) <= 6
+    num_metrics = sum(" in: " in line for line in out.splitlines())
+    assert (code, err) == (0, "") and 3 <= len(out.splitlines()) - num_metrics <= 7
     assert f"raypar study {name}_study.py" in out
     if "fill in" in out:
         missing = out.split("fill in ")[1].split(", then")[0].replace(" and ", ", ").split(", ")
