@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from raypar import units
 from raypar.analysis.load import disturbing_load
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
-from raypar.study.space import Value
+from raypar.study.space import Value, examples
 from raypar.study.study import Study
 from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest
 
@@ -52,7 +52,7 @@ class Question:
         config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
             unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
-        text: the first sentence of the study's description; empty: it has none.
+        text: the first sentence of the study's description, or what follows from what it sweeps; empty: it has neither.
     """
 
     study_name: str
@@ -109,9 +109,24 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         workload=study.workload.name,
         config=_fixed(study, auto),
         seed=study.seed,
-        text=first_sentence(study.description),
+        text=first_sentence(study.description) or asked_by(study),
         metric_chosen_by=study.workload.metric_chosen_by if study.metric in ("", study.workload.metric) else "",
     )
+
+
+def asked_by(study: Study) -> str:
+    """Return the question of a study that has none in words, by what it compares; empty where it compares nothing."""
+    swept = [key for key, domain in study.space.items() if len(examples(domain)) > 1 and key != REVISION]
+    keys = [key for key in swept if key in study.baseline] or swept
+    if not keys:
+        return ""
+    names, of = units.listed(keys, MAX_NAMED, word="and"), f"for {study.workload.name}?"
+    if keys == ["num_workers"]:
+        is_second = examples(study.space["num_workers"]) == (1, 2)
+        return f"Does a second worker pay off {of}" if is_second else f"Do more workers pay off {of}"
+    if keys == ["cpus_per_worker"]:
+        return f"Do more cores pay off {of}"
+    return f"What {'does' if len(keys) == 1 else 'do'} {names} change {of}"
 
 
 def first_sentence(description: str) -> str:

@@ -110,7 +110,7 @@ def _of_command(script: Script, path: str) -> Draft:
     names = [m.name for m in metrics]
     metric = "train_loss" if script.kind is ScriptKind.HUGGING_FACE else _judged_by(names)
     parts = [
-        _docstring(script, space),
+        HEAD,
         "from raypar import Study, Workload, grid\n",
         "workload = Workload.from_command(",
         "    # It is run in the folder of this file; what is in braces comes from `config` and `space` below.",
@@ -242,7 +242,7 @@ def _of_loop(script: Script) -> Draft:
         imports = "from importlib import import_module\n\nfrom raypar import Study, Workload, grid\n"
         loop = f'import_module("{module}").{loop}'
     parts = [
-        _docstring(script, space),
+        HEAD,
         imports,
         "workload = Workload.from_train_loop(",
         f"    {loop},  # unchanged; each step is timed if it calls raypar.step() after each,",
@@ -292,7 +292,7 @@ def _of_model(script: Script) -> Draft:
         losses, more = [], ["    # loss=…, metrics=…: cross-entropy and accuracy unless you give others."]
     entries = [_Entry("epochs", 5), _Entry("batch_size", 64, "of all workers together"), _Entry("lr", 0.01)]
     parts = [
-        _docstring(script, space),
+        HEAD,
         "from raypar import Data, Split, Study, Workload, grid\n",
         f"SHAPE = {shape!r}  # {guessed}",
         "NUM_SAMPLES = 2048\n\n",
@@ -322,15 +322,10 @@ def _of_model(script: Script) -> Draft:
 # ---- parts of the file
 
 
-def _docstring(script: Script, space: Sequence[tuple[str, tuple[Any, ...]]]) -> str:
-    key, values = space[0]
-    name = script.path.name
-    question = {
-        "num_workers": f"Does a second worker pay off for {name}?",
-        "cpus_per_worker": f"Does a second core pay off for {name}?",
-    }.get(key, f"What does {key} change for {name}: {' or '.join(map(str, values))}?")
-    question = question.replace("\\", "\\\\").replace('"', "'")
-    return f'"""{question}\n\nA first draft by `raypar init`, to be edited.\n"""\n'
+HEAD = """\
+# A first draft by `raypar init`, to be edited. The report's question follows from what is swept; a docstring here would
+# replace it.
+"""
 
 
 def _study_lines(space: Sequence[tuple[str, tuple[Any, ...]]], entries: Sequence[_Entry]) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 from raypar import Study, StudyError, Workload, choice, grid, hooks, uniform
 from raypar.analysis.analyse import analyse
-from raypar.analysis.question import WALL_TIME
+from raypar.analysis.question import WALL_TIME, question_of
+from raypar.analysis.recommend import Constraints, recommend
+from raypar.analysis.time_to_target import Start, Target
 from raypar.reporting.points import legend
+from raypar.reporting.recommend import recommended_lines
 from raypar.study.command import Command
 from raypar.study.options import resolve
 from raypar.study.script import NUMBER
@@ -309,9 +313,9 @@ def result_of(spec, loss, time_s, environment):
     )
 
 
-def analysed(of_workers):
+def analysed(of_workers, **parts):
     """Return the analysis of two points, each with the loss, time and environment of its trials."""
-    workload = Workload.from_command("train.py {num_workers}")
+    workload = Workload.from_command("train.py {num_workers}", **parts)
     space = {"num_workers": grid(1, 2)}
     study = Study(workload=workload, name="s", space=space, baseline={"num_workers": 1})
     return analyse(study, [result_of(spec, *of_workers[spec.config["num_workers"] - 1]) for spec in study.trials()])
@@ -360,3 +364,38 @@ def test_laps_of_other_work_are_not_compared_but_whole_trials_are(first, second,
     assert analysis.time_metric == WALL_TIME and [p.time_s.value for p in analysis.points] == [9.0, 9.0]
     assert analysis.points[1].speedup.value == 1
     assert any("Times are of whole trials" in each.detail and why in each.detail for each in analysis.warnings)
+
+
+@pytest.mark.parametrize(
+    ("parts", "chooser"),
+    [
+        ({}, "raypar"),
+        ({"metric": "loss"}, None),
+        ({"metric": "loss", "metric_chosen_by": "raypar init"}, "raypar init"),
+        ({"metric": "accuracy", "metric_chosen_by": "raypar init"}, None),  # which no trial reports
+    ],
+)
+def test_a_recommendation_names_a_metric_that_nobody_chose(parts, chooser):
+    analysis = analysed([(0.5, 5.0, BY_EPOCH), (0.5, 1.0, BY_EPOCH)], **parts)
+    lines = " ".join(recommended_lines(analysis.verdict))
+    assert ("It rests on loss" in lines) == (chooser is not None)
+    assert chooser is None or f"which {chooser} chose, not you" in lines
+
+
+def test_a_study_that_names_another_metric_has_chosen_it():
+    workload = Workload.from_command("train.py")
+    assert question_of(Study(workload=workload, name="s", metric="accuracy")).metric_chosen_by == ""
+    assert question_of(Study(workload=workload, name="s")).metric_chosen_by == "raypar"
+
+
+def test_the_time_to_a_target_of_a_script_is_from_launch_to_the_report_that_reaches_it():
+    study = Study(workload=Workload.from_command("train.py {num_workers}"), name="s", space={"num_workers": grid(1, 2)})
+    results = []
+    for spec in study.trials():
+        at_s = 10.0 / spec.config["num_workers"]
+        reports = tuple({"epoch": i, "loss": 1.0 / i, "since_launch_s": at_s * i} for i in (1, 2, 3))
+        made = result_of(spec, 0.5, None, {"steps_from": [UNTIMED]})
+        results.append(replace(made, reports=reports))
+    advice = recommend(question_of(study), results, Constraints(target=Target("loss", 0.5, "min")))
+    assert [c.time_s.value for c in advice.candidates] == [20.0, 10.0]
+    assert advice.constraints.start is Start.LAUNCH and advice.chosen.point == {"num_workers": 2}

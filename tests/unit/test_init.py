@@ -12,10 +12,13 @@ import pytest
 import torch
 from command import raypar, refused
 
+from raypar import Study, grid, uniform
+from raypar.analysis.question import question_of
 from raypar.study.loader import load_study
 from raypar.study.script import ScriptKind, read_script
 from raypar.study.validation import validate
 from raypar.train.command import OutputReader
+from raypar.workloads import digits
 
 SCRIPTS = Path(__file__).parents[1] / "golden" / "scripts"
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")
@@ -249,7 +252,7 @@ def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_
         assert missing and all(f"{option} = None" in refusal for option in missing)
         return
     study = load_study(folder / f"{name}_study.py").study
-    assert study.description.endswith("?") or study.description
+    assert question_of(study).text.endswith("?")
     assert len(study.points()) == 2 and study.baseline
     assert all(validate(trial.config, study.workload) == [] for trial in study.trials())
 
@@ -259,6 +262,43 @@ def test_what_the_documentation_shows_is_what_it_prints(folder):
     (shown,) = re.findall(r"^```text\n(torchrun_script.py: .*?)^```", docs, re.MULTILINE | re.DOTALL)
     shutil.copy(SCRIPTS / "torchrun_script.py", folder)
     assert raypar("init", "torchrun_script.py")[1] == shown
+
+
+def test_the_question_follows_from_what_is_swept(folder):
+    options = "".join(f"p.add_argument('--{name}', type=int, default=8)\n" for name in ("epochs", "bs"))
+    (folder / "train.py").write_text(f"import argparse\np = argparse.ArgumentParser()\n{options}p.parse_args()\n")
+    raypar("init", "train.py")
+    questions = {
+        (): "What does bs change for train.py?",
+        ("bs=8,64",): "What does bs change for train.py?",
+        ("bs=8,64", "epochs=1,2"): "What does bs change for train.py?",  # it alone is compared with a baseline
+        ("cpus_per_worker=1,2", "bs=8"): "Do more cores pay off for train.py?",
+    }
+    for settings, question in questions.items():
+        sets = [word for setting in settings for word in ("--set", setting)]
+        code, out, _ = raypar("plan", "train_study.py", *sets)
+        assert code == 0 and out.startswith(question), out
+
+
+@pytest.mark.parametrize(
+    ("space", "baseline", "question"),
+    [
+        ({"num_workers": grid(1, 2)}, {"num_workers": 1}, "Does a second worker pay off for digits?"),
+        (
+            {"num_workers": grid(1, 2, 4), "lr": grid(0.1, 0.2)},
+            {"num_workers": 1},
+            "Do more workers pay off for digits?",
+        ),
+        ({"batch_size": grid(16, 64), "lr": uniform(0.1, 0.2)}, {}, "What do batch_size and lr change for digits?"),
+        ({"lr": grid(0.1)}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_study_without_a_question_in_words_has_that_of_what_it_compares(space, baseline, question):
+    study = Study(workload=digits, name="s", space=space, baseline=baseline)
+    assert question_of(study).text == question
+    own = Study(workload=digits, name="s", space=space, baseline=baseline, description="Is it fast? Maybe.")
+    assert question_of(own).text == "Is it fast?"
 
 
 def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(folder):
