@@ -106,7 +106,7 @@ def lines_of_other_ranks(folder: Path) -> Iterator[str]:
     ):
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                yield f"[rank {path.parent.name}] {line.rstrip()}"
+                yield f"[local rank {path.parent.name}] {line.rstrip()}"
 
 
 def run_command(
@@ -151,7 +151,7 @@ def run_command(
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
         words, reports_to = command.filled(values), channel if is_first else None
-        process = _CommandProcess(command, words, folder, job, reports_to, context.requested_at_s, stack)
+        process = _CommandProcess(command, words, folder, job, reports_to, context, stack)
         startup_s = time.monotonic() - context.requested_at_s
         telemetry.start()
         process.wait(None if is_first else links[0])
@@ -283,12 +283,13 @@ class _CommandProcess:
         folder: Path,
         job: TrialJob,
         channel: Channel | None,
-        launched_at_s: float,
+        context: RankContext,
         stack: contextlib.ExitStack,
     ) -> None:
         self.laps, self.is_stopped = LapTimer(), False
         self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
-        self._launched_at_s, self._rank_folder = launched_at_s, job.folder / RANK_FOLDER
+        self._launched_at_s = context.requested_at_s
+        self._rank_folder = job.folder / f"{RANK_FOLDER}-{context.node_rank}"  # machines may share the trial's folder
         stack.callback(shutil.rmtree, self._rank_folder, ignore_errors=True)
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
         fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
@@ -371,7 +372,7 @@ class _CommandProcess:
         failed = _FIRST_FAILED.search("\n".join(self._last_lines))
         for text in lines_of_other_ranks(self._rank_folder):
             print(text, flush=True)
-            if failed and text.startswith(f"[rank {failed[1]}] "):
+            if failed and text.startswith(f"[local rank {failed[1]}] "):
                 self._last_lines.append(text)
         if process.returncode and not self.is_stopped:
             raise CommandFailed(self._failure(process.returncode))

@@ -182,7 +182,7 @@ def test_torchrun_prints_the_first_rank_alone_and_the_others_are_in_files(tmp_pa
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "loss 0\n" and "acc 0" in done.stderr and "1" not in done.stderr.split("acc ")[1]
-    assert list(lines_of_other_ranks(tmp_path / "ranks")) == ["[rank 1] loss 1", "[rank 1] acc 1"]
+    assert list(lines_of_other_ranks(tmp_path / "ranks")) == ["[local rank 1] loss 1", "[local rank 1] acc 1"]
 
 
 def test_the_first_step_counts_as_an_average_one_and_what_lies_beside_a_report_is_in_no_step():
