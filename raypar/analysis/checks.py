@@ -180,25 +180,39 @@ def stalled(evidence: Evidence) -> Iterator[str]:
 
 
 def includes_start_up(evidence: Evidence) -> Iterator[str]:
-    if evidence.time_metric == WALL_TIME and any(p.time_s for p in evidence.points):
-        yield (
-            "Times are of whole trials: process start, data loading, evaluation and reports are in them, because "
-            "raypar can't look into this training code. Speedups come out closer to 1 than those of the training steps."
-        )
+    if evidence.time_metric != WALL_TIME or not any(p.time_s for p in evidence.points):
+        return
+    works = dict.fromkeys(r.timed_work for r in evidence.finished)
+    why = "raypar can't look into this training code"
+    if None not in works and len(works) > 1:
+        laps = named([*map(str, works)])
+        why = f"what lies between the reports of the training code is not the same work everywhere ({laps})"
+    yield (
+        "Times are of whole trials, from launch to exit: process start, imports, data loading, evaluation and reports "
+        f"are in them, because {why}. A speedup of the training steps alone may differ."
+    )
 
 
 def reported_steps(evidence: Evidence) -> Iterator[str]:
     """Steps that are timed as the training code reports them."""
-    sources = {str(each) for r in evidence.finished for each in _steps_from(r) if each}
-    if evidence.time_metric == WALL_TIME or not sources:
+    works = list(dict.fromkeys(str(r.timed_work) for r in evidence.finished if r.timed_work))
+    if evidence.time_metric == WALL_TIME or not works:
         return
-    what = "between two calls of raypar.step" if sources == {"raypar.step"} else "between two of its reports"
-    yield f"Times are of what the training code does {what}; the first step of each trial is not counted."
+    if works == ["raypar.step"]:
+        yield (
+            "Times are of what the training code does between two calls of raypar.step; the first step of each trial "
+            "counts as an average one."
+        )
+    else:
+        yield (
+            f"Times are of what the training code does between two of its reports, {named(works)} in every trial; what "
+            "comes before the first of these reports and after the last is not counted."
+        )
 
 
 def unproven_work(evidence: Evidence) -> Iterator[str]:
     """Training code that raypar can't look into: whether its points do equal work shows in their losses at most."""
-    foreign = [p for p in evidence.points if any(_steps_from(r) for r in p.measured)]
+    foreign = [p for p in evidence.points if any(r.is_foreign for r in p.measured)]
     if len(foreign) < 2:
         return
     keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]
@@ -229,12 +243,6 @@ def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
     spread = max(max(values) - min(values) for values in losses.values())
     allowed = max(MAX_LOSS_GAP * max(map(abs, medians.values())), spread)
     return ((medians[high] - medians[low]) / allowed if allowed else 0.0), low, high
-
-
-def _steps_from(result: TrialResult) -> tuple[object, ...]:
-    """Return what the steps of each rank were timed by, where the training code is not raypar's; else nothing."""
-    sources = result.environment.get("steps_from")
-    return tuple(sources) if isinstance(sources, (list, tuple)) else ()
 
 
 # ---- machines
@@ -775,8 +783,8 @@ CHECKS: dict[Check, str] = {
     failed_trials: "See the log; once the cause is fixed, run the study again: finished trials are kept.",
     stalled: "Look for a cut network link, a suspended process or a full disk at that time. Metrics of these trials "
     "count; add repeats to replace their times.",
-    includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
-    "then the steps alone are timed.",
+    includes_start_up: "Call raypar.step() after each training step, or hand model and data to Workload(model=…, "
+    "data=…): then the steps alone are timed. Else make trials long against their start.",
     reported_steps: "Let the code do in each step, or between two reports, what is to be compared, and nothing else.",
     unproven_work: "Check that every point trains on as many samples; let the code report its loss, so that it can be "
     "compared.",

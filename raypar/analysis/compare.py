@@ -19,14 +19,13 @@ from typing import TypeAlias
 from raypar.analysis.checks import doubt_of
 from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, comparable_times
 from raypar.analysis.question import (
-    TRAIN_TIME,
-    WALL_TIME,
     PointKey,
     PointSamples,
     Question,
     collect,
     current_results,
     point_key,
+    time_metric_of,
 )
 from raypar.analysis.stats import (
     Estimate,
@@ -254,7 +253,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
         message = f"`{a.question.study_name}` trains {names[0]}, `{b.question.study_name}` trains {names[1]}"
         raise RayparError(message, hint="compare two studies of one workload")
     # A time is compared with one of its kind.
-    time_metric = TRAIN_TIME if all(side.time_metric == TRAIN_TIME for side in sides) else WALL_TIME
+    time_metric = time_metric_of(result for side in sides for result in side.results)
     swept = (*a.question.space_keys, *b.question.space_keys)
     # A study may have swept more, or less, in an earlier execution.
     keys = tuple(dict.fromkeys((*swept, *(key for side in sides for r in side.results for key in r.spec.point))))

@@ -454,6 +454,8 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     if target is not None and not target.unit:
         target = replace(target, unit=metric_of(question, target.metric, results).unit)
         constraints = replace(constraints, target=target)
+    if target is not None and any(r.is_foreign for r in current.results):
+        constraints = replace(constraints, start=Start.LAUNCH)  # the only moment that is known of such code
     candidates, family = _candidates(question, current.points, constraints)
     _check_limits(candidates, constraints, current.results)
     batches: tuple[BatchGroup, ...] = ()
@@ -550,7 +552,8 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
         return
     limit = f"--max-energy {units.energy(constraints.max_energy_j)}"
     if constraints.target is not None and constraints.start is not Start.FIRST_STEP:
-        raise RayparError(f"{limit}: energy is known from the first timed step on", hint="leave --start out")
+        hint = "leave --target out" if any(r.is_foreign for r in results) else "leave --start out"
+        raise RayparError(f"{limit}: energy is known from the first timed step on", hint=hint)
     if timed and not any(c.energy_j for c in candidates):
         hint = "leave it out, or run the study where it can be read"
         raise RayparError(f"{limit}: {why_energy_unknown(results)}", hint=hint)

@@ -61,7 +61,7 @@ def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
         return parts
     if not result.is_measured:
         parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
-    if result.train_time_s is not None:
+    if result.is_timed_whole:
         parts.append(f"trained {units.seconds(result.train_time_s)}")
     if (value := result.final.get(metric.name)) is not None:
         parts.append(f"{metric.name} {metric.read_from([value]).show(value)}")

@@ -140,7 +140,13 @@ def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> st
 
 def timed_part(time_metric: str) -> str:
     """Return the part of a trial that its time is of."""
-    return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial"
+    return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial, from launch to exit"
+
+
+def _laps(analysis: StudyAnalysis) -> str:
+    """Return what lies between the reports of training code that raypar didn't write: ``epochs 1 to 5``, or nothing."""
+    works = {r.timed_work for point in analysis.points for r in point.measured} - {"raypar.step"}
+    return "".join(filter(None, works)) if analysis.time_metric == TRAIN_TIME else ""
 
 
 def _estimates(analysis: StudyAnalysis) -> list[tuple[Estimate | None, Estimate | None]]:
@@ -161,6 +167,7 @@ def brief_legend(analysis: StudyAnalysis) -> str:
     counts = sorted({len(p.samples) for p in analysis.points if p.samples})
     repeats = f"{counts[0]} to {counts[-1]} repeats" if len(counts) > 1 else units.counted(sum(counts), "repeat")
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
+    what = f"time of {laps}" if (laps := _laps(analysis)) else what
     if not counts:
         return ""
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
@@ -173,7 +180,7 @@ def brief_legend(analysis: StudyAnalysis) -> str:
 
 def legend(analysis: StudyAnalysis) -> str:
     """Return the meaning of the columns, and what the intervals rest on."""
-    text = f"time: {timed_part(analysis.time_metric)}, median"
+    text = f"time: {_laps(analysis) or timed_part(analysis.time_metric)}, median"
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
     if times:
         text += f" with its {_level(times)} interval ({_methods(times)})"

@@ -94,6 +94,8 @@ def validate(
             return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
     prefix, wrongs = f"{where}." if where else "", conflicts(config, workload, size, swept)
     mistakes = [Mistake(f"{prefix}{key}", config[key], wrong, hint=hint) for key, wrong, hint in wrongs]
+    if workload.command is not None and not mistakes and (wrong := workload.command.problem(config)):
+        mistakes.append(_unfillable(prefix, workload, wrong))
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
@@ -108,6 +110,11 @@ def validate(
                 hint = "use --set device=cpu, or give the --address of a cluster with GPUs enough"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
+
+
+def _unfillable(prefix: str, workload: Workload, wrong: str) -> Mistake:
+    template = workload.command.template if workload.command else ""
+    return Mistake(f"{prefix}workload.command", template, wrong, hint="change the format in braces, or the value")
 
 
 def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Iterator[Mistake]:
@@ -506,6 +513,13 @@ def _validate_points(study: Study) -> list[Mistake]:
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}
     drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
+    if study.workload.command is not None:
+        # Each value that may be drawn, with the first of the others.
+        first = {**study.config, **drawn, **study.points()[0]}
+        for key in drawn:
+            for value in examples(study.space[key])[1:]:
+                if wrong := study.workload.command.problem(resolve(study.workload, {**first, key: value})):
+                    mistakes.setdefault(wrong, _unfillable(f"{point_label({key: value})}.", study.workload, wrong))
     for point in study.points():
         config = resolve(study.workload, {**study.config, **drawn, **point})
         for mistake in validate(config, study.workload, where=point_label(point), swept=study.space):

@@ -29,6 +29,7 @@ CLASS_LOSSES = (
     *(f"torch.nn.functional.{name}" for name in ("cross_entropy", "nll_loss")),
     *(f"torch.nn.modules.loss.{name}" for name in ("CrossEntropyLoss", "NLLLoss")),
 )
+DEFAULT_CHOOSER = "raypar"  # of a metric that is named nowhere
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class Workload:
         metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
             direction and unit; empty: "accuracy" where that is one of the metrics, else "val_loss".
         mode: "max" or "min" of it is better; empty: as its name shows.
+        metric_chosen_by: who chose the metric if the user did not, to be named where a recommendation rests on it.
         options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
         defaults: raypar's own options here, unless a study sets them (``{"lr": 0.1}``).
         loaders: the values that `loader` may have: a set too large for memory has no "resident".
@@ -216,6 +218,7 @@ class Workload:
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
     metric: str | Metric = ""
     mode: str = ""
+    metric_chosen_by: str = ""
     options: Mapping[str, Value | Option] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     loaders: tuple[str, ...] = ("resident", "dataloader")
@@ -244,8 +247,9 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str | Metric = "accuracy",
+        metric: str | Metric = "",
         mode: str = "",
+        metric_chosen_by: str = "",
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
@@ -255,7 +259,8 @@ class Workload:
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
         Every key of the study's config and space that neither raypar nor `options` knows is handed to it unchecked.
-        What lies between two reports is timed, or each step where the loop calls ``raypar.step()``.
+        Each step is timed where the loop calls ``raypar.step()``; else what lies between two reports, where these have
+        an ``epoch`` or a ``step`` of the loop's own; else the whole trial.
 
         Args:
             train_loop_per_worker: the loop, an importable function.
@@ -263,8 +268,9 @@ class Workload:
             options: the loop's hyperparameters, each with its default or an `Option`.
             defaults: raypar's own options here, unless a study sets them.
             metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-                direction and unit.
+                direction and unit; empty: "accuracy".
             mode: "max" or "min" of it is better; empty: as its name shows.
+            metric_chosen_by: who chose the metric if you did not; the report names it.
             preload: modules that it imports, imported ahead so that no trial pays for it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
@@ -278,8 +284,9 @@ class Workload:
             train_loop=train_loop_per_worker,
             options=options or {},
             defaults=defaults or {},
-            metric=metric,
+            metric=metric or "accuracy",
             mode=mode,
+            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             preload=preload,
             prepare=prepare,
             description=description,
@@ -298,8 +305,9 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str | Metric = "loss",
+        metric: str | Metric = "",
         mode: str = "",
+        metric_chosen_by: str = "",
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
         dataset: str = "",
@@ -322,8 +330,9 @@ class Workload:
             options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
             defaults: raypar's own options here, unless a study sets them.
             metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-                direction and unit.
+                direction and unit; empty: "loss".
             mode: "max" or "min" of it is better; empty: as its name shows.
+            metric_chosen_by: who chose the metric if you did not; the report names it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
             dataset: the data set's name and size, for people.
@@ -338,8 +347,9 @@ class Workload:
             command=template,
             options=options or {},
             defaults=defaults or {},
-            metric=metric,
+            metric=metric or "loss",
             mode=mode,
+            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             prepare=prepare,
             description=description,
             dataset=dataset,

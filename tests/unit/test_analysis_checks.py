@@ -151,13 +151,16 @@ CASES = {
         ([*sound(), FAILED, *SKIPPED], "1 trial failed, 2 not run; num_workers=2 #10: CUDA out of memory"),
     ],
     "baseline_missing": [(sound()[6:], "1 point without a speedup: no timed * the baseline num_workers=1.")],
-    "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials: *")],
+    "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials, *")],
     "reported_steps": [
         (
             sound(environment={"steps_from": ["raypar.step", ""]}),
             "Times are of * between two calls of raypar.step;*",
         ),
-        (sound(environment={"steps_from": ["reports"]}), "Times are of what * between two of its reports; *"),
+        (
+            sound(environment={"steps_from": ["reports"], "laps_cover": ["epochs 1 to 4"]}),
+            "Times are of what * between two of its reports, epochs 1 to 4 in every trial; *",
+        ),
         (sound(environment={"steps_from": "?"}), None),
         (sound(), None),
     ],
