@@ -52,6 +52,8 @@ class Question:
             unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
         text: the first sentence of the study's description; empty: it has none.
+        code: digests of the source files that the study has now, by revision (``""`` where there is one), see
+            `raypar.provenance`; empty: unknown.
     """
 
     study_name: str
@@ -69,6 +71,7 @@ class Question:
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None
     text: str = ""
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """The point that `point` is compared with; itself where it is a baseline."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -98,6 +100,8 @@ def read_study(
     except TypeError:
         hint = "run it again: finished trials are kept"
         raise RayparError(f"the store has no record of what study `{name}` asks", hint=hint) from None
+    file = str(store.resume_info(name).get("file", ""))
+    question = replace(question, code={**question.code, **code_on_disk(file, results, folder)})
     if price_per_node_hour is not None:
         question = replace(question, price_per_node_hour=price_per_node_hour)
     origins = list(store.origins(name))
@@ -110,6 +114,26 @@ def read_study(
                 values.setdefault(key, {})[tags[key]] = None
     origin = {key: tuple(reversed(in_order)) for key, in_order in values.items()}
     return StoredStudy(name, question, results, origin, origins[0][1], store, scope)
+
+
+def code_on_disk(file: str, results: Sequence[TrialResult], folder: Path) -> dict[str, dict[str, str]]:
+    """Return `Question.code` of a study file as it is now; nothing where it can't be read, or lies outside the folder.
+
+    Args:
+        file: as the store has it, which may be written by others: the file is read, not run.
+    """
+    from raypar.execution.options import is_in_folder
+    from raypar.provenance import source_files
+
+    if not file or not is_in_folder(file, folder) or any(result.spec.placement.revision for result in results):
+        return {}
+    path = Path(file).resolve()
+    names = sorted(
+        {name for result in results for name in result.code if is_in_folder(str(path.parent / name), folder)}
+    )
+    with suppress(OSError, ValueError):
+        return {"": dict(source_files(path, path.read_text(encoding="utf-8-sig"), names).digests)}
+    return {}
 
 
 def results_since(
