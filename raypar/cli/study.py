@@ -234,7 +234,8 @@ def plan(
 def resume(
     name: common.StudyName,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The study file, where it lies outside of this folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The study file, where it has moved or is elsewhere."),
     ] = None,
     address: common.Address = None,
     data_dir: common.DataDir = None,

@@ -17,8 +17,9 @@ from raypar.cli.common import DRIVER_LOG, quiet
 from raypar.errors import BrokeOff, RayparError, StoreError, closest, suggest
 from raypar.execution.options import Options
 from raypar.execution.stored import unknown_study
+from raypar.reporting.text import TerminalConsole
 from raypar.run.locks import Holder, one_execution
-from raypar.signals import EXIT_NOBODY_READS
+from raypar.signals import EXIT_NOBODY_READS, Interrupted
 from raypar.study.options import OPTIONS
 from raypar.track.client import store_identity
 from raypar.track.store import default_tracking_uri
@@ -58,6 +59,17 @@ def test_a_reader_who_has_gone_ends_a_command_quietly(words, tmp_path):
         assert done.returncode == 2 and done.stderr.startswith(b"error: ")
     else:
         assert (done.returncode, done.stderr) == (EXIT_NOBODY_READS, b"")
+
+
+def test_a_study_whose_reader_has_gone_ends_as_one_that_is_interrupted():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        console = TerminalConsole(file=file)
+        with pytest.raises(Interrupted) as caught:
+            console.print("the first trial")
+        assert caught.value.exit_code == EXIT_NOBODY_READS
+        console.print("what is said while all is put away")
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-1", "many", "\N{SUPERSCRIPT TWO}"])

@@ -1,13 +1,18 @@
 """A study is its name and the place of its code: projects that share a store are kept apart."""
 
+import contextlib
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stage import Stage, a_study, finished
 
+from raypar.cli import cluster
 from raypar.errors import RayparError
+from raypar.execution.options import Options
 from raypar.execution.origin import ORIGIN_VARIABLE, CodeOrigin
+from raypar.run.jobs import Job
 
 ELSEWHERE = "http://127.0.0.1:5000"
 
@@ -97,6 +102,16 @@ def test_a_study_that_was_submitted_comes_from_where_its_client_is(tmp_path, mon
     assert CodeOrigin.of(made(tmp_path / "job"), ELSEWHERE) == client
     monkeypatch.setenv(ORIGIN_VARIABLE, "{")
     assert CodeOrigin.of(made(tmp_path / "job"), ELSEWHERE) != client
+
+
+def test_the_client_of_a_cluster_tells_the_head_where_the_code_comes_from(tmp_path, monkeypatch):
+    file, given = repository(tmp_path / "a"), []
+    over = Job("id", "s", "SUCCEEDED", "", 0, 0.0)
+    jobs = SimpleNamespace(submit=lambda *words: given.extend(words), follow=lambda *_: over)
+    monkeypatch.setattr(cluster, "connected_to", lambda _: contextlib.nullcontext(jobs))
+    options = Options(project_dir=tmp_path, tracking_uri=ELSEWHERE)
+    assert cluster.submit("s", file, (), "http://127.0.0.1:8265", {}, options) == 0
+    assert CodeOrigin.from_json(given[-1][ORIGIN_VARIABLE]) == CodeOrigin.of(file, ELSEWHERE)
 
 
 @pytest.fixture
