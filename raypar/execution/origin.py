@@ -1,16 +1,20 @@
 """Place that a study's code comes from: with the name it tells one study from another in a store that projects share.
 
 In a git repository the place is a folder of that repository, wherever it was cloned or checked out; elsewhere it is a
-folder of a file system, which may move with the embedded store that it lies beside.
+folder of a machine, which may move with the embedded store that it lies beside. A folder that has moved, or is on
+another machine, is recognised by its code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import re
 import shlex
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 # Read by `raypar study` on a cluster's head, where the code lies in a folder of the job's: the client's origin.
 ORIGIN_VARIABLE = "RAYPAR_CODE_ORIGIN"
+NO_CODE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -37,25 +42,35 @@ class CodeOrigin:
         in_store: the same relative to the folder of an embedded store; None: not below that.
         repository: first commits and remote of the git repository; empty: there is none, or it has neither.
         in_repository: the folder relative to the repository's.
+        host: the machine of the folder; empty: unknown.
+        code: digest of the study's source files; empty: unknown.
     """
 
     folder: str
     in_store: str | None = None
     repository: tuple[str, ...] = ()
     in_repository: str = ""
+    host: str = ""
+    code: str = ""
 
     TAG = "raypar.code_origin"
 
     @classmethod
-    def of(cls, file: Path, tracking_uri: str) -> CodeOrigin:
-        """Return the origin of a study file, as a client knows it where that has submitted the study."""
+    def of(cls, file: Path, tracking_uri: str, code: Mapping[str, str] = NO_CODE) -> CodeOrigin:
+        """Return the origin of a study file, as a client knows it where that has submitted the study.
+
+        Args:
+            code: digests of its source files, see `raypar.provenance`.
+        """
+        text = json.dumps(sorted(code.items()))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16] if code else ""
         if (origin := cls.from_json(os.environ.get(ORIGIN_VARIABLE, ""))) is not None:
-            return origin
+            return replace(origin, code=digest)
         folder, database = file.resolve().parent, sqlite_path(tracking_uri)
         above = database.absolute().parent.resolve() if database is not None else None
         in_store = str(folder.relative_to(above)) if above is not None and folder.is_relative_to(above) else None
         repository, in_repository = repository_of(folder)
-        return cls(str(folder), in_store, repository, in_repository)
+        return cls(str(folder), in_store, repository, in_repository, platform.node(), digest)
 
     @classmethod
     def from_json(cls, text: str) -> CodeOrigin | None:
@@ -76,6 +91,11 @@ class CodeOrigin:
             return is_shared and self.in_repository == other.in_repository
         return self.folder == other.folder or (self.in_store is not None and self.in_store == other.in_store)
 
+    def may_have_been(self, other: CodeOrigin) -> bool:
+        """Return whether the same code came from a folder that is not here: it has moved, or is on another machine."""
+        is_not_here = self.host != other.host or not Path(other.folder).exists()
+        return is_not_here and self.code == other.code != ""
+
     def __str__(self) -> str:
         name = next((name for name in self.repository if "/" in name), "".join(self.repository)[:7])
         return f"{self.folder} (repository {name})" if name else self.folder
@@ -91,15 +111,18 @@ def check_origin(loaded: LoadedStudy, options: Options, store: Store) -> bool:
     """Raise RayparError where the store has a study of this name whose code comes from elsewhere.
 
     Returns:
-        True: it comes from elsewhere, and the user says that it is the same study.
+        True: it came from elsewhere, and is the same study: its code is, or the user says so.
     """
     name = loaded.study.name
     if (stored := stored_origin(name, store)) is None:
         return False
-    here = CodeOrigin.of(loaded.path, options.tracking_uri)
-    if here.is_of(stored) or options.has_moved:
-        return not here.is_of(stored)
-    problem = f"the store has a study `{name}` of other code: of {stored}, not of {here}"
+    here = CodeOrigin.of(loaded.path, options.tracking_uri, loaded.code)
+    if here.is_of(stored):
+        return False
+    if options.has_moved or here.may_have_been(stored):
+        return True
+    there = f"{stored} on {stored.host}" if stored.host != here.host else str(stored)
+    problem = f"the store has a study `{name}` of another project: its code is in {there}, not in {here}"
     other_name = re.sub(r"[^\w .-]", "_", f"{Path(here.folder).name}_{name}").lstrip(" .-")
     ways = [f'name it otherwise, Study(name="{other_name}")']
     if not os.environ.get(ORIGIN_VARIABLE):

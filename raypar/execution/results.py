@@ -297,7 +297,7 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
         tags={
             **provenance(loaded.path, options.command),
             "raypar.question": json.dumps(asdict(question), separators=(",", ":")),
-            CodeOrigin.TAG: masked(CodeOrigin.of(loaded.path, options.tracking_uri).to_json()),
+            CodeOrigin.TAG: masked(CodeOrigin.of(loaded.path, options.tracking_uri, loaded.code).to_json()),
             ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },
         description=masked(study.description),

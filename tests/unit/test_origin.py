@@ -1,6 +1,7 @@
 """A study is its name and the place of its code: projects that share a store are kept apart."""
 
 import contextlib
+import platform
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,8 +121,26 @@ def stage(monkeypatch, tmp_path):
     return Stage(monkeypatch, tmp_path)
 
 
-def from_elsewhere(stage):
-    stage.origins = [({}, ""), ({CodeOrigin.TAG: CodeOrigin("/projects/other").to_json()}, "")]
+def from_elsewhere(stage, folder="/projects/other", host="", code=""):
+    stored = CodeOrigin(str(folder), host=host or platform.node(), code=code)
+    stage.origins = [({}, ""), ({CodeOrigin.TAG: stored.to_json()}, "")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "host", "is_same"), [("gone", "", True), ("there", "another", True), ("there", "", False)]
+)
+@pytest.mark.parametrize("has_same_code", [False, True])
+def test_a_folder_that_cannot_be_seen_from_here_is_known_by_its_code(stage, folder, host, is_same, has_same_code):
+    stage.code = {"s.py": "py3.11:1"}
+    (stage.tmp_path / "there").mkdir()
+    stage.execute(a_study())
+    code = CodeOrigin.from_json(stage.execution.tags[CodeOrigin.TAG]).code
+    from_elsewhere(stage, stage.tmp_path / folder, host, code if has_same_code else "another")
+    if is_same and has_same_code:
+        stage.execute(a_study())
+    else:
+        with pytest.raises(RayparError, match="of another project: its code is in "):
+            stage.execute(a_study())
 
 
 def test_a_study_of_the_same_name_from_another_folder_is_refused_before_anything_is_started(stage):
@@ -131,7 +150,7 @@ def test_a_study_of_the_same_name_from_another_folder_is_refused_before_anything
     with pytest.raises(RayparError) as caught:
         stage.execute(study)
     assert stage.happened == ["checked"]
-    assert "`s` of other code: of /projects/other, not of " in caught.value.message
+    assert "`s` of another project: its code is in /projects/other, not in " in caught.value.message
     hint, file = caught.value.hint, stage.tmp_path / "s.py"
     assert f'Study(name="{stage.tmp_path.name}_s")' in hint and "--tracking-uri" in hint
     assert f"raypar resume s --file {file} --tracking-uri sqlite:///x" in hint
