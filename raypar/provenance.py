@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -79,6 +80,22 @@ def git_state(folder: Path) -> dict[str, str]:
         return {}
     dirty = _output(["git", "-C", str(folder), "status", "--porcelain"])
     return {"git.commit": commit, "git.dirty": "yes" if dirty else "no"}
+
+
+def repository_of(folder: Path) -> tuple[tuple[str, ...], str]:
+    """Return what tells a folder's git repository from others, and the folder's path in it; nothing outside of git.
+
+    That is its first commits, which a shallow clone lacks, and the address of its remote ``origin``, without a user.
+    """
+    where, _, path = _output(
+        ["git", "-C", str(folder), "rev-parse", "--is-shallow-repository", "--show-prefix"]
+    ).partition("\n")
+    if not where:
+        return (), ""
+    commits = _output(["git", "-C", str(folder), "rev-list", "--max-parents=0", "HEAD"]) if where == "false" else ""
+    remote = _output(["git", "-C", str(folder), "config", "--get", "remote.origin.url"])
+    address = re.sub(r"^([\w+.-]+://)?([^/@]*@)?", "", remote).rstrip("/").removesuffix(".git").replace(":", "/")
+    return tuple(filter(None, [*commits.split(), address])), path.rstrip("/")
 
 
 def _output(command: list[str]) -> str:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
 from os import _exit  # not the one that stands in for it while a study file is loaded
+from typing import IO
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 EXIT_CODES = tuple(128 + number for number in SIGNALS)
 ABORT_SIGNAL = getattr(signal, "SIGUSR2", None)  # wakes the main thread; SIGUSR1 is Tune's
+EXIT_NOBODY_READS = 141  # 128 + SIGPIPE
 SHOW_CURSOR = b"\x1b[?25h\n"
 
 
@@ -116,6 +119,24 @@ def uninterrupted() -> Iterator[None]:
         state.depth -= 1
     if state.depth == 0 and (pending := state.take()) is not None:
         raise pending
+
+
+def is_closed(stream: IO[str]) -> bool:
+    """Return whether nobody reads a pipe any more, as after ``| head``."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+        return False
+
+
+def discard(stream: IO[str]) -> None:
+    """Let a stream that nobody reads any more take what is still written, and drop it."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def was_interrupted() -> bool:

@@ -5,6 +5,7 @@ Values that can't be shown (None, NaN, infinite) is shown as ``–``.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Protocol
 
 MISSING = "–"
 TOO_NOISY = "(too noisy)"  # instead of an interval: it needs more repeats
+MAX_VALUE, MAX_VALUE_SHOWN = 200, 40  # characters of a hyperparameter's value, and of a longer one
 MAX_SPREAD = 10  # of an interval's bounds
 INFINITE = "∞"  # an upper bound that lies beyond what was seen
 
@@ -163,12 +165,17 @@ def level(share: float) -> str:
 
 
 def value_of(value: object) -> str:
-    """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written."""
+    """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written.
+
+    A long text is cut, and followed by a digest of the whole: unequal values stay unequal.
+    """
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.4g}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join(map(value_of, value)) + ")"
-    return str(value)
+    text = "(" + ",".join(map(value_of, value)) + ")" if isinstance(value, (tuple, list)) else str(value)
+    if len(text) <= MAX_VALUE:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{text[:MAX_VALUE_SHOWN]}… ({count(len(text))} characters, {digest})"
 
 
 class Interval(Protocol):

@@ -118,16 +118,25 @@ def other_settings(evidence: Evidence) -> Iterator[str]:
 
 
 def other_code(evidence: Evidence) -> Iterator[str]:
-    """Trials that ran other code than the latest one, of their revision where two are compared."""
-    latest: dict[object, TrialResult] = {}
+    """Trials that ran other code than the study has now, or else than the latest one; of their revision, if of two."""
+    reference: dict[str, Mapping[str, str]] = {}
     for result in sorted(filter(lambda r: r.code, evidence.finished), key=lambda r: r.started_at):
-        latest[result.spec.point.get(REVISION)] = result
-    pairs = [(r, latest[revision]) for r in evidence.finished if (revision := r.spec.point.get(REVISION)) in latest]
-    comparable = [(r, last) for r, last in pairs if are_comparable(r.code, last.code)]
-    changes = [files for r, last in comparable if (files := changed_files(r.code, last.code))]
+        reference[str(result.spec.point.get(REVISION, ""))] = result.code
+    now = {
+        revision: code
+        for revision, code in evidence.question.code.items()
+        if are_comparable(code, reference.get(revision, {}))
+    }
+    reference |= now
+    pairs = [(r.code, reference.get(str(r.spec.point.get(REVISION, "")), {})) for r in evidence.finished]
+    comparable = [pair for pair in pairs if are_comparable(*pair)]
+    changes = [files for pair in comparable if (files := changed_files(*pair))]
     if changes:
-        names = files_text(chain.from_iterable(changes))
-        yield f"{_share(changes, comparable)} ran other code than the latest one: {names} changed in between."
+        share, names = _share(changes, comparable), files_text(chain.from_iterable(changes))
+        if now:
+            yield f"{share} ran other code than the study has now: {names} changed since."
+        else:
+            yield f"{share} ran other code than the latest one: {names} changed in between."
 
 
 def baseline_missing(evidence: Evidence) -> Iterator[str]:
@@ -770,8 +779,8 @@ class Check(Protocol):
 CHECKS: dict[Check, str] = {
     other_settings: "They are kept. Run the study with their settings to ask about them again, or give it another "
     "name.",
-    other_code: "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by "
-    "the code as much as by the point.",
+    other_code: "Run the study with --fresh, so that all its trials run its present code: trials of two codes "
+    "may differ by the code as much as by the point.",
     different_data: "Seed the generator that draws or splits the samples in data(config), and run the study again with "
     "--fresh.",
     diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "

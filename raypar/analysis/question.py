@@ -55,6 +55,8 @@ class Question:
             unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
         text: the first sentence of the study's description, or what follows from what it sweeps; empty: it has neither.
+        code: digests of the source files that the study has now, by revision (``""`` where there is one), see
+            `raypar.provenance`; empty: unknown.
     """
 
     study_name: str
@@ -72,6 +74,7 @@ class Question:
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None
     text: str = ""
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unit: str = ""
     metric_chosen_by: str = ""
 

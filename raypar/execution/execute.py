@@ -30,6 +30,7 @@ from raypar.execution.best_model import (
     with_final_test,
 )
 from raypar.execution.options import Options
+from raypar.execution.origin import check_origin
 from raypar.execution.plan import ExecutionPlan, NextSpecs, check_data, lacks_nodes, make_plan, next_block
 from raypar.execution.results import (
     ExecutionOutcome,
@@ -109,6 +110,7 @@ def execute(
         stack.enter_context(one_execution(me, store_identity(options.tracking_uri)))
         check_data(study, loaded.path)
         store.check_writable()
+        has_moved = check_origin(loaded, options, store)
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
         code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
@@ -121,6 +123,7 @@ def execute(
             code_of=code_of,
             allowed_share=options.allowed_share,
         )
+        plan = replace(plan, code=options.codes(loaded))
         if options.next_specs is not None:
             plan = plan.continued(stored, options.next_specs)
         for text in _notices(loaded, options, plan, stored):
@@ -131,6 +134,9 @@ def execute(
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
             if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
                 _log_model_alone(loaded, options, outcome, store, notice)
+            elif has_moved:
+                with _recorder(_record_of(loaded, options, outcome), options, upload=True) as recorder:
+                    outcome.num_unsent = recorder.close("finished")
             end_abandoned(options.project_dir, options.tracking_uri)
             remove_abandoned()  # as a run does that makes such folders itself
             return outcome
@@ -290,11 +296,15 @@ def _log_model_alone(
     loaded: LoadedStudy, options: Options, outcome: ExecutionOutcome, store: Store, notice: Listener
 ) -> None:
     """Log the best model of a study that has no trial missing, as an execution of its own."""
-    execution = execution_record(loaded, options, outcome.plan.question, note_of(outcome.analysis))
-    with _recorder(execution, options, upload=True) as recorder:
+    with _recorder(_record_of(loaded, options, outcome), options, upload=True) as recorder:
         folder = outcome.log_dir / MODEL_NAME
         log_final_model(loaded.study, outcome.analysis, outcome.results, store, recorder, folder, notice)
         outcome.num_unsent = recorder.close("finished")
+
+
+def _record_of(loaded: LoadedStudy, options: Options, outcome: ExecutionOutcome) -> Execution:
+    """Return an execution of a study that has no trial missing."""
+    return execution_record(loaded, options, outcome.plan.question, note_of(outcome.analysis))
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ class Options:
         revisions: versions of the code that are compared; empty: there is one.
         allowed_share: see `raypar.analysis.question.Question`.
         next_specs: gets the plan and all results so far, and returns the trials to run then; none: that was all.
+        has_moved: the stored study of this name is this one, wherever its code came from before.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -73,6 +74,7 @@ class Options:
     revisions: tuple[Revision, ...] = ()
     allowed_share: float | None = None
     next_specs: Callable[[ExecutionPlan, Sequence[TrialResult]], Sequence[TrialSpec]] | None = None
+    has_moved: bool = False
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:
@@ -90,10 +92,18 @@ class Options:
 
         check_address(self.address)
 
+    def codes(self, loaded: LoadedStudy) -> dict[str, Mapping[str, str]]:
+        """Return the digests of the source files that the study has now, by revision; of one alone under ``""``."""
+        return {revision.label: revision.code for revision in self.revisions} or {"": loaded.code}
+
     def code_of(self, spec: TrialSpec, loaded: LoadedStudy) -> Mapping[str, str]:
         """Return the digests of the source files that a trial of the study runs."""
-        of_revisions = {revision.label: revision.code for revision in self.revisions}
-        return of_revisions.get(spec.placement.revision, loaded.code)
+        return self.codes(loaded).get(spec.placement.revision, loaded.code)
+
+    @property
+    def is_resumable(self) -> bool:
+        """True where `raypar resume` goes on with the study; else the command that runs it does."""
+        return not (self.revisions or self.next_specs or self.profiling.instead_of_training)
 
 
 # Options that are flags as they are.

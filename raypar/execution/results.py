@@ -26,6 +26,7 @@ from raypar.analysis.question import Question, after_first_sentence, first_sente
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
+from raypar.execution.origin import CodeOrigin
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
@@ -299,6 +300,7 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
         tags={
             **provenance(loaded.path, options.command),
             "raypar.question": json.dumps(asdict(question), separators=(",", ":")),
+            CodeOrigin.TAG: masked(CodeOrigin.of(loaded.path, options.tracking_uri, loaded.code).to_json()),
             ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },
         description=masked(study.description),

@@ -35,6 +35,13 @@ _ENVIRONMENT = {
 }
 SERVERS = ("http", "https", "databricks")
 MODEL_NAME = "best_model"
+# MLflow's codes of what is no fault of a record: a locked database or a full disk, a login, too many requests.
+_OUTAGES = frozenset(
+    {
+        *("TEMPORARILY_UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"),
+        *("REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"),
+    }
+)
 _UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_code does not tell
 
 # Alembic's versions by those of MLflow: experiments, runs and their tags are alike in all of these.
@@ -49,6 +56,10 @@ ABANDONED_AFTER_S = 10.0
 
 class Unreachable(Exception):
     """The store doesn't answer now; it may later."""
+
+
+class Failing(Unreachable):
+    """The store answers, and this fails: because of what it holds, or for the moment."""
 
 
 class Rejected(Exception):
@@ -80,8 +91,16 @@ def store_errors() -> Iterator[None]:
     except (Unreachable, Rejected):
         raise
     except Exception as e:
-        kind = Rejected if getattr(e, "error_code", None) == "INVALID_PARAMETER_VALUE" else Unreachable
-        raise kind(_first_line(e)) from e
+        raise _kind_of(e)(_first_line(e)) from e
+
+
+def _kind_of(error: Exception) -> type[Exception]:
+    code = getattr(error, "error_code", None)
+    if code == "INVALID_PARAMETER_VALUE":
+        return Rejected
+    is_outage = code in _OUTAGES or isinstance(error, OSError) or isinstance(error.__context__, OSError)
+    is_of_content = code is not None or isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError))
+    return Failing if is_of_content and not is_outage else Unreachable
 
 
 @contextmanager

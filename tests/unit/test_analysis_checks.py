@@ -337,6 +337,8 @@ ON_DEVICES = [
     for device, name in (("cpu", "cpu"), ("cuda", "H100"))
     for r in range(6)
 ]
+NOW = Question("s", {"num_workers": 1}, ("num_workers",), code={"": {"model.py": "py3.11:2", "s.py": "py3.11:1"}})
+OF_ANOTHER_PYTHON = replace(NOW, code={"": {"model.py": "py3.10:1", "s.py": "py3.10:1"}})
 UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_size=8192 (57,344 against 60,000). *"
 
 
@@ -350,6 +352,21 @@ UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_
         ("mixed_hardware", ON_DEVICES, against("device", "cpu"), None),
         ("more_than_linear", scaled("batch_size", 9.0), against("batch_size", 1), None),
         ("more_than_linear", BOTH, WORKERS_AND_BATCH, None),
+        (
+            "other_code",
+            of_code("py3.11:1", "py3.11:1"),
+            NOW,
+            "12 of 12 * than the study has now: model.py *",
+        ),
+        (
+            "other_code",
+            of_code("py3.11:1", "py3.11:2"),
+            NOW,
+            "6 of 12 * than the study has now: model.py *",
+        ),
+        ("other_code", of_code("py3.11:2", "py3.11:2"), NOW, None),
+        ("other_code", of_code("py3.11:1", "py3.11:2"), OF_ANOTHER_PYTHON, "6 of 12 * than the latest one: *"),
+        ("other_code", sound(), NOW, None),
     ],
 )
 def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):

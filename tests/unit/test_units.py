@@ -40,6 +40,13 @@ SHOWN = {
 }
 
 
+def test_a_long_value_is_cut_and_stays_another_than_one_that_differs_in_its_middle():
+    texts = ["a" * 10_000 + letter + "a" * 10_000 for letter in "ab"]
+    shown = [*map(units.value_of, [*texts, *((text,) for text in texts)])]
+    assert len(set(shown)) == 4 and all(len(text) < 100 for text in shown)
+    assert units.value_of("a" * 200) == "a" * 200
+
+
 @pytest.mark.parametrize("show", SHOWN, ids=lambda show: show.__name__)
 def test_a_value_is_shown_as_a_person_would_write_it(show):
     def of(arguments):
