@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -238,6 +239,25 @@ def _autoscaling_file(gcs_address: str) -> Path | None:
     return None
 
 
+class _NoFolders(list[str]):
+    """List of folders that stays empty."""
+
+    def extend(self, _: Iterable[str]) -> None:
+        """Do nothing."""
+
+
+def job_config() -> Any:
+    """Return a configuration with which Ray's workers don't import from the current folder.
+
+    Ray puts that folder first, before its own late imports. Trials get the study's folder from `put_first`.
+    """
+    from ray.job_config import JobConfig
+
+    config = JobConfig()
+    config._py_driver_sys_path = _NoFolders()
+    return config
+
+
 @contextlib.contextmanager
 def joined_cluster(address: str) -> Iterator[Cluster]:
     """Connect to a running Ray (``auto``, ``host:port``), which is left running.
@@ -251,7 +271,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         with _errors_reported(address):
             takes_everybody = stack.enter_context(admitted(_check_reachable(address)))
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, job_config=job_config(), log_to_driver=False, logging_level="ERROR")
         reinstall_handlers()
         stack.callback(shut_down)
         yield _as_it_is(Cluster((), is_own=False, node_types=node_types(), takes_everybody=takes_everybody))

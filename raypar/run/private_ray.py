@@ -19,7 +19,7 @@ import psutil
 from raypar.errors import BrokeOff, ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
-from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, shut_down, watch_of_own
+from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, job_config, shut_down, watch_of_own
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, raise_again, reinstall_handlers
 from raypar.trace import mark
@@ -117,6 +117,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
         with processes_noted(processes), _without_secrets():
             ray.init(
                 address="local",  # a bare init would join whatever cluster it finds
+                job_config=job_config(),
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 include_dashboard=False,

@@ -26,6 +26,7 @@ from raypar.errors import ClusterError, DoesNotFit, WorkloadError, cut, message_
 from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
+from raypar.search_path import put_first
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
@@ -135,7 +136,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})
-    sys.path[:0] = [folder for folder in job.revision.sys_path if folder not in sys.path]
+    put_first(job.revision.sys_path)
 
     import numpy as np
     import torch

@@ -50,6 +50,25 @@ def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
         client.fork(tmp_path / "log").kill()  # and it goes on as before
 
 
+def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_server_and_its_ranks_import(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names = {*sys.stdlib_module_names, "torch", "numpy", "psutil", "cloudpickle", "packaging"} - {"antigravity", "this"}
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})")
+    (tmp_path / "utils.py").touch()
+    server = ForkServer(("utils",), (str(tmp_path),))
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        client.wait_until_ready()
+        rank = client.fork(tmp_path / "log")
+        code = f"import cmd, utils, turtledemo; open({str(tmp_path / 'seen')!r}, 'w').write(utils.__file__)"
+        rank.connection.send(Runs(code))
+        assert rank.join(60) is not None
+    assert (tmp_path / "seen").read_text() == str(tmp_path / "utils.py"), (tmp_path / "log").read_text()
+    assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
+
+
 # NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
@@ -87,8 +106,11 @@ class Runs:
 
 def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
     """Return what a rank sees of a server that was to import these modules of a folder, and the server's notice."""
-    (folder / "pynvml.py").write_text(pynvml)
-    server = ForkServer(modules, (str(folder),))
+    (installed := folder / "installed").mkdir()
+    (installed / "pynvml.py").write_text(pynvml)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")])))
+        server = ForkServer(modules, (str(folder),))
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         notice = client.wait_until_ready()
         rank = client.fork(folder / "log")
