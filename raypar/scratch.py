@@ -18,6 +18,9 @@ if sys.platform != "win32":
     import fcntl
 
 PREFIX = "raypar-"
+_NAME_LENGTH = len(PREFIX) + 8  # of tempfile's
+SHORT = Path("/tmp")  # where there is room for the path of a socket, whatever TMPDIR is
+MAX_SOCKET_LENGTH = 103  # macOS's; Linux has 107
 LOCK_FILE = "raypar.lock"
 
 _locks: dict[Path, int] = {}  # folders of this process: the file descriptor that holds the lock
@@ -33,14 +36,20 @@ def scratch_folder() -> Iterator[Path]:
         remove_folder(folder)
 
 
-def make_folder(parent: Path | None = None) -> Path:
+def make_folder(parent: Path | None = None, *, socket: int = 0) -> Path:
     """Remove what killed processes left, and make a folder that only this user can look into (mode 0700).
 
     It is in use until `remove_folder`, or until this process ends.
 
     Args:
-        parent: None: the folder of temporary files.
+        parent: made where it is not there; None: the folder of temporary files.
+        socket: length of the longest path of a socket in it, from the folder on. Where the system has no such long
+            paths below the parent, the folder is in /tmp.
     """
+    parent = parent or Path(tempfile.gettempdir())
+    if socket and len(os.fsencode(parent)) + 1 + _NAME_LENGTH + 1 + socket > MAX_SOCKET_LENGTH:
+        parent = SHORT
+    parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(parent)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))

@@ -150,7 +150,7 @@ class ForkServer:
         revision: Revision | None = None,
     ) -> None:
         # Nobody else can look into it, and so ask for a fork.
-        self.address = str(make_folder() / "fork")
+        self.address = str(make_folder(socket=len("fork")) / "fork")
         server_end, self._owner_end = os.pipe()
         modules = (*base_preload, *preload)
         # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.

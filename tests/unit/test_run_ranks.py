@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,6 +69,15 @@ def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_serve
         assert rank.join(60) is not None
     assert (tmp_path / "seen").read_text() == str(tmp_path / "utils.py"), (tmp_path / "log").read_text()
     assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
+
+
+def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    (long := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        client.wait_until_ready()
+    assert not Path(server.address).parent.exists() and list(long.iterdir()) == []
 
 
 # NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
