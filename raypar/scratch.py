@@ -43,12 +43,11 @@ def make_folder(parent: Path | None = None, *, socket: int = 0) -> Path:
 
     Args:
         parent: made where it is not there; None: the folder of temporary files.
-        socket: length of the longest path of a socket in it, from the folder on. Where the system has no such long
-            paths below the parent, the folder is in /tmp.
+        socket: length of the longest path of a socket in it, from the folder on, for which `room_for` makes room.
     """
     parent = parent or Path(tempfile.gettempdir())
-    if socket and len(os.fsencode(parent)) + 1 + _NAME_LENGTH + 1 + socket > MAX_SOCKET_LENGTH:
-        parent = SHORT
+    if socket:
+        parent = room_for(_NAME_LENGTH + 1 + socket, parent)
     parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(parent)
     while True:
@@ -60,6 +59,11 @@ def make_folder(parent: Path | None = None, *, socket: int = 0) -> Path:
         except OSError:  # a file system without locks: nobody will take it for abandoned
             pass
         return folder
+
+
+def room_for(length: int, parent: Path) -> Path:
+    """Return the folder in which a socket's path of this length, from there on, is not too long: the parent or /tmp."""
+    return parent if len(os.fsencode(parent)) + 1 + length <= MAX_SOCKET_LENGTH else SHORT
 
 
 def remove_folder(folder: Path) -> None:

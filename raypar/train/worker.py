@@ -12,12 +12,14 @@ import pickle
 import random
 import re
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +28,7 @@ from raypar.errors import ClusterError, DoesNotFit, WorkloadError, cut, message_
 from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
+from raypar.scratch import room_for
 from raypar.search_path import put_first
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
@@ -93,6 +96,7 @@ NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
 NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
 NO_GPU_HINT = "`raypar doctor` on that node checks its GPUs, driver and torch; device=cpu needs none"
 # Of what a failure says; the rank's log has more.
+LISTENER_LENGTH = len("pymp-12345678/listener-12345678")  # of the sockets of multiprocessing
 MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
 
 
@@ -137,6 +141,8 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})
     put_first(job.revision.sys_path)
+    # Else loader processes would hang; a command gets the user's TMPDIR all the same.
+    tempfile.tempdir = str(room_for(LISTENER_LENGTH, Path(tempfile.gettempdir())))
 
     import numpy as np
     import torch

@@ -2,15 +2,17 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from raypar import scratch
-from raypar.scratch import LOCK_FILE, PREFIX, make_folder, remove_abandoned, remove_folder, scratch_folder
+from raypar.scratch import LOCK_FILE, PREFIX, make_folder, remove_abandoned, remove_folder, room_for, scratch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +89,15 @@ def test_links_and_folders_of_other_users_are_left_alone(temporary, tmp_path_fac
     assert abandoned.is_dir()
     remove_abandoned()
     assert not abandoned.exists() and (target / LOCK_FILE).exists() and len(list(temporary.iterdir())) == 2
+
+
+def test_a_socket_has_room_in_the_folder_that_is_chosen_for_it_however_long_its_parent_is(temporary):
+    for length in range(40, 140, 3):
+        parent = temporary / ("x" * max(1, length - len(str(temporary)) - 1))
+        folder = make_folder(parent, socket=len("fork"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "fork"))
+        assert folder.parent in (parent, Path("/tmp"))
+        remove_folder(folder)
+        assert not folder.exists()
+    assert (room_for(31, Path("/tmp")), room_for(31, temporary / ("x" * 100))) == (Path("/tmp"), Path("/tmp"))
