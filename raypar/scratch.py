@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 if sys.platform != "win32":
@@ -22,6 +23,8 @@ _NAME_LENGTH = len(PREFIX) + 8  # of tempfile's
 SHORT = Path("/tmp")  # where there is room for the path of a socket, whatever TMPDIR is
 MAX_SOCKET_LENGTH = 103  # macOS's; Linux has 107
 LOCK_FILE = "raypar.lock"
+LOGS_PREFIX = f"{PREFIX}logs-"  # of the folders of logs on the nodes of a cluster
+STALE_LOGS_S = 30 * 86400.0
 
 _locks: dict[Path, int] = {}  # folders of this process: the file descriptor that holds the lock
 
@@ -85,6 +88,28 @@ def remove_abandoned(parent: Path | None = None) -> None:
                 shutil.rmtree(lock_file.parent, ignore_errors=True)
             finally:
                 os.close(fd)
+
+
+def remove_logs(name: str, kept: Collection[str]) -> None:
+    """Remove this machine's logs of an execution, and logs of this user's that are a month old.
+
+    Args:
+        name: of their folder among the temporary files.
+        kept: names of what stays in it, for instance of failed trials.
+    """
+    parent = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        for path in (parent / name).iterdir():
+            if path.name not in kept and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in kept:
+                path.unlink()
+        (parent / name).rmdir()
+    for folder in parent.glob(f"{LOGS_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > STALE_LOGS_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(path: Path, flags: int = 0) -> int:

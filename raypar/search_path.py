@@ -56,14 +56,14 @@ def hidden_by(folders: Collection[Path], name: str) -> ModuleSpec | None:
     Args:
         folders: without links.
     """
-    own = PathFinder.find_spec(name, [*map(str, folders)])
-    if own is None or own.origin is None or not is_reserved(name):  # without an origin, it is just a folder
+    hiding = PathFinder.find_spec(name, [*map(str, folders)])
+    if hiding is None or hiding.origin is None or not is_reserved(name):  # without an origin, it is just a folder
         return None
     if any(finder.find_spec(name) is not None for finder in (BuiltinImporter, FrozenImporter)):  # come first anyway
         return None
     spec = PathFinder.find_spec(name, [entry for entry in sys.path if Path(entry).resolve() not in folders])
     loaded = getattr(sys.modules.get(name), "__spec__", None)
-    is_used = loaded is not None and loaded.origin == own.origin  # raypar itself may come from there
+    is_used = loaded is not None and loaded.origin == hiding.origin  # raypar itself may come from there
     return None if spec is None or spec.origin is None or is_used else spec
 
 

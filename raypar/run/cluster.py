@@ -376,20 +376,29 @@ def versions_of_nodes() -> dict[str, dict[str, str]]:
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
     """
+    return on_every_node(provenance.versions, timeout_s=VERSIONS_TIMEOUT_S)
+
+
+def on_every_node(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """Call a module's function on each node of the joined cluster; return the results by the nodes' addresses.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: a node doesn't answer.
+    """
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    cloudpickle.register_pickle_by_value(provenance)  # nodes may have another raypar, or none
-    versions = ray.remote(num_cpus=0)(provenance.versions)
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])  # nodes may have another raypar, or none
+    remote = ray.remote(num_cpus=0)(function)
     answers = {
-        node["NodeManagerAddress"]: versions.options(
+        node["NodeManagerAddress"]: remote.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
+        ).remote(*arguments)
         for node in ray.nodes()
         if node["Alive"]
     }
-    return dict(zip(answers, ray.get(list(answers.values()), timeout=VERSIONS_TIMEOUT_S), strict=True))
+    return dict(zip(answers, ray.get(list(answers.values()), timeout=timeout_s), strict=True))
 
 
 GRACE_S = 15.0
