@@ -325,9 +325,10 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
     assert len(text) == pytest.approx(3_000_000, abs=100)
 
 
-def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path):
+def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path, monkeypatch):
     driver_dir, logs = tmp_path / "driver", tmp_path / "logs"
-    job = TrialJob(make_spec({}), 1, b"", RunSettings(logs, driver_dir=driver_dir))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(Path("/of/the/driver/logs"), driver_dir=driver_dir))
     here = job.on_this_node()
     assert here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
     driver_dir.mkdir()
