@@ -27,9 +27,10 @@ SHOW_CURSOR = b"\x1b[?25h\n"
 class Interrupted(KeyboardInterrupt):
     """Signal that asks the program to end."""
 
-    def __init__(self, signal_number: int = signal.SIGINT) -> None:
-        super().__init__(f"signal {signal_number}")
-        self.signal_number = signal_number
+    def __init__(self, signal_number: int | None = None) -> None:
+        """Name the signal; None: the one that came, else Ctrl-C."""
+        self.signal_number = signal_number or (_state.is_handling and _state.signal_number) or signal.SIGINT
+        super().__init__(f"signal {self.signal_number}")
 
     @property
     def exit_code(self) -> int:
@@ -83,6 +84,10 @@ def handle_signals() -> Iterator[None]:
     before = {n: signal.signal(n, _state.handle) for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)}
     try:
         yield
+    except KeyboardInterrupt as error:
+        if isinstance(error, Interrupted) or _state.signal_number is None:
+            raise
+        raise Interrupted(_state.signal_number) from error  # a library has raised its own
     finally:
         _state.was_raised = True  # nothing may interrupt the cleanup
         if _state.signal_number is not None:

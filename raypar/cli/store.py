@@ -105,17 +105,19 @@ def changed_study(name: str, uri: str, new: str | None = None) -> Iterator[str]:
     """Keep a study from being run while it is changed, and give its name with what is stored of it.
 
     Raises:
-        RayparError: it is not in the store, or being run on this machine, or there is a study `new`.
+        RayparError: it is not in the store, or being run, or there is a study `new`.
     """
     from raypar.execution.stored import unknown_study
     from raypar.run.locks import Holder, one_execution
-    from raypar.track.client import store_identity
+    from raypar.run.study_lease import leased_study
+    from raypar.track.client import lease_path, store_identity
 
     store = common.store_of(uri)
     with contextlib.ExitStack() as stack:
         for each in sorted({name, new or name}):
             me = Holder.here(each, ["raypar", *sys.argv[1:]])
             stack.enter_context(one_execution(me, store_identity(uri)))
+            stack.enter_context(leased_study(me, lease_path(each, uri, Path.cwd())))
         executions = store.executions(name)
         if not executions and store.experiment_id(name) is None:
             raise unknown_study(name, store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -41,21 +42,30 @@ from raypar.execution.results import (
     speedup_curves,
 )
 from raypar.execution.revisions import pickle_by_value, preload_of
+from raypar.files import make_private_folder
 from raypar.gpus import visible_gpus, visible_only
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
-from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes, watch_of_cluster
+from raypar.run.cluster import (
+    Cluster,
+    joined_cluster,
+    on_every_node,
+    this_machine,
+    wait_for_nodes,
+    watch_of_cluster,
+)
 from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer, check_workload
 from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
-from raypar.scratch import remove_abandoned
+from raypar.run.study_lease import leased_study
+from raypar.scratch import LOGS_PREFIX, remove_abandoned, remove_logs
 from raypar.signals import raise_again, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, point_label
-from raypar.track.client import MODEL_NAME, store_identity
+from raypar.track.client import MODEL_NAME, lease_path, store_identity
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
@@ -64,7 +74,6 @@ from raypar.train.affinity import allowed_cores, host_cores
 from raypar.train.job import CheckJob, RunSettings
 from raypar.train.telemetry import CpuMonitor
 
-CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that others share
 # Variables of the driver's environment that a trial's processes need: on every node, and on this machine alone.
 PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
 # Beginnings of the names of those that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
@@ -72,6 +81,7 @@ NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
 PLACING = ("device", "num_workers")  # options that decide how many GPUs a trial has
 REPORT_FILE = "report.html"
 CHECK_LOG = "check.log"
+LOGS_TIMEOUT_S = 10.0
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (
     "the Ray at {} runs the code of whoever reaches it, and shows them yours: it asks for no token "
@@ -108,6 +118,8 @@ def execute(
     me = Holder.here(study.name, options.command)
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_execution(me, store_identity(options.tracking_uri)))
+        path = lease_path(study.name, options.tracking_uri, options.project_dir)
+        stack.enter_context(leased_study(me, path))
         check_data(study, loaded.path)
         store.check_writable()
         has_moved = check_origin(loaded, options, store)
@@ -350,12 +362,23 @@ def _run(
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
+            finally:
+                if not plan.cluster.is_own:
+                    _remove_logs_of_nodes(log_dir, handler.outcome.failures)
     except RayparError as error:
         if has_begun and not isinstance(error, (NotForTraining, WorkloadError)):
             raise BrokeOff.by(error) from error
         raise
     finally:
         handler.close()
+
+
+def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> None:
+    """Remove the logs that an execution has left on the nodes of a cluster, but for those of failed trials."""
+    name, failed = f"{LOGS_PREFIX}{log_dir.name}", [failure.spec.identity for failure in failures]
+    remove_logs(name, failed)
+    with uninterrupted(), contextlib.suppress(Exception):  # a node that is lost removes them when they are old
+        on_every_node(remove_logs, name, failed, timeout_s=LOGS_TIMEOUT_S)
 
 
 def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
@@ -438,8 +461,8 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
     """Start what runs the trials, and stop it after."""
     pickle_by_value(loaded)
     settings = RunSettings(
-        # Other nodes don't have this project's folder.
-        log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
+        # Other nodes don't have this project's folder; each has its own for temporary files.
+        log_dir=log_dir if plan.cluster.is_own else Path(tempfile.gettempdir()) / f"{LOGS_PREFIX}{log_dir.name}",
         isolation=options.isolation,
         environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
         sys_path=(str(loaded.path.parent),),
@@ -476,6 +499,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
             stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
             importing.join()
         else:
+            make_private_folder(settings.log_dir)
             stack.enter_context(watch_of_cluster().watching())
         from raypar.run.tune import TuneRunner
 

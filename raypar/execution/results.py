@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import shutil
-import signal
 import time
 import uuid
 from collections import defaultdict
@@ -117,7 +116,7 @@ class ExecutionOutcome:
         try:
             yield
         except KeyboardInterrupt as error:
-            self.interrupted_by = error.signal_number if isinstance(error, Interrupted) else int(signal.SIGINT)
+            self.interrupted_by = (error if isinstance(error, Interrupted) else Interrupted()).signal_number
         except (BrokeOff, StoreError) as error:  # every result is kept, or its loss was reported
             self.broke_off = self.broke_off or BrokeOff.by(error)
 

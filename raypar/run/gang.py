@@ -233,6 +233,7 @@ def _run_rank(
 ) -> RankEnd:
     job, rank = turn.job.on_this_node(), greeting.rank
     log_path = job.log_path(rank)
+    make_private_folder(job.settings.log_dir)
     make_private_folder(log_path.parent)
     on_gpu = job.spec.placement.device == "cuda"
     first = rank - greeting.local_rank  # Ray Train numbers the workers of a node in a row

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -197,7 +196,7 @@ class GangPool:
                     placement,
                     self.reserved(placement),
                     *self._selection(placement, nodes),
-                    str(Path(self._settings.log_dir) / "gangs"),
+                    str(self._settings.here().log_dir / "gangs"),
                     fresh=not self._is_warm,
                 )
             except BaseException as e:

@@ -200,7 +200,7 @@ class ForkServer:
         revision: Revision | None = None,
     ) -> None:
         # Nobody else can look into it, and so ask for a fork.
-        self.address = str(make_folder() / "fork")
+        self.address = str(make_folder(socket=len("fork")) / "fork")
         server_end, self._owner_end = os.pipe()
         modules = (*base_preload, *preload)
         # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
@@ -209,19 +209,15 @@ class ForkServer:
             **os.environ,
             **replaced,
             REPLACED_VARIABLES: json.dumps({name: os.environ.get(name) for name in replaced}),
-            "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
-        python: tuple[str, ...] = ()
         if revision is not None and revision.checkout is not None:
             environment |= revision_environment(revision)
-            # Without the current folder in front, from which raypar itself may come.
-            python = (revision.python or sys.executable, "-P")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
             listener.listen(64)
             fds = (listener.fileno(), server_end)
             self._process = subprocess.Popen(
-                command(*fds, modules, python=python),
+                command(*fds, modules, python=revision.python if revision else "", folders=sys_path),
                 pass_fds=fds,
                 cwd=None if revision is None else revision.folder,
                 stdin=subprocess.DEVNULL,
@@ -274,9 +270,8 @@ def revision_environment(revision: Revision) -> dict[str, str]:
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if entry
     )
-    path = dict.fromkeys([*revision.sys_path, *filter(None, kept)])
     return {
-        "PYTHONPATH": os.pathsep.join([revision.raypar_path, *path]),
+        "PYTHONPATH": os.pathsep.join([revision.raypar_path, *filter(None, kept)]),
         REPLACED_ROOT: f"{revision.repository}{os.pathsep}{revision.checkout}",
     }
 

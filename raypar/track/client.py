@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sqlite3
@@ -247,6 +248,14 @@ def store_identity(tracking_uri: str) -> str:
     """Return what the processes of this machine that use a store have in common, whatever folder they are in."""
     database = sqlite_path(tracking_uri)
     return str(database.resolve()) if database else tracking_uri
+
+
+def lease_path(study: str, tracking_uri: str, project_dir: Path) -> Path:
+    """Return the file by which the machines that share a store's folder know who runs a study of it."""
+    database = sqlite_path(tracking_uri)
+    folder, store = (database.resolve().parent, database.name) if database else (project_dir, tracking_uri)
+    name = hashlib.sha256(f"{store}\n{study}".encode()).hexdigest()[:16]
+    return folder / ".raypar" / "leases" / f"study-{name}"
 
 
 def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:

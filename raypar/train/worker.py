@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,6 +30,8 @@ from raypar.errors import ClusterError, DoesNotFit, Mistake, WorkloadError, cut,
 from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
+from raypar.scratch import room_for
+from raypar.search_path import put_first
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
@@ -96,6 +100,7 @@ NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
 NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
 NO_GPU_HINT = "`raypar doctor` on that node checks its GPUs, driver and torch; device=cpu needs none"
 # Of what a failure says; the rank's log has more.
+LISTENER_LENGTH = len("pymp-12345678/listener-12345678")  # of the sockets of multiprocessing
 MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
 
 
@@ -152,7 +157,7 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
 def check(job: CheckJob) -> list[Mistake]:
     """Return the mistakes in data and model of a job's points."""
     os.environ.update({**job.environment, **NO_GPUS})
-    sys.path[:0] = [folder for folder in job.sys_path if folder not in sys.path]
+    put_first(job.sys_path)
     from raypar.train.data_check import mistakes_of_points
 
     return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
@@ -188,7 +193,9 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})
-    sys.path[:0] = [folder for folder in job.revision.sys_path if folder not in sys.path]
+    put_first(job.revision.sys_path)
+    # Else loader processes would hang; a command gets the user's TMPDIR all the same.
+    tempfile.tempdir = str(room_for(LISTENER_LENGTH, Path(tempfile.gettempdir())))
 
     import numpy as np
     import torch

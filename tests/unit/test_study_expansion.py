@@ -180,10 +180,10 @@ class Colour(Enum):
 @pytest.mark.parametrize("options", [{}, {"colour": ()}])
 @pytest.mark.parametrize("value", [(Colour.RED,), (1, (Colour.RED,))])
 def test_what_no_trial_could_be_given_is_refused(options, value):
-    with pytest.raises(StudyError, match="a tuple can't be kept with the results"):
+    with pytest.raises(StudyError, match="can't be kept with the results"):
         Study(workload=Workload.from_train_loop(print, options=options), space={"colour": grid(value)})
 
 
 def test_a_commands_value_that_is_no_text_or_number_is_refused():
-    with pytest.raises(StudyError, match="a Colour can't be kept with the results"):
+    with pytest.raises(StudyError, match="can't be kept with the results"):
         Study(workload=Workload.from_command("train {colour}"), space={"colour": grid(Colour.RED)})
