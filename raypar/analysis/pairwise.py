@@ -230,6 +230,34 @@ class Family:
         return shift_estimate(differences, level=level, prior=prior)
 
 
+class Outcome(StrEnum):
+    """Outcome of a comparison of times."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+    UNCONFIRMED = "unconfirmed"  # one trial each
+    DISTURBED = "disturbed"  # most trials of the study were, by other processes
+
+
+def outcome_of(speedup: Estimate, *, limit: float = 1.0, margin: float | None = None, doubt: str = "") -> Outcome:
+    """Return what a speedup shows: the only rule by which one thing is called faster or slower than another.
+
+    Args:
+        limit: the speedup that the claim is about: 1 / 1.05 where 5 % slower is allowed.
+        margin: of equivalence, as a share; None: equivalence is not asked for.
+        doubt: why the times can't be trusted; empty where they can.
+    """
+    if doubt:
+        return Outcome.DISTURBED
+    if speedup.low is None:
+        return Outcome.UNCONFIRMED
+    if speedup.excludes(limit):
+        return Outcome.FASTER if speedup.value > limit else Outcome.SLOWER
+    return Outcome.EQUIVALENT if margin is not None and is_equivalent(speedup, margin) else Outcome.INCONCLUSIVE
+
+
 def is_equivalent(speedup: Estimate, margin: float) -> bool:
     """Return whether a speedup is shown to be within a margin of 1: 0.05 for 5 % more, or as much less."""
     if speedup.low is None or speedup.high is None:

@@ -300,14 +300,14 @@ def _without_worse(
 
 
 def could_be_worse(name: str, worse: float, best: float) -> str:
-    """Return that a metric could be so much worse than the best one, or that it is too noisy to say anything.
+    """Return that a metric could be so much worse than the best one, or that it varies too much to say anything.
 
     Args:
         worse: the bound of an interval.
         best: the best point's value.
     """
     if worse > NOISE * abs(best):
-        return f"{name} is {units.TOO_NOISY[1:-1]}"
+        return f"{name} varies too much to compare it"
     return f"{name} could be {units.score_difference(name, worse)} worse"
 
 

@@ -85,7 +85,7 @@ class ScalingPoint:
         if low is not None and low > 1:
             return f"{'slower' if self.num_workers > self.baseline else 'faster'} than {self._base}"
         spans = low is not None and high is not None and low <= 0 and high >= 1
-        return "too noisy, needs more repeats" if spans or not 0 <= fraction.value <= 1 else ""
+        return "inconclusive, needs more repeats" if spans or not 0 <= fraction.value <= 1 else ""
 
     @property
     def _base(self) -> str:

@@ -22,8 +22,9 @@ from raypar import units
 from raypar.analysis.pairwise import (
     Equivalence,
     Family,
-    is_equivalent,
+    Outcome,
     metric_differences,
+    outcome_of,
     same_work,
     worker_metrics,
 )
@@ -37,17 +38,6 @@ from raypar.study.trial import TrialState, gain, point_label
 Compared: TypeAlias = tuple[PointAnalysis, Estimate]  # a point and its speedup over its baseline
 
 MAX_SPEEDUP_LINES = 4
-
-
-class Outcome(StrEnum):
-    """Outcome of a comparison with a baseline."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    EQUIVALENT = "equivalent"
-    INCONCLUSIVE = "inconclusive"
-    UNCONFIRMED = "unconfirmed"  # one trial each
-    DISTURBED = "disturbed"  # most trials of the study were, by other processes
 
 
 @dataclass(frozen=True)
@@ -134,14 +124,7 @@ def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
 
 
 def _outcome(question: Question, ratio: Estimate, doubt: str = "") -> Outcome:
-    if doubt:
-        return Outcome.DISTURBED
-    if ratio.low is None:
-        return Outcome.UNCONFIRMED
-    if ratio.excludes(1.0):
-        return Outcome.FASTER if ratio.value > 1 else Outcome.SLOWER
-    is_equivalence = question.max_repeats is not None and is_equivalent(ratio, question.margin)
-    return Outcome.EQUIVALENT if is_equivalence else Outcome.INCONCLUSIVE
+    return outcome_of(ratio, margin=question.margin if question.max_repeats is not None else None, doubt=doubt)
 
 
 def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:

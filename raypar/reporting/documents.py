@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from raypar.analysis.effects import Effects, Importances
     from raypar.analysis.goodput import BatchGroup
     from raypar.analysis.laws import Scaling
+    from raypar.analysis.pairwise import Outcome
     from raypar.analysis.recommend import Constraints, Decision
     from raypar.analysis.scaling import Quantity
     from raypar.analysis.stats import Estimate
     from raypar.analysis.time_to_target import Target
-    from raypar.analysis.verdict import Outcome
     from raypar.predict.network import Algorithm, Network, Topology
     from raypar.predict.predict import JobSpec
     from raypar.predict.step_model import Limit, StepTime
@@ -1052,11 +1052,11 @@ def schema() -> dict[str, Any]:
     from raypar.analysis.effects import Effects, Importances  # noqa: F401
     from raypar.analysis.goodput import BatchGroup  # noqa: F401
     from raypar.analysis.laws import Scaling  # noqa: F401
+    from raypar.analysis.pairwise import Outcome  # noqa: F401
     from raypar.analysis.recommend import Constraints, Decision  # noqa: F401
     from raypar.analysis.scaling import Quantity  # noqa: F401
     from raypar.analysis.stats import Estimate  # noqa: F401
     from raypar.analysis.time_to_target import Target  # noqa: F401
-    from raypar.analysis.verdict import Outcome  # noqa: F401
     from raypar.predict.network import Algorithm, Network, Topology  # noqa: F401
     from raypar.predict.predict import JobSpec  # noqa: F401
     from raypar.predict.step_model import Limit, StepTime  # noqa: F401

@@ -237,13 +237,13 @@ def test_karp_flatt_is_the_serial_fraction_with_which_amdahl_has_that_speedup(sp
     [
         (16, (1.2, 1.5, 1.9), ""),
         (16, (0.8, 0.9, 0.95), "slower than 8 workers"),
-        (16, (0.8, 0.9, 1.2), "too noisy, needs more repeats"),
+        (16, (0.8, 0.9, 1.2), "inconclusive, needs more repeats"),
         (16, (2.1, 2.2, 2.3), "faster than perfect scaling"),
-        (16, (1.9, 2.1, 2.3), "too noisy, needs more repeats"),
-        (16, (0.5, 1.5, 3.0), "too noisy, needs more repeats"),
+        (16, (1.9, 2.1, 2.3), "inconclusive, needs more repeats"),
+        (16, (0.5, 1.5, 3.0), "inconclusive, needs more repeats"),
         (4, (0.6, 0.7, 0.8), ""),
         (4, (1.1, 1.2, 1.3), "faster than 8 workers"),
-        (16, (None, 0.9, None), "too noisy, needs more repeats"),
+        (16, (None, 0.9, None), "inconclusive, needs more repeats"),
         (8, (1.0, 1.0, 1.0), ""),
     ],
 )

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from results import clear, curve_of, make_result, tied
 
 from raypar.analysis.analyse import analyse
+from raypar.analysis.pairwise import Outcome
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.verdict import CrossingKind, Outcome, break_even_lines, crossing_of, crossings_of
+from raypar.analysis.verdict import CrossingKind, break_even_lines, crossing_of, crossings_of
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
 
