@@ -387,6 +387,7 @@ class FitDocument(Document):
 
     Attributes:
         source: name of the study, or path of the file.
+        reading: a sentence on what the columns of a file were understood to be.
         doubt: why times can't be trusted, so that `groups` name no worker count to stop at.
         groups: each fitted on its own.
         excluded: a sentence on trials of other settings.
@@ -394,6 +395,7 @@ class FitDocument(Document):
 
     kind: Literal["fit"]
     source: str
+    reading: str | None
     doubt: str | None
     groups: Sequence[ScalingEntry]
     excluded: str | None

@@ -6,7 +6,7 @@ Formulas and names keep to plain characters, so that they read the same on every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import WORTHWHILE, Quantity, Runs, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
+from raypar.analysis.scaling import WORTHWHILE, Quantity, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
 from raypar.analysis.stats import LEVEL, Estimate
+from raypar.analysis.table import Table
 from raypar.reporting.sentences import IndentedLine, distrust, effect_lines, goodput_lines
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
 
@@ -45,22 +46,25 @@ def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup
             console.print()
 
 
-def print_runs(console: Console, tables: Mapping[str, Runs], scaling: Scaling, baseline: int | None) -> None:
-    """Print what runs from elsewhere say about scaling.
+def print_runs(console: Console, table: Table, baseline: int | None) -> None:
+    """Print what runs from elsewhere say about scaling, after what their columns were understood to be.
 
     Args:
-        tables: by the heading of each; empty for none.
-        scaling: what grows with the workers.
         baseline: the worker count to compare with; None: the smallest of each.
     """
-    analyses = {
-        heading: analyse_scaling(runs, scaling, baseline, level=_level(len(tables))) for heading, runs in tables.items()
-    }
+    analyses = _analyses(table, baseline)
+    print_paragraph(console, table.reading)
+    console.print()
     for heading, analysis in analyses.items():
         if heading:
             print_line(console, heading, "bold")
             console.print()
-        _print_scaling(console, analysis)
+        _print_scaling(console, analysis, table.runs[heading].unit)
+
+
+def _analyses(table: Table, baseline: int | None) -> dict[str, ScalingAnalysis]:
+    level = _level(len(table.runs))
+    return {label: analyse_scaling(runs, table.scaling, baseline, level=level) for label, runs in table.runs.items()}
 
 
 def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str = "", excluded: str = "") -> FitDocument:
@@ -74,19 +78,24 @@ def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str =
         "schema": 1,
         "kind": "fit",
         "source": study_name,
+        "reading": None,
         "doubt": doubt or None,
         "groups": [scaling_entry(group, group.analyse(_level(len(groups))), doubt) for group in groups],
         "excluded": excluded or None,
     }
 
 
-def runs_document(source: str, tables: Mapping[str, Runs], scaling: Scaling, baseline: int | None) -> FitDocument:
+def runs_document(source: str, table: Table, baseline: int | None) -> FitDocument:
     """Return what `print_runs` prints; `source`: the file."""
-    entries = [
-        scaling_entry(heading, analyse_scaling(runs, scaling, baseline, level=_level(len(tables))))
-        for heading, runs in tables.items()
-    ]
-    return {"schema": 1, "kind": "fit", "source": source, "doubt": None, "groups": entries, "excluded": None}
+    return {
+        "schema": 1,
+        "kind": "fit",
+        "source": source,
+        "reading": table.reading,
+        "doubt": None,
+        "groups": [scaling_entry(label, analysis) for label, analysis in _analyses(table, baseline).items()],
+        "excluded": None,
+    }
 
 
 def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str = "") -> ScalingEntry:

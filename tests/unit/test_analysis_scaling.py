@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result
 
@@ -19,7 +19,6 @@ from raypar.analysis.scaling import (
     ScalingPoint,
     analyse_scaling,
     karp_flatt,
-    read_table,
     worker_groups,
 )
 from raypar.analysis.stats import Estimate, Method, median_estimate
@@ -394,67 +393,3 @@ def test_a_study_of_one_worker_count_or_of_fixed_workers_has_no_group():
     assert groups(QUESTION, trials({2: 4.0})) == groups(QUESTION, []) == ()
     fixed = [make_result({"batch_size": b}, 0, 4.0) for b in (32, 64)]
     assert groups(Question("s", {}, ("batch_size",)), fixed) == ()
-
-
-# ---- tables from elsewhere; what is wrong with one is in tests/golden/cases/tables.txt
-
-
-@pytest.fixture
-def table(tmp_path):
-    return tmp_path / "times.csv"
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.dictionaries(
-        st.integers(1, 10**6), st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4), min_size=1, max_size=200
-    )
-)
-def test_what_is_written_is_read(table, values):
-    lines = [f"{n},{value!r}" for n, repeats in values.items() for value in repeats]
-    table.write_text("\n".join(["workers,time", *lines]), encoding="utf-8")
-    assert read_table(table) == {"": Runs({n: tuple(repeats) for n, repeats in values.items()}, Quantity.TIME)}
-
-
-@pytest.mark.parametrize("workers", ["workers", "num_workers", " Workers "])
-@pytest.mark.parametrize("value", ["time", "time_s", "seconds", "throughput"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_columns_have_some_names_and_stand_anywhere(table, workers, value, delimiter):
-    lines = [["host", value, "repeat", workers], ["a", "2.5", "1", "4"], ["a", " 2.75", "2", "4.0"]]
-    table.write_text("\n".join(map(delimiter.join, lines)), encoding="utf-8")
-    quantity = Quantity("throughput" if value == "throughput" else "time")
-    assert read_table(table) == {"": Runs({4: (2.5, 2.75)}, quantity)}
-
-
-def test_marks_of_other_programs_remarks_and_empty_lines_are_no_trouble(table):
-    table.write_bytes(b'\xef\xbb\xbf# made on a cluster\r\n\r\nworkers,time\r\n1,"10"\r\n,\r\n\r\n2,6\r\n')
-    assert read_table(table)[""].values == {1: (10.0,), 2: (6.0,)}
-
-
-MIXED = "workers,time,framework,batch,seed\n1,10,torch,8,0\n1,11,torch,8,1\n2,6,torch,8,0\n2,3,jax,16,0\n"
-
-
-def test_runs_that_differ_in_more_than_their_workers_are_no_repeats(table):
-    table.write_text(MIXED, encoding="utf-8")
-    with pytest.raises(RayparError) as caught:
-        read_table(table)
-    lines = str(caught.value).splitlines()
-    assert lines[0].endswith("2 mistakes in the table")
-    assert lines[1] == "  line 5, framework = 'jax': differs from 'torch' in line 4, which has 2 workers too"
-    assert lines[2].endswith("fit each value on its own with --by framework, or delete the column")
-    assert "line 5, batch = '16'" in lines[3]
-
-
-@pytest.mark.parametrize("by", [("framework",), ("Batch",), ("framework", "batch")])
-def test_runs_are_told_apart_by_named_columns(table, by):
-    table.write_text(MIXED, encoding="utf-8")
-    first, second = read_table(table, by).values()
-    assert (first.values, second.values) == ({1: (10.0, 11.0), 2: (6.0,)}, {2: (3.0,)})
-
-
-def test_columns_to_group_by_exist_and_were_not_measured(table):
-    table.write_text(MIXED, encoding="utf-8")
-    with pytest.raises(RayparError, match="--by = 'time': is what was measured"):
-        read_table(table, ["time"])
-    with pytest.raises(RayparError, match="columns to group by: framework, batch, seed"):
-        read_table(table, ["frame"])
