@@ -63,14 +63,18 @@ class ScalingPoint:
     baseline: int
     measured: Estimate
     speedup: Estimate
+    scaling: Scaling = Scaling.STRONG
 
     @property
     def efficiency(self) -> Estimate:
         return self.speedup.scaled(self.baseline / self.num_workers)
 
     @property
-    def karp_flatt(self) -> Estimate | None:
-        """Serial fraction with the interval that the speedup's gives; None where `why_no_fraction` says why."""
+    def serial_fraction(self) -> Estimate | None:
+        """Serial fraction that explains the speedup: Karp and Flatt's in strong scaling, Gustafson's in weak scaling.
+
+        Its interval is that which the speedup's gives. None where `why_no_fraction` has the reason.
+        """
         return None if self.num_workers == self.baseline or self.why_no_fraction else self._fraction
 
     @property
@@ -94,10 +98,11 @@ class ScalingPoint:
     @property
     def _fraction(self) -> Estimate:
         ratio, num_workers = self.speedup, self.num_workers / self.baseline
+        of = karp_flatt if self.scaling is Scaling.STRONG else gustafson_fraction
         # The fraction falls as the speedup grows.
-        bounds = sorted(karp_flatt(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
+        bounds = sorted(of(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
         low, high = bounds or (None, None)
-        return replace(ratio, value=karp_flatt(ratio.value, num_workers), low=low, high=high)
+        return replace(ratio, value=of(ratio.value, num_workers), low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ class Step:
     Attributes:
         start: workers before.
         end: workers after.
-        gain: the rate over that before, of one doubling: a step from 1 to 4 workers is two. Its interval holds together
-            with those of the other steps.
+        gain: the rate over that before, of one doubling: a step from 1 to 4 workers is two. It is the ratio of both
+            speedups; from the baseline on, with the speedup's own interval. All steps' intervals hold together.
     """
 
     start: int
@@ -172,7 +177,7 @@ def analyse_scaling(
         baseline: the worker count to compare with; None: the smallest.
         speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
             belong together); None: from the repeats as independent samples.
-        level: of each law's intervals, and of those of all steps together.
+        level: of each law's intervals, of those of all steps together, and of those of all speedups together.
 
     Raises:
         RayparError: there are no runs of the baseline.
@@ -184,25 +189,32 @@ def analyse_scaling(
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
     rates = log_rates({n: _log_rates(runs, scaling, n) for n in counts}, are_paired=runs.are_paired)
+    of_each = 1 - (1 - level) / max(1, len(counts) - 1)
+    speedups = speedups or {n: _speedup(runs, scaling, n, base, of_each) for n in counts}
     laws = tuple(fit_law(law, rates, base, level) for law in LAWS[scaling])
     return ScalingAnalysis(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
-        points=_points(runs, base, speedups or {n: _speedup(runs, scaling, n, base) for n in counts}),
-        steps=tuple(_steps(counts, rates, level)),
+        points=_points(runs, base, speedups, scaling),
+        steps=tuple(_steps(counts, rates, speedups, base, level)),
         laws=laws,
         better=better_law(laws),
         why_no_interval=f"{', '.join(map(str, single))} workers ran only once" if single else "",
     )
 
 
-def _steps(counts: Sequence[int], rates: LogRates, level: float) -> Iterator[Step]:
+def _steps(
+    counts: Sequence[int], rates: LogRates, speedups: Mapping[int, Estimate], base: int, level: float
+) -> Iterator[Step]:
     ends = [counts[0]]
     while (following := next((n for n in counts if n >= 2 * ends[-1]), None)) is not None:
         ends.append(following)
     for start, end in pairwise(ends):
-        ratio = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
+        ratio = speedups[end]
+        if start != base:
+            by_medians = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
+            ratio = by_medians.scaled(speedups[end].value / speedups[start].value / by_medians.value)
         value, low, high = (
             None if v is None else v ** (1 / math.log2(end / start)) for v in (ratio.value, ratio.low, ratio.high)
         )
@@ -218,19 +230,26 @@ def karp_flatt(speedup: float, num_workers: float) -> float:
     return (1 / speedup - 1 / num_workers) / (1 - 1 / num_workers)
 
 
-def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> Estimate:
+def gustafson_fraction(speedup: float, num_workers: float) -> float:
+    """Return the serial fraction with which Gustafson's law has a speedup, (N - S) / (N - 1), for N other than 1."""
+    return (num_workers - speedup) / (num_workers - 1)
+
+
+def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int, level: float) -> Estimate:
     values, base_values = runs.values[num_workers], runs.values[base]
     if num_workers == base:
         return reference(len(values))
     is_time = runs.quantity is Quantity.TIME
     tops, bottoms = (base_values, values) if is_time else (values, base_values)
     # Nothing says which repeats belong together.
-    ratio = ratio_estimate(tops, bottoms, paired=False)
+    ratio = ratio_estimate(tops, bottoms, paired=False, level=level)
     return ratio.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else ratio
 
 
-def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate]) -> tuple[ScalingPoint, ...]:
-    return tuple(ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n]) for n in sorted(runs.values))
+def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate], scaling: Scaling) -> tuple[ScalingPoint, ...]:
+    return tuple(
+        ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n], scaling) for n in sorted(runs.values)
+    )
 
 
 def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
@@ -278,7 +297,7 @@ class WorkerGroup:
     @property
     def points(self) -> tuple[ScalingPoint, ...]:
         """Numbers of each worker count, from the smallest."""
-        return _points(self.runs, self.baseline, self.speedups)
+        return _points(self.runs, self.baseline, self.speedups, self.scaling)
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:

@@ -254,7 +254,8 @@ class WorkerCountEntry(TypedDict):
         measured: the quantity, in the unit of its group.
         speedup: over the baseline.
         efficiency: speedup over that of perfect scaling.
-        karp_flatt: serial fraction that the speedup shows.
+        serial_fraction: that the speedup shows: Karp and Flatt's in strong scaling, Gustafson's in weak scaling.
+        karp_flatt: the former, in strong scaling.
         why_no_fraction: why there is none, but for the baseline.
     """
 
@@ -262,6 +263,7 @@ class WorkerCountEntry(TypedDict):
     measured: Estimate
     speedup: Estimate
     efficiency: Estimate
+    serial_fraction: Estimate | None
     karp_flatt: Estimate | None
     why_no_fraction: str | None
 

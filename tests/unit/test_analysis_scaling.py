@@ -10,7 +10,7 @@ from results import make_result
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, NO_EFFECT, USL, Fit, Scaling
-from raypar.analysis.question import Question, current_results
+from raypar.analysis.question import Question, collect, current_results
 from raypar.analysis.scaling import (
     SAMPLES_PER_S,
     TRAININGS_PER_S,
@@ -88,7 +88,7 @@ def test_parameters_are_over_the_baseline(law, parameters, baseline):
 @given(fraction=st.floats(0.01, 0.9), baseline=st.sampled_from(COUNTS))
 def test_karp_flatts_fraction_and_amdahls_have_one_base(fraction, baseline):
     analysis = analyse_scaling(runs_of(AMDAHL, fraction), baseline=baseline)
-    fractions = [p.karp_flatt.value for p in analysis.points if p.num_workers != baseline]
+    fractions = [p.serial_fraction.value for p in analysis.points if p.num_workers != baseline]
     assert fractions == pytest.approx([fit_of(analysis, AMDAHL).parameters[0].value] * 4, rel=1e-3)
 
 
@@ -223,6 +223,30 @@ def test_the_cost_of_a_step_is_the_change_in_worker_seconds(rates, end):
     assert step.cost == pytest.approx(end / rates[1] * rates[0])
 
 
+def test_a_step_is_the_ratio_of_the_speedups_that_the_table_shows():
+    # The median of the blocks' ratios is 0.80, the ratio of the medians 0.75.
+    times = {1: (3.0, 4.0, 6.0), 2: (3.75, 5.3, 7.5), 4: (2.0, 2.6, 3.9)}
+    results = [make_result({"num_workers": n}, r, t) for n, of in times.items() for r, t in enumerate(of)]
+    question = Question("s", {"num_workers": 1}, ("num_workers",))
+    (group,) = worker_groups(question, collect(question, results, "train_time_s"))
+    analysis = group.analysis
+    of = {p.num_workers: p.speedup for p in analysis.points}
+    first, second = analysis.steps
+    assert first.gain == of[2] and first.gain.value != pytest.approx(4.0 / 5.3, abs=0.01)
+    assert first.cost == pytest.approx(2 / of[2].value)
+    assert second.gain.value == pytest.approx(of[4].value / of[2].value)
+    assert second.gain.low < second.gain.value < second.gain.high
+
+
+@given(st.integers(2, 64), st.floats(0.05, 0.95))
+def test_weak_scaling_has_one_serial_fraction_that_of_gustafsons_law(most, fraction):
+    counts = sorted({1, most, 2 * most})
+    runs = Runs({n: (GUSTAFSON.speedup(n, fraction),) for n in counts}, Quantity.THROUGHPUT)
+    analysis = analyse_scaling(runs, Scaling.WEAK)
+    assert [p.serial_fraction.value for p in analysis.points[1:]] == pytest.approx([fraction] * (len(counts) - 1))
+    assert fit_of(analysis, GUSTAFSON).parameters[0].value == pytest.approx(fraction, rel=1e-3)
+
+
 # ---- runs
 
 
@@ -251,9 +275,9 @@ def test_a_serial_fraction_is_between_0_and_1_or_not_given(num, bounds, reason):
     point = ScalingPoint(num, 8, median_estimate([1.0]), Estimate(value, low, high, 5, 0.95, Method.T_LOG))
     assert point.why_no_fraction == reason
     if reason or num == 8:
-        assert point.karp_flatt is None
+        assert point.serial_fraction is None
     else:
-        fraction = point.karp_flatt
+        fraction = point.serial_fraction
         assert holds(fraction, fraction.value)
         assert {fraction.low, fraction.high} == {karp_flatt(low, num / 8), karp_flatt(high, num / 8)}
 
@@ -267,7 +291,7 @@ def test_efficiency_is_the_speedup_per_worker_whatever_the_baseline(times, base)
         for point in (low, high):
             assert point.efficiency.value == pytest.approx(point.speedup.value * base / point.num_workers)
         (of_base,) = [p for p in (low, high) if p.num_workers == base]
-        assert (of_base.speedup.value, of_base.karp_flatt) == (1, None)
+        assert (of_base.speedup.value, of_base.serial_fraction) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +309,7 @@ def test_a_serial_fraction_stays_between_0_and_1(power, scaling, law, fraction):
 
 def test_a_throughput_is_a_rate_in_both_ways_to_scale():
     strong, weak = (analyse_scaling(runs_of(AMDAHL, 0.1), scaling) for scaling in Scaling)
-    assert strong.points == weak.points
+    assert [p.speedup for p in strong.points] == [p.speedup for p in weak.points]
 
 
 # ---- groups of a study
@@ -356,7 +380,7 @@ def test_points_that_share_all_but_their_workers_are_a_group_whatever_else_is_sw
     of_study = groups(question, results[::-1])
     assert [tuple(g.point.values()) for g in of_study] == swept
     assert [g.label for g in of_study][:2] == ["batch_size=64 precision=bf16", "batch_size=64 precision=fp32"]
-    assert [g.points[-1].karp_flatt.value for g in of_study] == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-9)
+    assert [g.points[-1].serial_fraction.value for g in of_study] == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-9)
 
 
 def test_a_worker_count_without_a_finished_trial_is_excluded_and_a_failed_baseline_gives_way():
