@@ -107,12 +107,13 @@ def predict(
     common.set_data_dir(data_dir)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
     store, results = study.store, fitting.choose_results(study.current_results.results, chosen)
+    results, excluded = fitting.quiet_results(results)
     training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
     config = results[0].spec.config
     layers, source = _layers(store, name, results[0], parameters)
     variation = fitting.variation_of(_with_step_times(store, name, results))
     calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
-    sources = [note for note in (study.current_results.sentence.rstrip("."), source) if note]
+    sources = [note for note in (study.current_results.sentence.rstrip("."), excluded, source) if note]
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
     across, origin = _link(given, network, config, fit_link)
     link = across if nodes_of == 1 else Topology(nodes_of, within, across)
