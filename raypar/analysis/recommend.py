@@ -34,6 +34,7 @@ from raypar import units
 from raypar.analysis.checks import doubt_of
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
+    MAX_REPEATS,
     Family,
     family_of,
     metric_differences,
@@ -57,7 +58,6 @@ from raypar.errors import RayparError, suggest
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
-MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
 NOISE = 0.5  # of the best metric: what could be worse by more is not worth a number
 

@@ -23,7 +23,9 @@ from raypar.analysis.pairwise import (
     Equivalence,
     Family,
     Outcome,
+    equivalent_metrics,
     metric_differences,
+    metric_margin,
     outcome_of,
     same_work,
     worker_metrics,
@@ -352,10 +354,16 @@ def best_lines(question: Question, points: Sequence[PointAnalysis], family: Fami
         return [f"{question.metric}: {shown}, the same at {every}."]
     changes = [(p, family.metric_change(p, best)) for p, _ in others]
     tied = [p for p, change in changes if change is None or not change.excludes(0.0)]
-    if not tied:
-        return [text + "."]
-    against = point_label(tied[0].point) if len(tied) == 1 else f"{len(tied)} of {len(others)} others"
-    return [f"{text}, inconclusive against {against}."]
+    equivalent = equivalent_metrics(question, [p for p, _ in scored], family, best)
+    margin = units.score_difference(question.metric, metric_margin(question.metric, metric.value))
+    for words, group in (
+        (f"equivalent within {margin} to", [p for p in tied if p in equivalent]),
+        ("inconclusive against", [p for p in tied if p not in equivalent]),
+    ):
+        if group:
+            named = point_label(group[0].point) if len(group) == 1 else f"{len(group)} of {len(others)} others"
+            text += f", {words} {named}"
+    return [text + "."]
 
 
 def _over_workers(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
