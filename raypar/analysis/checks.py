@@ -392,10 +392,13 @@ def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
     A search asks for the best metric: it has none. Of two revisions load meets both alike, as their trials alternate
     in random order: it widens the intervals, and that is all.
     """
-    if REVISION in question.baseline:
-        return ""
+    return "" if question.is_search or REVISION in question.baseline else doubt_of_times(finished)
+
+
+def doubt_of_times(finished: Sequence[TrialResult]) -> str:
+    """Return why times show nothing, whatever was asked: most of the trials were disturbed much. Empty otherwise."""
     disturbed = [load for load in _disturbing(finished) if load.share_of_cores > MAX_TRUSTED]
-    if question.is_search or 2 * len(disturbed) <= len(finished):
+    if 2 * len(disturbed) <= len(finished):
         return ""
     most = units.percent(max(load.share_of_cores for load in disturbed))
     return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"

@@ -33,6 +33,7 @@ from raypar import units
 from raypar.analysis.checks import doubt_of
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
+    MAX_REPEATS,
     Family,
     family_of,
     metric_differences,
@@ -64,7 +65,6 @@ from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
-MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
 NOISE = 0.5  # of the best metric: what could be worse by more is not worth a number
 
@@ -307,14 +307,14 @@ def _without_worse(
 
 
 def could_be_worse(metric: Metric, worse: float, best: float) -> str:
-    """Return that a metric could be so much worse than the best one, or that it is too noisy to say anything.
+    """Return that a metric could be so much worse than the best one, or that it varies too much to say anything.
 
     Args:
         worse: the bound of an interval.
         best: the best point's value.
     """
     if worse > NOISE * abs(best):
-        return f"{metric.name} is {units.TOO_NOISY[1:-1]}"
+        return f"{metric.name} varies too much to compare it"
     return f"{metric.name} could be {metric.show_difference(worse)} worse"
 
 

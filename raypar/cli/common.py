@@ -382,7 +382,11 @@ Until = Annotated[
     typer.Option(metavar="settled", help="Repeat what is open until it is settled; --repeats is the least then."),
 ]
 Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="With --until: begin no repeats that would end later: 10m, 2h.")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
+    ),
 ]
 Margin = Annotated[
     str | None, typer.Option(metavar="SHARE", help="With --until: a difference that does not matter. (default: 5%)")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import chain, product
@@ -57,7 +58,7 @@ from raypar.run.cluster import (
 from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer, check_workload
-from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
+from raypar.run.runner import Event, Listener, Notice, Runner, TrialEnded, TrialsAdded, TrialStarted
 from raypar.run.study_lease import leased_study
 from raypar.scratch import LOGS_PREFIX, remove_abandoned, remove_logs
 from raypar.signals import raise_again, uninterrupted
@@ -173,7 +174,7 @@ def execute(
         handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, companions=companions)
         with outcome.noting_the_end():
             if plan.num_missing:
-                _run(loaded, options, plan, handler, log_dir, begun_s)
+                _run(loaded, options, plan, handler, log_dir)
             if study.workload.has_test and not outcome.failures:
                 outcome.analysis = final_test(study, outcome.analysis, outcome.results, store, recorder)
             if options.log_model:
@@ -337,13 +338,8 @@ def _run(
     plan: ExecutionPlan,
     handler: ResultHandler,
     log_dir: Path,
-    begun_s: float,
 ) -> None:
-    """Run what is missing, and what is decided on meanwhile.
-
-    Args:
-        begun_s: when the execution began, by the monotonic clock.
-    """
+    """Run what is missing, and what is decided on meanwhile."""
     log_dir.mkdir(parents=True, exist_ok=True)
     if loaded.study.until and plan.done:
         of, _ = next_block(plan, plan.done)
@@ -354,11 +350,12 @@ def _run(
             has_begun = True
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
-                more = partial(_more, handler, begun_s) if loaded.study.until else None
+                clock = _BudgetClock(loaded.study.budget_s, handler)
+                more = partial(_more, handler, clock) if loaded.study.until else None
                 if (next_specs := options.next_specs) is not None:
                     more = partial(_decided, handler, next_specs)
                 raise_again()
-                runner.run(loaded.study, specs, handler, more)
+                runner.run(loaded.study, specs, clock, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
@@ -381,14 +378,37 @@ def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> Non
         on_every_node(remove_logs, name, failed, timeout_s=LOGS_TIMEOUT_S)
 
 
-def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
+@dataclass
+class _BudgetClock:
+    """Listener that passes all events on, and measures what is left of a study's budget.
+
+    The budget is for trials: its clock starts with the first one. Waiting for cores and starting Ray don't count.
+    """
+
+    budget_s: float | None
+    handler: ResultHandler
+    _begun_s: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        if self._begun_s is None and isinstance(event, (TrialStarted, TrialEnded)):
+            self._begun_s = time.monotonic()
+        self.handler(event)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; infinite without a budget."""
+        if self.budget_s is None:
+            return math.inf
+        return self.budget_s - (0.0 if self._begun_s is None else time.monotonic() - self._begun_s)
+
+
+def _more(handler: ResultHandler, clock: _BudgetClock) -> tuple[TrialSpec, ...]:
     """Return the next block of a study that runs until it is settled; nothing where it ends."""
     outcome = handler.outcome
-    study = outcome.plan.study
     of, specs = next_block(outcome.plan, tuple(outcome.results.values()))
     later_s = of.later_s
-    if study.budget_s is not None and specs:
-        left_s = study.budget_s - (time.monotonic() - begun_s) - (of.block_s or 0.0)
+    if specs:
+        left_s = clock.left_s - (of.block_s or 0.0)
         if left_s < 0:
             outcome.stopped = Stopped.BUDGET
             return ()

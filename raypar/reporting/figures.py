@@ -19,13 +19,13 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
 from raypar.analysis.laws import USL, Fit
-from raypar.analysis.pairwise import trial_speedup
+from raypar.analysis.pairwise import Outcome, trial_speedup
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, PointSamples, point_key
 from raypar.analysis.recommend import Candidate, Decision, pareto_front
 from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.verdict import Outcome, best_lines, fastest_lines
+from raypar.analysis.verdict import best_lines, fastest_lines
 from raypar.errors import RayparError
 from raypar.reporting import vega
 from raypar.reporting.profile import NAMES

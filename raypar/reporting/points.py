@@ -162,6 +162,23 @@ def _methods(estimates: Sequence[Estimate]) -> str:
     return " or ".join(dict.fromkeys(e.method for e in estimates))
 
 
+BY_BLOCK = "speedups are medians of ratios within blocks, not ratios of these times"
+MIN_APART = 0.02  # of a speedup from the ratio of the times beside it: less is no contradiction to a reader
+
+
+def _differs_from_times(analysis: StudyAnalysis) -> bool:
+    """Return whether a speedup visibly differs from the ratio of the times in the table."""
+    by_key = {point_key(p.point): p for p in analysis.points if p.time_s} if analysis.question.baseline else {}
+    for p in by_key.values():
+        base = by_key.get(point_key(analysis.question.baseline_of(p.point)))
+        if base is None or base is p or not (p.speedup and p.time_s and base.time_s):
+            continue
+        is_paired = len(p.times.keys() & base.times.keys()) > 1
+        if is_paired and abs(base.time_s.value / p.time_s.value / p.speedup.value - 1) > MIN_APART:
+            return True
+    return False
+
+
 def brief_legend(analysis: StudyAnalysis) -> str:
     """Return what the times and intervals are, in a line; empty without a finished trial."""
     counts = sorted({len(p.samples) for p in analysis.points if p.samples})
@@ -173,6 +190,8 @@ def brief_legend(analysis: StudyAnalysis) -> str:
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
     intervals = ", 95 % CI" * bool(times) + " (of speedups: simultaneous)" * bool(speedups)
     text = f"Median {what}{intervals}, {repeats}"
+    if _differs_from_times(analysis):
+        text += f"; {BY_BLOCK}"
     if any(p.cost for p in analysis.points):
         text += f"; cost: {analysis.question.price_per_node_hour:g} a node-hour"
     return text
@@ -186,6 +205,7 @@ def legend(analysis: StudyAnalysis) -> str:
         text += f" with its {_level(times)} interval ({_methods(times)})"
     if speedups:
         text += f"; speedup: simultaneous 95 % intervals, {_level(speedups)} each ({_methods(speedups)})"
+        text += f"; {BY_BLOCK}" * _differs_from_times(analysis)
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
         others = ", ".join(f"{states[state]} {state.said_of(states[state])}" for state in TrialState if states[state])

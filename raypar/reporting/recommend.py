@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
 
 MAX_ROWS = 15
+MAX_TIED = 2  # points that a line names one by one
 
 
 def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
@@ -197,7 +198,7 @@ def recommended_lines(verdict: Verdict) -> Iterator[str]:
         if advice.settling is not None:
             yield settling_line(advice.settling)
         return
-    yield f"Recommended: {name}"
+    yield f"Recommended: {name}{_tie(advice)}"
     yield from _unchosen_metric(advice)
 
 
@@ -211,6 +212,14 @@ def _unchosen_metric(advice: Recommendation) -> Iterator[str]:
             f"It rests on {question.metric} ({mode} is better), which {question.metric_chosen_by} chose, not you: "
             "metric= in the study's file names another."
         )
+
+
+def _tie(advice: Recommendation) -> str:
+    """Return which points the recommended one is tied with; empty for a clear choice."""
+    if advice.decision is not Decision.TIED or not advice.rivals:
+        return ""
+    names = [point_label(c.point) for c in advice.rivals]
+    return f", tied with {_named(names) if len(names) <= MAX_TIED else f'{len(names)} others'}"
 
 
 def objective(advice: Recommendation) -> str:
