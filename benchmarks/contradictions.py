@@ -23,9 +23,9 @@ from common import begin, parser_for, print_bar, progress
 from rich.console import Console
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
+from raypar.analysis.pairwise import Outcome
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, Decision, recommend
-from raypar.analysis.verdict import Outcome
 from raypar.reporting import html as page
 from raypar.reporting.console import print_report
 from raypar.reporting.export import answer_markdown, markdown_of

@@ -1,10 +1,12 @@
 """Soak test: a long study whose processes get signals at random, the driver included, from its first second on.
 
-A signal, KILL, SEGV, STOP or TERM, goes to a process of the study every 2 to 20 seconds, both drawn with a seed. A
-driver that has ended is started again; where no trial ends for a minute, all that was stopped is continued, and after
+A signal, KILL, SEGV, STOP or TERM, goes to a process of the study every 2 to 20 seconds, both drawn with a seed; one of
+four to the fork server, which starts all ranks, and one of ten to the driver. With --no-ray there is no Ray.
+
+A driver that has ended is started again; where no trial ends for a minute, all that was stopped is continued, and after
 five minutes the driver is killed. At the end every trial must be in the store, finished, exactly once; nothing may run
 any more, and the temporary folder must be empty. Locked out is a driver that fails though neither it nor a process of
-its own got a signal.
+its own got a signal; ended without a message is one that got none itself and does not say why it failed.
 
 Then the memory: a study of its own that nothing disturbs, of which the driver and Ray's head (gcs_server and raylet)
 must not grow from the 100th trial to the last.
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +53,7 @@ NAME = "soak"
 MARK = "RAYPAR_SOAK"  # a variable that all processes of the study inherit
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGTERM)
 PAUSE_S = (2.0, 20.0)
+DRIVER_SHARE, FORK_SERVER_SHARE = 0.1, 0.25  # of the signals
 CONTINUE_S, GIVE_UP_S = 60.0, 300.0  # without a trial that has ended
 END_S = 15.0  # for processes whose driver was killed
 SAMPLE_S = 0.5
@@ -58,6 +61,7 @@ MAX_LOCKED_OUT = 3
 HEAD = ("Ray's head", "raylet")
 EARLY_TRIAL = 100
 MAX_GROWTH_BYTES = 50e6
+SAID = re.compile(r"^(error|failed|[\w ]+ failed): \S|^(interrupted|broke off)", re.MULTILINE)
 DONE = re.compile(r"^\S+ [\d:]+  \[ *(\d+)/\d+\]", re.MULTILINE)
 
 
@@ -69,11 +73,13 @@ def main() -> None:
         "--epochs", type=int, default=2, help="per trial, about half a second each on two cores [default: %(default)s]"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the signals [default: %(default)s]")
+    parser.add_argument("--no-ray", action="store_true", help="run the study without Ray, and measure no memory")
     args = begin(parser)
     num_trials, num_for_memory = (20, 120) if args.quick else (args.trials, args.memory_trials)
     with scratch() as folder:
-        is_complete = soak(folder, 2 * (num_trials // 2), args.epochs, random.Random(args.seed))
-    if num_for_memory:
+        flags = ("--no-ray",) if args.no_ray else ()
+        is_complete = soak(folder, 2 * (num_trials // 2), args.epochs, random.Random(args.seed), flags)
+    if num_for_memory and not args.no_ray:
         with scratch() as folder:
             measure_memory(folder, num_for_memory)
     sys.exit(not is_complete)
@@ -94,12 +100,13 @@ class Soak:
     signals: Counter[str] = field(default_factory=Counter)
     num_drivers: int = 0
     num_locked_out: int = 0
+    num_silent: int = 0  # ended without a message
     num_continued: int = 0
     num_stuck: int = 0  # ended by force: no trial for minutes, though all was continued
 
 
-def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random) -> bool:
-    """Run a study under signals, print its figures; return whether it held."""
+def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random, flags: Sequence[str]) -> bool:
+    """Run a study under signals, print its figures; return whether it held. Flags: of `raypar study`."""
     temporary = folder / "t"
     temporary.mkdir()
     write_study(folder, num_trials, epochs)
@@ -107,9 +114,11 @@ def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random) -> bool
     begun_s, tally = time.monotonic(), Soak()
     try:
         while tally.num_locked_out < MAX_LOCKED_OUT:
-            exit_code = drive(folder, rng, tally)
+            exit_code = drive(folder, rng, tally, flags)
             stored = finished(folder, NAME)
-            progress(f"{len(stored)}/{num_trials} after {units.seconds(time.monotonic() - begun_s)}, exit {exit_code}")
+            said = (folder / "stderr").read_text().strip().splitlines()[:1]
+            after = units.seconds(time.monotonic() - begun_s)
+            progress(f"{len(stored)}/{num_trials} after {after}, exit {exit_code}{': ' if said else ''}{''.join(said)}")
             if len(stored) >= num_trials and exit_code == 0:
                 break
         _, running = psutil.wait_procs(processes(), timeout=END_S)
@@ -132,6 +141,7 @@ def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random) -> bool
         "finished trials lost": num_lost,
         "finished trials doubled": duplicates,
         "locked out": tally.num_locked_out,
+        "ended without a message": tally.num_silent,
         "processes that run on": len(running),
         "left in the temporary folder": len(left),
     }
@@ -142,10 +152,11 @@ def soak(folder: Path, num_trials: int, epochs: int, rng: random.Random) -> bool
     return not any(figures.values())
 
 
-def drive(folder: Path, rng: random.Random, tally: Soak) -> int:
+def drive(folder: Path, rng: random.Random, tally: Soak, flags: Sequence[str]) -> int:
     """Run `raypar study` once, with signals, until it has ended; return its exit code."""
-    driver = start(folder, "study", f"{NAME}.py")
+    driver = start(folder, "study", f"{NAME}.py", *flags)
     tally.num_drivers += 1
+    is_hit = False  # the driver got a signal
     num_before, num_done, progress_s = sum(tally.signals.values()), 0, time.monotonic()
     next_s = time.monotonic() + rng.uniform(0, PAUSE_S[1])
     continued_s = progress_s
@@ -156,6 +167,7 @@ def drive(folder: Path, rng: random.Random, tally: Soak) -> int:
             num_done, progress_s = count, now_s
         elif now_s - progress_s > GIVE_UP_S:
             tally.num_stuck += 1
+            is_hit = True
             driver.kill()
         elif now_s - max(progress_s, continued_s) > CONTINUE_S:
             continued_s = now_s
@@ -163,19 +175,36 @@ def drive(folder: Path, rng: random.Random, tally: Soak) -> int:
             continue_all()
         if now_s >= next_s:
             next_s = now_s + rng.uniform(*PAUSE_S)
-            victims = sorted(processes(), key=lambda process: process.pid)
+            victims = sorted((p for p in processes() if p.pid != driver.pid), key=lambda process: process.pid)
             if victims:
-                number = rng.choice(SIGNALS)
+                number, victim = rng.choice(SIGNALS), rng.choice(victims)
+                name, share = number.name, rng.random()
+                if share < DRIVER_SHARE:
+                    victim = psutil.Process(driver.pid)
+                elif share < DRIVER_SHARE + FORK_SERVER_SHARE:
+                    with contextlib.suppress(LookupError, psutil.Error):  # there is none at the moment
+                        victim = find(driver.pid, VICTIMS["fork server"])
+                        name += " of the fork server"
                 with contextlib.suppress(psutil.Error):
-                    rng.choice(victims).send_signal(number)
-                    tally.signals[number.name] += 1
+                    victim.send_signal(number)
+                    tally.signals[name] += 1
+                    is_hit = is_hit or victim.pid == driver.pid
     exit_code = driver.wait()
     if exit_code and sum(tally.signals.values()) == num_before:
         tally.num_locked_out += 1
         progress(f"locked out: {output(folder)[-2000:]}")
+    if exit_code and not is_hit and not says_why(folder):
+        tally.num_silent += 1
+        progress(f"ended with exit code {exit_code}, without a message: {output(folder)[-2000:]}")
     continue_all()
     psutil.wait_procs(processes(), timeout=END_S)
     return exit_code
+
+
+def says_why(folder: Path) -> bool:
+    """Return whether a driver that failed has said why, as a user would want to read it."""
+    errors = (folder / "stderr").read_text()
+    return "Traceback" not in errors and bool(SAID.search(output(folder)))
 
 
 def processes() -> list[psutil.Process]:

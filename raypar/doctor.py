@@ -138,7 +138,7 @@ def unmet_requirements(requirements: Iterable[str]) -> Iterator[tuple[Requiremen
 
 def torch_imports() -> tuple[CheckResult, TorchGpus | None]:
     """Import torch in another process, as a broken one may end the interpreter; and ask it for GPUs if it can."""
-    done = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", TORCH], capture_output=True, text=True, check=False)
     name = "torch and torchvision"
     if done.returncode == 0:
         torch, torchvision, cuda, num_gpus, nccl = json.loads(done.stdout.splitlines()[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -167,6 +168,8 @@ def _closeness(word: str, choice: str) -> float:
 
     Words that both names begin or end with don't count: ``hidden_size`` is not close to ``pipeline_size``.
     """
+    if _looks_like(word, choice):
+        return 1.0
     parts, others = re.split(r"[\W_]+", word), re.split(r"[\W_]+", choice)
     for at in (0, -1):
         while len(parts) > 1 and len(others) > 1 and parts[at] == others[at]:
@@ -178,9 +181,23 @@ def _closeness(word: str, choice: str) -> float:
     return ratio if matcher.real_quick_ratio() >= least and (ratio := matcher.ratio()) >= least else 0.0
 
 
+def _looks_like(word: str, choice: str) -> bool:
+    """Return whether a word is a choice but for letters of another alphabet, and characters that can't be seen."""
+    seen = "".join(char for char in unicodedata.normalize("NFKC", word) if unicodedata.category(char) != "Cf")
+    alike = (one == other or not one.isascii() for one, other in zip(seen, choice, strict=False))
+    return not word.isascii() and len(seen) == len(choice) and all(alike)
+
+
+def odd_characters(word: str, choice: str) -> str:
+    """Return the characters of a word by their names that its closest choice lacks, and that are easily mistaken."""
+    odd = dict.fromkeys(char for char in word if not char.isascii() and char not in choice)
+    names = [f"U+{ord(char):04X} {unicodedata.name(char, '')}".strip() for char in odd]
+    return f" (the word holds {', '.join(names[:MAX_SUGGESTIONS])})" if names else ""
+
+
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` where some of the choices are close, else all of them."""
     every = sorted(choices)
     if close := closest(word, every):
-        return f"did you mean {' or '.join(map(repr, close))}?"
+        return f"did you mean {' or '.join(map(repr, close))}?{odd_characters(word, close[0])}"
     return "choose from: " + ", ".join(every)

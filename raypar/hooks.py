@@ -63,7 +63,7 @@ def report(metrics: Mapping[str, Any]) -> None:
 def step() -> None:
     """Mark the end of a training step, which is timed from the end of the one before, or from the last report.
 
-    The first call is the end of the warm-up. Outside of a study it does nothing.
+    Call it after every step. The first one counts as an average one. Outside of a study it does nothing.
     """
     if (receiver := _receiver()) is not None:
         receiver.step()

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from raypar import units
 from raypar.gpus import all_gpus
 from raypar.masking import masked
+from raypar.search_path import hidden_by
 
 PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
 
@@ -81,6 +83,22 @@ def git_state(folder: Path) -> dict[str, str]:
     return {"git.commit": commit, "git.dirty": "yes" if dirty else "no"}
 
 
+def repository_of(folder: Path) -> tuple[tuple[str, ...], str]:
+    """Return what tells a folder's git repository from others, and the folder's path in it; nothing outside of git.
+
+    That is its first commits, which a shallow clone lacks, and the address of its remote ``origin``, without a user.
+    """
+    where, _, path = _output(
+        ["git", "-C", str(folder), "rev-parse", "--is-shallow-repository", "--show-prefix"]
+    ).partition("\n")
+    if not where:
+        return (), ""
+    commits = _output(["git", "-C", str(folder), "rev-list", "--max-parents=0", "HEAD"]) if where == "false" else ""
+    remote = _output(["git", "-C", str(folder), "config", "--get", "remote.origin.url"])
+    address = re.sub(r"^([\w+.-]+://)?([^/@]*@)?", "", remote).rstrip("/").removesuffix(".git").replace(":", "/")
+    return tuple(filter(None, [*commits.split(), address])), path.rstrip("/")
+
+
 def _output(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -111,10 +129,13 @@ class SourceFiles:
     Attributes:
         digests: file, relative to the study's folder, to digest; see `changed_files`.
         packages: modules from elsewhere that the files import, in functions too, without raypar and Python's own.
+        hiding: modules that the files import and the folder has, though Python's library or a dependency of raypar has
+            them too; the study file itself is none.
     """
 
     digests: Mapping[str, str]
     packages: tuple[str, ...]
+    hiding: tuple[str, ...] = ()
 
 
 def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> SourceFiles:
@@ -126,6 +147,7 @@ def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> Source
     folder = path.resolve().parent
     digests: dict[str, str] = {}
     packages: set[str] = set()
+    hiding: set[str] = set()
     pending = [path.name, *(script for script in scripts if (folder / script).is_file())]
     while pending:
         if (file := pending.pop()) in digests:
@@ -138,13 +160,18 @@ def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> Source
             digests[file] = _digest(text)
             continue
         for module, names in _imports(tree, PurePosixPath(file).parent.parts):
-            if module.partition(".")[0] in ("raypar", *sys.stdlib_module_names):
+            top = module.partition(".")[0]
+            # A script's own Python imports whatever it finds first, as by hand.
+            is_hidden = bool(top) and not scripts and hidden_by([folder], top) is not None
+            if is_hidden and top != path.stem:
+                hiding.add(top)
+            if top in ("raypar", *sys.stdlib_module_names):
                 continue
-            local = {each for name in ("", *names) for each in _files_of(folder, module, name)}
+            local = {each for name in ("", *names) if not is_hidden for each in _files_of(folder, module, name)}
             pending += local
             if module and not local:
                 packages.add(module)
-    return SourceFiles(dict(sorted(digests.items())), tuple(sorted(packages)))
+    return SourceFiles(dict(sorted(digests.items())), tuple(sorted(packages)), tuple(sorted(hiding)))
 
 
 def are_comparable(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -11,14 +11,20 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 if sys.platform != "win32":
     import fcntl
 
 PREFIX = "raypar-"
+_NAME_LENGTH = len(PREFIX) + 8  # of tempfile's
+SHORT = Path("/tmp")  # where there is room for the path of a socket, whatever TMPDIR is
+MAX_SOCKET_LENGTH = 103  # macOS's; Linux has 107
 LOCK_FILE = "raypar.lock"
+LOGS_PREFIX = f"{PREFIX}logs-"  # of the folders of logs on the nodes of a cluster
+STALE_LOGS_S = 30 * 86400.0
 
 _locks: dict[Path, int] = {}  # folders of this process: the file descriptor that holds the lock
 
@@ -33,14 +39,19 @@ def scratch_folder() -> Iterator[Path]:
         remove_folder(folder)
 
 
-def make_folder(parent: Path | None = None) -> Path:
+def make_folder(parent: Path | None = None, *, socket: int = 0) -> Path:
     """Remove what killed processes left, and make a folder that only this user can look into (mode 0700).
 
     It is in use until `remove_folder`, or until this process ends.
 
     Args:
-        parent: None: the folder of temporary files.
+        parent: made where it is not there; None: the folder of temporary files.
+        socket: length of the longest path of a socket in it, from the folder on, for which `room_for` makes room.
     """
+    parent = parent or Path(tempfile.gettempdir())
+    if socket:
+        parent = room_for(_NAME_LENGTH + 1 + socket, parent)
+    parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(parent)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -51,6 +62,11 @@ def make_folder(parent: Path | None = None) -> Path:
         except OSError:  # a file system without locks: nobody will take it for abandoned
             pass
         return folder
+
+
+def room_for(length: int, parent: Path) -> Path:
+    """Return the folder in which a socket's path of this length, from there on, is not too long: the parent or /tmp."""
+    return parent if len(os.fsencode(parent)) + 1 + length <= MAX_SOCKET_LENGTH else SHORT
 
 
 def remove_folder(folder: Path) -> None:
@@ -72,6 +88,28 @@ def remove_abandoned(parent: Path | None = None) -> None:
                 shutil.rmtree(lock_file.parent, ignore_errors=True)
             finally:
                 os.close(fd)
+
+
+def remove_logs(name: str, kept: Collection[str]) -> None:
+    """Remove this machine's logs of an execution, and logs of this user's that are a month old.
+
+    Args:
+        name: of their folder among the temporary files.
+        kept: names of what stays in it, for instance of failed trials.
+    """
+    parent = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        for path in (parent / name).iterdir():
+            if path.name not in kept and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in kept:
+                path.unlink()
+        (parent / name).rmdir()
+    for folder in parent.glob(f"{LOGS_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > STALE_LOGS_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(path: Path, flags: int = 0) -> int:

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
 from os import _exit  # not the one that stands in for it while a study file is loaded
+from typing import IO
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 EXIT_CODES = tuple(128 + number for number in SIGNALS)
 ABORT_SIGNAL = getattr(signal, "SIGUSR2", None)  # wakes the main thread; SIGUSR1 is Tune's
+EXIT_NOBODY_READS = 141  # 128 + SIGPIPE
 SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 class Interrupted(KeyboardInterrupt):
     """Signal that asks the program to end."""
 
-    def __init__(self, signal_number: int = signal.SIGINT) -> None:
-        super().__init__(f"signal {signal_number}")
-        self.signal_number = signal_number
+    def __init__(self, signal_number: int | None = None) -> None:
+        """Name the signal; None: the one that came, else Ctrl-C."""
+        self.signal_number = signal_number or (_state.is_handling and _state.signal_number) or signal.SIGINT
+        super().__init__(f"signal {self.signal_number}")
 
     @property
     def exit_code(self) -> int:
@@ -80,6 +84,10 @@ def handle_signals() -> Iterator[None]:
     before = {n: signal.signal(n, _state.handle) for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)}
     try:
         yield
+    except KeyboardInterrupt as error:
+        if isinstance(error, Interrupted) or _state.signal_number is None:
+            raise
+        raise Interrupted(_state.signal_number) from error  # a library has raised its own
     finally:
         _state.was_raised = True  # nothing may interrupt the cleanup
         if _state.signal_number is not None:
@@ -116,6 +124,24 @@ def uninterrupted() -> Iterator[None]:
         state.depth -= 1
     if state.depth == 0 and (pending := state.take()) is not None:
         raise pending
+
+
+def is_closed(stream: IO[str]) -> bool:
+    """Return whether nobody reads a pipe any more, as after ``| head``."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+        return False
+
+
+def discard(stream: IO[str]) -> None:
+    """Let a stream that nobody reads any more take what is still written, and drop it."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def was_interrupted() -> bool:

@@ -5,6 +5,7 @@ Values that can't be shown (None, NaN, infinite) is shown as ``–``.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,8 @@ from typing import Protocol
 
 MISSING = "–"
 TOO_NOISY = "(too noisy)"  # instead of an interval: it needs more repeats
-MAX_SPREAD = 10  # of an interval's bounds
+MAX_VALUE, MAX_VALUE_SHOWN = 200, 40  # characters of a hyperparameter's value, and of a longer one
+MAX_SPREAD = 10  # of an interval's bounds: from there on they show nothing, and it is too noisy
 INFINITE = "∞"  # an upper bound that lies beyond what was seen
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
@@ -163,12 +165,17 @@ def level(share: float) -> str:
 
 
 def value_of(value: object) -> str:
-    """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written."""
+    """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written.
+
+    A long text is cut, and followed by a digest of the whole: unequal values stay unequal.
+    """
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.4g}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join(map(value_of, value)) + ")"
-    return str(value)
+    text = "(" + ",".join(map(value_of, value)) + ")" if isinstance(value, (tuple, list)) else str(value)
+    if len(text) <= MAX_VALUE:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{text[:MAX_VALUE_SHOWN]}… ({count(len(text))} characters, {digest})"
 
 
 class Interval(Protocol):
@@ -215,15 +222,12 @@ def energy_interval(of: Interval) -> str:
 
 
 def plus_minus(of: Interval) -> str:
-    """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval.
-
-    An interval that is wider than its value is shown as too noisy.
-    """
+    """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
     if not of.value or of.low is None or of.high is None or math.isinf(of.high):
         return ""
-    share = max(of.high - of.value, of.value - of.low) / abs(of.value)
-    if share >= 1 or is_noise(of):
+    if is_noise(of):
         return TOO_NOISY
+    share = max(of.high - of.value, of.value - of.low) / abs(of.value)
     return f"±{100 * share:.{1 if share < 0.00995 else 0}f} %"
 
 
@@ -247,7 +251,7 @@ def brackets(of: Interval, show: Callable[[float], str]) -> str:
 
 
 def is_noise(of: Interval) -> bool:
-    """Return whether an interval spans more than an order of magnitude: its bounds show nothing."""
+    """Return whether an interval spans more than an order of magnitude, the only rule for ``(too noisy)``."""
     return of.low is not None and of.high is not None and of.low > 0 and MAX_SPREAD * of.low < of.high < math.inf
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from raypar.analysis.compare import Gate
 from raypar.analysis.load import disturbing_load
-from raypar.analysis.pairwise import Family, family_of, is_equivalent, metric_differences, repeats_needed
+from raypar.analysis.pairwise import Family, Outcome, family_of, metric_differences, outcome_of, repeats_needed
 from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
 from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
@@ -130,14 +130,11 @@ def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
 
 def _compare(question: Question, family: Family, a: PointSamples, b: PointSamples) -> RevisionPoint:
     speedup, num_more = family.speedup(a, b), None
-    if speedup is None:
-        change = Change.UNTIMED
-    elif speedup.excludes(1.0):
-        change = Change.FASTER if speedup.value > 1 else Change.SLOWER
-    elif is_equivalent(speedup, question.margin):
-        change = Change.EQUIVALENT
-    else:
-        change = Change.INCONCLUSIVE
+    change = Change.UNTIMED
+    if speedup is not None:
+        outcome = outcome_of(speedup, margin=question.margin)
+        change = Change.INCONCLUSIVE if outcome is Outcome.UNCONFIRMED else Change(outcome.value)
+    if speedup is not None and change is Change.INCONCLUSIVE:
         level = family.time_level(speedup.num_samples)
         needed = repeats_needed(a.times, b.times, level, question.margin, least=0)
         num_more = None if needed is None else max(1, needed - speedup.num_samples)

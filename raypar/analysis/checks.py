@@ -118,16 +118,25 @@ def other_settings(evidence: Evidence) -> Iterator[str]:
 
 
 def other_code(evidence: Evidence) -> Iterator[str]:
-    """Trials that ran other code than the latest one, of their revision where two are compared."""
-    latest: dict[object, TrialResult] = {}
+    """Trials that ran other code than the study has now, or else than the latest one; of their revision, if of two."""
+    reference: dict[str, Mapping[str, str]] = {}
     for result in sorted(filter(lambda r: r.code, evidence.finished), key=lambda r: r.started_at):
-        latest[result.spec.point.get(REVISION)] = result
-    pairs = [(r, latest[revision]) for r in evidence.finished if (revision := r.spec.point.get(REVISION)) in latest]
-    comparable = [(r, last) for r, last in pairs if are_comparable(r.code, last.code)]
-    changes = [files for r, last in comparable if (files := changed_files(r.code, last.code))]
+        reference[str(result.spec.point.get(REVISION, ""))] = result.code
+    now = {
+        revision: code
+        for revision, code in evidence.question.code.items()
+        if are_comparable(code, reference.get(revision, {}))
+    }
+    reference |= now
+    pairs = [(r.code, reference.get(str(r.spec.point.get(REVISION, "")), {})) for r in evidence.finished]
+    comparable = [pair for pair in pairs if are_comparable(*pair)]
+    changes = [files for pair in comparable if (files := changed_files(*pair))]
     if changes:
-        names = files_text(chain.from_iterable(changes))
-        yield f"{_share(changes, comparable)} ran other code than the latest one: {names} changed in between."
+        share, names = _share(changes, comparable), files_text(chain.from_iterable(changes))
+        if now:
+            yield f"{share} ran other code than the study has now: {names} changed since."
+        else:
+            yield f"{share} ran other code than the latest one: {names} changed in between."
 
 
 def baseline_missing(evidence: Evidence) -> Iterator[str]:
@@ -180,25 +189,39 @@ def stalled(evidence: Evidence) -> Iterator[str]:
 
 
 def includes_start_up(evidence: Evidence) -> Iterator[str]:
-    if evidence.time_metric == WALL_TIME and any(p.time_s for p in evidence.points):
-        yield (
-            "Times are of whole trials: process start, data loading, evaluation and reports are in them, because "
-            "raypar can't look into this training code. Speedups come out closer to 1 than those of the training steps."
-        )
+    if evidence.time_metric != WALL_TIME or not any(p.time_s for p in evidence.points):
+        return
+    works = dict.fromkeys(r.timed_work for r in evidence.finished)
+    why = "raypar can't look into this training code"
+    if None not in works and len(works) > 1:
+        laps = named([*map(str, works)])
+        why = f"what lies between the reports of the training code is not the same work everywhere ({laps})"
+    yield (
+        "Times are of whole trials, from launch to exit: process start, imports, data loading, evaluation and reports "
+        f"are in them, because {why}. A speedup of the training steps alone may differ."
+    )
 
 
 def reported_steps(evidence: Evidence) -> Iterator[str]:
     """Steps that are timed as the training code reports them."""
-    sources = {str(each) for r in evidence.finished for each in _steps_from(r) if each}
-    if evidence.time_metric == WALL_TIME or not sources:
+    works = list(dict.fromkeys(str(r.timed_work) for r in evidence.finished if r.timed_work))
+    if evidence.time_metric == WALL_TIME or not works:
         return
-    what = "between two calls of raypar.step" if sources == {"raypar.step"} else "between two of its reports"
-    yield f"Times are of what the training code does {what}; the first step of each trial is not counted."
+    if works == ["raypar.step"]:
+        yield (
+            "Times are of what the training code does between two calls of raypar.step; the first step of each trial "
+            "counts as an average one."
+        )
+    else:
+        yield (
+            f"Times are of what the training code does between two of its reports, {named(works)} in every trial; what "
+            "comes before the first of these reports and after the last is not counted."
+        )
 
 
 def unproven_work(evidence: Evidence) -> Iterator[str]:
     """Training code that raypar can't look into: whether its points do equal work shows in their losses at most."""
-    foreign = [p for p in evidence.points if any(_steps_from(r) for r in p.measured)]
+    foreign = [p for p in evidence.points if any(r.is_foreign for r in p.measured)]
     if len(foreign) < 2:
         return
     keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]
@@ -229,12 +252,6 @@ def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
     spread = max(max(values) - min(values) for values in losses.values())
     allowed = max(MAX_LOSS_GAP * max(map(abs, medians.values())), spread)
     return ((medians[high] - medians[low]) / allowed if allowed else 0.0), low, high
-
-
-def _steps_from(result: TrialResult) -> tuple[object, ...]:
-    """Return what the steps of each rank were timed by, where the training code is not raypar's; else nothing."""
-    sources = result.environment.get("steps_from")
-    return tuple(sources) if isinstance(sources, (list, tuple)) else ()
 
 
 # ---- machines
@@ -375,10 +392,13 @@ def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
     A search asks for the best metric: it has none. Of two revisions load meets both alike, as their trials alternate
     in random order: it widens the intervals, and that is all.
     """
-    if REVISION in question.baseline:
-        return ""
+    return "" if question.is_search or REVISION in question.baseline else doubt_of_times(finished)
+
+
+def doubt_of_times(finished: Sequence[TrialResult]) -> str:
+    """Return why times show nothing, whatever was asked: most of the trials were disturbed much. Empty otherwise."""
     disturbed = [load for load in _disturbing(finished) if load.share_of_cores > MAX_TRUSTED]
-    if question.is_search or 2 * len(disturbed) <= len(finished):
+    if 2 * len(disturbed) <= len(finished):
         return ""
     most = units.percent(max(load.share_of_cores for load in disturbed))
     return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"
@@ -762,8 +782,8 @@ class Check(Protocol):
 CHECKS: dict[Check, str] = {
     other_settings: "They are kept. Run the study with their settings to ask about them again, or give it another "
     "name.",
-    other_code: "Run the study with --fresh, so that all its trials run one code: what is compared here may differ by "
-    "the code as much as by the point.",
+    other_code: "Run the study with --fresh, so that all its trials run its present code: trials of two codes "
+    "may differ by the code as much as by the point.",
     different_data: "Seed the generator that draws or splits the samples in data(config), and run the study again with "
     "--fresh.",
     diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
@@ -775,8 +795,8 @@ CHECKS: dict[Check, str] = {
     failed_trials: "See the log; once the cause is fixed, run the study again: finished trials are kept.",
     stalled: "Look for a cut network link, a suspended process or a full disk at that time. Metrics of these trials "
     "count; add repeats to replace their times.",
-    includes_start_up: "Make trials long against their start, or hand model and data to Workload(model=…, data=…): "
-    "then the steps alone are timed.",
+    includes_start_up: "Call raypar.step() after each training step, or hand model and data to Workload(model=…, "
+    "data=…): then the steps alone are timed. Else make trials long against their start.",
     reported_steps: "Let the code do in each step, or between two reports, what is to be compared, and nothing else.",
     unproven_work: "Check that every point trains on as many samples; let the code report its loss, so that it can be "
     "compared.",

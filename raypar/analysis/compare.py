@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from raypar.analysis.checks import doubt_of
-from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, comparable_times
+from raypar.analysis.checks import doubt_of_times
+from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, Outcome, comparable_times, outcome_of
 from raypar.analysis.question import (
-    TRAIN_TIME,
-    WALL_TIME,
     PointKey,
     PointSamples,
     Question,
     collect,
     current_results,
     point_key,
+    time_metric_of,
 )
 from raypar.analysis.stats import (
     Estimate,
@@ -96,6 +95,7 @@ class Difference(Enum):
     SLOWER = "slower"
     FASTER = "faster"
     INCONCLUSIVE = "inconclusive"  # the interval includes the limit
+    DISTURBED = "disturbed"  # most trials of A or of B were, by other processes
     NO_INTERVAL = "no interval"  # one trial on a side
     NO_TIME = "no time"  # no finished trial on a side
 
@@ -108,6 +108,13 @@ class Gate(Enum):
     INCONCLUSIVE = "inconclusive"
 
 
+_OF_RATIO = {  # the outcome of a ratio of times, which is high where a speedup is low
+    Outcome.FASTER: Difference.SLOWER,
+    Outcome.SLOWER: Difference.FASTER,
+    Outcome.INCONCLUSIVE: Difference.INCONCLUSIVE,
+    Outcome.UNCONFIRMED: Difference.NO_INTERVAL,
+    Outcome.DISTURBED: Difference.DISTURBED,
+}
 WORSE = (TrialState.DIVERGED, TrialState.DOES_NOT_FIT, TrialState.FAILED)  # than any time
 
 
@@ -126,6 +133,7 @@ class MatchedPoint:
         metrics: A's metric after the last epoch.
         metric_change: that of B minus that of A; None where either has none.
         execution_changes: hyperparameters of `EXECUTION_KEYS` that differ.
+        doubt: why times of A or B can't be trusted; empty where they can.
     """
 
     point: Point
@@ -138,16 +146,13 @@ class MatchedPoint:
     metrics: tuple[Estimate | None, Estimate | None]
     metric_change: Estimate | None
     execution_changes: Changes
+    doubt: str = ""
 
     @property
     def difference(self) -> Difference:
         if self.ratio is None:
             return Difference.NO_TIME
-        if self.ratio.low is None:
-            return Difference.NO_INTERVAL
-        if not self.ratio.excludes(self.limit):
-            return Difference.INCONCLUSIVE
-        return Difference.SLOWER if self.ratio.value > self.limit else Difference.FASTER
+        return _OF_RATIO[outcome_of(self.ratio, limit=self.limit, doubt=self.doubt)]
 
     @property
     def diverges_in_b_alone(self) -> bool:
@@ -254,7 +259,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
         message = f"`{a.question.study_name}` trains {names[0]}, `{b.question.study_name}` trains {names[1]}"
         raise RayparError(message, hint="compare two studies of one workload")
     # A time is compared with one of its kind.
-    time_metric = TRAIN_TIME if all(side.time_metric == TRAIN_TIME for side in sides) else WALL_TIME
+    time_metric = time_metric_of(result for side in sides for result in side.results)
     swept = (*a.question.space_keys, *b.question.space_keys)
     # A study may have swept more, or less, in an earlier execution.
     keys = tuple(dict.fromkeys((*swept, *(key for side in sides for r in side.results for key in r.spec.point))))
@@ -269,6 +274,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
     alike = [(pair, execution) for pair, (work, execution) in zip(pairs, changes, strict=True) if not work]
     unlike = [(first, work) for (first, _), (work, _) in zip(pairs, changes, strict=True) if work]
     limit = 1 + (allowed_share or 0.0)
+    doubts = (_doubt_of(points_a), _doubt_of(points_b))
     times = [comparable_times(*pair) for pair, _ in alike]
     logs = [None if t is None else (_logs(t[0]), _logs(t[1])) for t in times]
     metrics = [(of_a.all_of("metric"), of_b.all_of("metric")) if is_one_unit else ([], []) for (of_a, of_b), _ in alike]
@@ -286,6 +292,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
             metrics=(_median(metric_a, log_scale=False), _median(metric_b, log_scale=False)),
             metric_change=metric_change,
             execution_changes=execution,
+            doubt=doubts[0] or doubts[1],
         )
         for ((first, second), execution), (metric_a, metric_b), ratio, metric_change in zip(
             alike, metrics, ratios, metric_changes, strict=True
@@ -312,13 +319,14 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
         origins={key: values for key, values in origins.items() if set(values[0]) != set(values[1])},
         is_known=is_known,
         excluded=(sides[0].sentence, sides[1].sentence),
-        doubts=(_doubt_of(a, points_a), _doubt_of(b, points_b)),
+        doubts=doubts,
         uncommitted=("yes" in a.origin.get("git.dirty", ()), "yes" in b.origin.get("git.dirty", ())),
     )
 
 
-def _doubt_of(side: Side, points: Sequence[PointSamples]) -> str:
-    return doubt_of(side.question, [r for p in points for r in p.measured])
+def _doubt_of(points: Sequence[PointSamples]) -> str:
+    """Return why times of a study can't be trusted: of a search too, whose times are compared here like any other."""
+    return doubt_of_times([r for p in points for r in p.measured])
 
 
 def holm_estimates(

@@ -40,6 +40,7 @@ from raypar.analysis.stats import (
 from raypar.study.validation import MIN_BLOCKS
 
 POWER = 0.8
+MAX_REPEATS = 100  # more than that nobody waits for, and no spread of a few repeats can tell so many
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
@@ -229,6 +230,34 @@ class Family:
         return shift_estimate(differences, level=level, prior=prior)
 
 
+class Outcome(StrEnum):
+    """Outcome of a comparison of times."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+    UNCONFIRMED = "unconfirmed"  # one trial each
+    DISTURBED = "disturbed"  # most trials of the study were, by other processes
+
+
+def outcome_of(speedup: Estimate, *, limit: float = 1.0, margin: float | None = None, doubt: str = "") -> Outcome:
+    """Return what a speedup shows: the only rule by which one thing is called faster or slower than another.
+
+    Args:
+        limit: the speedup that the claim is about: 1 / 1.05 where 5 % slower is allowed.
+        margin: of equivalence, as a share; None: equivalence is not asked for.
+        doubt: why the times can't be trusted; empty where they can.
+    """
+    if doubt:
+        return Outcome.DISTURBED
+    if speedup.low is None:
+        return Outcome.UNCONFIRMED
+    if speedup.excludes(limit):
+        return Outcome.FASTER if speedup.value > limit else Outcome.SLOWER
+    return Outcome.EQUIVALENT if margin is not None and is_equivalent(speedup, margin) else Outcome.INCONCLUSIVE
+
+
 def is_equivalent(speedup: Estimate, margin: float) -> bool:
     """Return whether a speedup is shown to be within a margin of 1: 0.05 for 5 % more, or as much less."""
     if speedup.low is None or speedup.high is None:
@@ -329,6 +358,29 @@ def worker_metrics(question: Question, points: Sequence[PointSamples], family: F
                 verdict = Equivalence.DIFFERENT
             compared.append(WorkerMetric(p, base, change, margin, verdict))
     return compared
+
+
+def equivalent_metrics(
+    question: Question, points: Sequence[PointSamples], family: Family, best: PointSamples
+) -> list[PointSamples]:
+    """Return the points whose metric is shown to be that of the best one, within the margin.
+
+    Those that differ from it in ``num_workers`` alone are judged as `worker_metrics` judges them, so that a report
+    does not say two things about them.
+    """
+    compared = [each for each in worker_metrics(question, points, family) if each.point.rest == best.rest]
+    alike = [each.point for each in compared if each.verdict is Equivalence.EQUIVALENT]
+    alike += [each.base for each in compared[:1] if alike]
+    group = [p for each in compared for p in (each.point, each.base)]
+    margin, others = question.judged_by.margin(float(np.median(best.all_of("metric")))), len(points) - 1
+    equivalent = [p for p in points if p is not best and p in alike and best in alike]
+    for p in points:
+        if p is best or p in group:
+            continue
+        bounds = family.metric_bounds(best, p, others)
+        if bounds and bounds.low is not None and bounds.high is not None:
+            equivalent += [p] * (-margin < bounds.low <= bounds.high < margin)
+    return equivalent
 
 
 def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:

@@ -98,7 +98,7 @@ def remaining_s(
     """Estimate the seconds until the last trial ends; None as long as no trial has ended.
 
     A trial takes as long as those of its point did in the median; where none has ended, as those on as many workers
-    placed alike; else as all.
+    placed alike; else as all. One that takes longer than that is expected to take as long again as it is late.
 
     Args:
         queued: the trials not started.
@@ -121,7 +121,7 @@ def remaining_s(
         return by_placement.get(kind.placement, of_all)
 
     overhead_s = statistics.median(overheads_s) if overheads_s else 0.0
-    rests = [max(0.0, typical(kind) - since_s) for kind, since_s in running]
+    rests = [abs(typical(kind) - since_s) for kind, since_s in running]
     rests += [typical(kind) + overhead_s for kind in queued]
     starts_s = num_gang_starts * statistics.median(gang_starts_s) if gang_starts_s else 0.0
     return max(sum(rests) / max(1, num_slots), *rests, 0.0) + starts_s if rests else starts_s

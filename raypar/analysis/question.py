@@ -19,7 +19,7 @@ from raypar import units
 from raypar.analysis.load import disturbing_load
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
-from raypar.study.space import Value
+from raypar.study.space import Value, examples
 from raypar.study.study import Study
 from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest
 
@@ -42,6 +42,7 @@ class Question:
         metric: key of the last report that says how good a trial is.
         mode: "max" or "min" of it is better.
         unit: of the metric, as `Metric` has it; empty: not declared, and not read from the values yet.
+        metric_chosen_by: who chose the metric; empty: the user.
         points: every point, where the study lists them; () for a search. One without a result is shown as such.
         num_repeats: how many trials every point should have, 1 in a search; None: unknown.
         max_repeats: how many a point may have, in a study that runs until it is settled; None: `num_repeats` are run.
@@ -53,7 +54,9 @@ class Question:
         config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
             unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
-        text: the first sentence of the study's description; empty: it has none.
+        text: the first sentence of the study's description, or what follows from what it sweeps; empty: it has neither.
+        code: digests of the source files that the study has now, by revision (``""`` where there is one), see
+            `raypar.provenance`; empty: unknown.
     """
 
     study_name: str
@@ -71,7 +74,9 @@ class Question:
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None
     text: str = ""
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unit: str = ""
+    metric_chosen_by: str = ""
 
     @property
     def judged_by(self) -> Metric:
@@ -119,9 +124,25 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         workload=study.workload.name,
         config=_fixed(study, auto),
         seed=study.seed,
-        text=first_sentence(study.description),
+        text=first_sentence(study.description) or asked_by(study),
+        metric_chosen_by=study.workload.metric_chosen_by if study.metric in ("", study.workload.metric) else "",
         unit=study.judged_by.unit,
     )
+
+
+def asked_by(study: Study) -> str:
+    """Return the question of a study that has none in words, by what it compares; empty where it compares nothing."""
+    swept = [key for key, domain in study.space.items() if len(examples(domain)) > 1 and key != REVISION]
+    keys = [key for key in swept if key in study.baseline] or swept
+    if not keys:
+        return ""
+    names, of = units.listed(keys, MAX_NAMED, word="and"), f"for {study.workload.name}?"
+    if keys == ["num_workers"]:
+        is_second = examples(study.space["num_workers"]) == (1, 2)
+        return f"Does a second worker pay off {of}" if is_second else f"Do more workers pay off {of}"
+    if keys == ["cpus_per_worker"]:
+        return f"Do more cores pay off {of}"
+    return f"What {'does' if len(keys) == 1 else 'do'} {names} change {of}"
 
 
 def reported_values(results: Iterable[TrialResult], metric: str) -> Iterator[float]:
@@ -272,9 +293,15 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
-    """Return ``train_time_s`` if every finished trial has it, else ``wall_s`` (train loops that can't be timed)."""
+    """Return ``train_time_s`` if every finished trial has it, and of the same stretch of work, else ``wall_s``.
+
+    Of training code that raypar didn't write, steps or laps may be unknown, or be other epochs in one trial than in
+    another. The time from launch to exit is that of the whole work in any case.
+    """
     timed = [r for r in results if r.is_measured and not r.is_memory_only]
-    return TRAIN_TIME if all(r.train_time_s is not None for r in timed) else WALL_TIME
+    works = {r.timed_work for r in timed}
+    is_known = len(works) < 2 and None not in works and all(r.train_time_s is not None for r in timed)
+    return TRAIN_TIME if is_known else WALL_TIME
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:

@@ -33,6 +33,7 @@ from raypar import units
 from raypar.analysis.checks import doubt_of
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
+    MAX_REPEATS,
     Family,
     family_of,
     metric_differences,
@@ -64,7 +65,6 @@ from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
-MAX_REPEATS = 100  # more than that nobody waits for
 MAX_DOUBTED = 4
 NOISE = 0.5  # of the best metric: what could be worse by more is not worth a number
 
@@ -307,14 +307,14 @@ def _without_worse(
 
 
 def could_be_worse(metric: Metric, worse: float, best: float) -> str:
-    """Return that a metric could be so much worse than the best one, or that it is too noisy to say anything.
+    """Return that a metric could be so much worse than the best one, or that it varies too much to say anything.
 
     Args:
         worse: the bound of an interval.
         best: the best point's value.
     """
     if worse > NOISE * abs(best):
-        return f"{metric.name} is {units.TOO_NOISY[1:-1]}"
+        return f"{metric.name} varies too much to compare it"
     return f"{metric.name} could be {metric.show_difference(worse)} worse"
 
 
@@ -454,6 +454,8 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
     if target is not None and not target.unit:
         target = replace(target, unit=metric_of(question, target.metric, results).unit)
         constraints = replace(constraints, target=target)
+    if target is not None and any(r.is_foreign for r in current.results):
+        constraints = replace(constraints, start=Start.LAUNCH)  # the only moment that is known of such code
     candidates, family = _candidates(question, current.points, constraints)
     _check_limits(candidates, constraints, current.results)
     batches: tuple[BatchGroup, ...] = ()
@@ -550,7 +552,8 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
         return
     limit = f"--max-energy {units.energy(constraints.max_energy_j)}"
     if constraints.target is not None and constraints.start is not Start.FIRST_STEP:
-        raise RayparError(f"{limit}: energy is known from the first timed step on", hint="leave --start out")
+        hint = "leave --target out" if any(r.is_foreign for r in results) else "leave --start out"
+        raise RayparError(f"{limit}: energy is known from the first timed step on", hint=hint)
     if timed and not any(c.energy_j for c in candidates):
         hint = "leave it out, or run the study where it can be read"
         raise RayparError(f"{limit}: {why_energy_unknown(results)}", hint=hint)

@@ -1,4 +1,4 @@
-"""Scaling of a study or of a CSV file: numbers by worker count, the laws fitted to them, gains of each doubling.
+"""Scaling of a study or of a table: numbers by worker count, the laws fitted to them, gains of each doubling.
 
 Speedup S(N) is the rate of N workers over that of N0, the baseline; parallel efficiency is S(N) · N0 / N. In strong
 scaling every worker count does the same work, so that rates are 1 / time; in weak scaling N workers do N times the
@@ -14,14 +14,12 @@ the same simultaneous intervals.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +28,7 @@ from raypar.analysis.laws import LAWS, Fit, Law, LogRates, Refused, Scaling, bet
 from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import LEVEL, Estimate, Floats, median_estimate, ratio_estimate, reference
-from raypar.errors import Mistake, RayparError
+from raypar.errors import RayparError
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
@@ -48,11 +46,13 @@ class Runs:
 
     Attributes:
         are_paired: whether the i-th values of all worker counts come from one block.
+        unit: of a throughput, in words; empty: unknown.
     """
 
     values: Mapping[int, tuple[float, ...]]
     quantity: Quantity = Quantity.TIME
     are_paired: bool = False
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,18 @@ class ScalingPoint:
     baseline: int
     measured: Estimate
     speedup: Estimate
+    scaling: Scaling = Scaling.STRONG
 
     @property
     def efficiency(self) -> Estimate:
         return self.speedup.scaled(self.baseline / self.num_workers)
 
     @property
-    def karp_flatt(self) -> Estimate | None:
-        """Serial fraction with the interval that the speedup's gives; None where `why_no_fraction` says why."""
+    def serial_fraction(self) -> Estimate | None:
+        """Serial fraction that explains the speedup: Karp and Flatt's in strong scaling, Gustafson's in weak scaling.
+
+        Its interval is that which the speedup's gives. None where `why_no_fraction` has the reason.
+        """
         return None if self.num_workers == self.baseline or self.why_no_fraction else self._fraction
 
     @property
@@ -85,7 +89,7 @@ class ScalingPoint:
         if low is not None and low > 1:
             return f"{'slower' if self.num_workers > self.baseline else 'faster'} than {self._base}"
         spans = low is not None and high is not None and low <= 0 and high >= 1
-        return "too noisy, needs more repeats" if spans or not 0 <= fraction.value <= 1 else ""
+        return "inconclusive, needs more repeats" if spans or not 0 <= fraction.value <= 1 else ""
 
     @property
     def _base(self) -> str:
@@ -94,10 +98,11 @@ class ScalingPoint:
     @property
     def _fraction(self) -> Estimate:
         ratio, num_workers = self.speedup, self.num_workers / self.baseline
+        of = karp_flatt if self.scaling is Scaling.STRONG else gustafson_fraction
         # The fraction falls as the speedup grows.
-        bounds = sorted(karp_flatt(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
+        bounds = sorted(of(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
         low, high = bounds or (None, None)
-        return replace(ratio, value=karp_flatt(ratio.value, num_workers), low=low, high=high)
+        return replace(ratio, value=of(ratio.value, num_workers), low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ class Step:
     Attributes:
         start: workers before.
         end: workers after.
-        gain: the rate over that before, of one doubling: a step from 1 to 4 workers is two. Its interval holds together
-            with those of the other steps.
+        gain: the rate over that before, of one doubling: a step from 1 to 4 workers is two. It is the ratio of both
+            speedups; from the baseline on, with the speedup's own interval. All steps' intervals hold together.
     """
 
     start: int
@@ -172,7 +177,7 @@ def analyse_scaling(
         baseline: the worker count to compare with; None: the smallest.
         speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
             belong together); None: from the repeats as independent samples.
-        level: of each law's intervals, and of those of all steps together.
+        level: of each law's intervals, of those of all steps together, and of those of all speedups together.
 
     Raises:
         RayparError: there are no runs of the baseline.
@@ -184,25 +189,32 @@ def analyse_scaling(
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
     rates = log_rates({n: _log_rates(runs, scaling, n) for n in counts}, are_paired=runs.are_paired)
+    of_each = 1 - (1 - level) / max(1, len(counts) - 1)
+    speedups = speedups or {n: _speedup(runs, scaling, n, base, of_each) for n in counts}
     laws = tuple(fit_law(law, rates, base, level) for law in LAWS[scaling])
     return ScalingAnalysis(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
-        points=_points(runs, base, speedups or {n: _speedup(runs, scaling, n, base) for n in counts}),
-        steps=tuple(_steps(counts, rates, level)),
+        points=_points(runs, base, speedups, scaling),
+        steps=tuple(_steps(counts, rates, speedups, base, level)),
         laws=laws,
         better=better_law(laws),
         why_no_interval=f"{', '.join(map(str, single))} workers ran only once" if single else "",
     )
 
 
-def _steps(counts: Sequence[int], rates: LogRates, level: float) -> Iterator[Step]:
+def _steps(
+    counts: Sequence[int], rates: LogRates, speedups: Mapping[int, Estimate], base: int, level: float
+) -> Iterator[Step]:
     ends = [counts[0]]
     while (following := next((n for n in counts if n >= 2 * ends[-1]), None)) is not None:
         ends.append(following)
     for start, end in pairwise(ends):
-        ratio = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
+        ratio = speedups[end]
+        if start != base:
+            by_medians = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
+            ratio = by_medians.scaled(speedups[end].value / speedups[start].value / by_medians.value)
         value, low, high = (
             None if v is None else v ** (1 / math.log2(end / start)) for v in (ratio.value, ratio.low, ratio.high)
         )
@@ -218,19 +230,26 @@ def karp_flatt(speedup: float, num_workers: float) -> float:
     return (1 / speedup - 1 / num_workers) / (1 - 1 / num_workers)
 
 
-def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int) -> Estimate:
+def gustafson_fraction(speedup: float, num_workers: float) -> float:
+    """Return the serial fraction with which Gustafson's law has a speedup, (N - S) / (N - 1), for N other than 1."""
+    return (num_workers - speedup) / (num_workers - 1)
+
+
+def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int, level: float) -> Estimate:
     values, base_values = runs.values[num_workers], runs.values[base]
     if num_workers == base:
         return reference(len(values))
     is_time = runs.quantity is Quantity.TIME
     tops, bottoms = (base_values, values) if is_time else (values, base_values)
     # Nothing says which repeats belong together.
-    ratio = ratio_estimate(tops, bottoms, paired=False)
+    ratio = ratio_estimate(tops, bottoms, paired=False, level=level)
     return ratio.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else ratio
 
 
-def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate]) -> tuple[ScalingPoint, ...]:
-    return tuple(ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n]) for n in sorted(runs.values))
+def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate], scaling: Scaling) -> tuple[ScalingPoint, ...]:
+    return tuple(
+        ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n], scaling) for n in sorted(runs.values)
+    )
 
 
 def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
@@ -278,7 +297,7 @@ class WorkerGroup:
     @property
     def points(self) -> tuple[ScalingPoint, ...]:
         """Numbers of each worker count, from the smallest."""
-        return _points(self.runs, self.baseline, self.speedups)
+        return _points(self.runs, self.baseline, self.speedups, self.scaling)
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:
@@ -358,190 +377,3 @@ def _group(
 
 def _why_no_time(samples: PointSamples) -> str:
     return samples.outcome or ("finished without a time" if samples.results else "not run yet")
-
-
-# ---- tables from elsewhere
-
-WORKER_COLUMNS = ("workers", "num_workers")
-TIME_COLUMNS = ("time", "time_s", "seconds")
-RATE_COLUMNS = ("throughput",)
-REPEAT_COLUMNS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")  # of one thing
-DELIMITERS = ",;\t"
-MAX_WORKERS = 1_000_000
-# Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
-MIN_VALUE, MAX_VALUE = 1e-15, 1e15
-MAX_MISTAKES = 20  # reported one by one
-# Of a table, whose laws are fitted within seconds.
-MAX_BYTES, MAX_LINES, MAX_COUNTS = 5_000_000, 5_000, 200
-TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a law as well"
-EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
-
-
-def read_table(path: Path, by: Sequence[str] = ()) -> dict[str, Runs]:
-    """Read the runs in a CSV file, in the order of its lines; cells are separated by commas, semicolons or tabs.
-
-    The first line names the columns: one for the number of workers, one for the time or the throughput. Lines with the
-    same worker count are repeats. Empty lines and those that start with ``#`` are skipped.
-
-    Args:
-        path: of the file.
-        by: names of columns whose values tell runs apart.
-
-    Returns:
-        The runs of each assignment of `by`, under its label; all runs under an empty one where `by` is empty.
-
-    Raises:
-        RayparError: the file can't be read, or has mistakes, which it lists.
-    """
-    rows = _rows(path)
-    if not rows:
-        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
-    head, *rows = rows
-    names = [cell.lower() for cell in head[1]]
-    measured, by_columns, mistakes = _columns_of(*head, by)
-    if mistakes:
-        raise _error(path, mistakes)
-    groups: dict[str, dict[int, list[float]]] = {}
-    lines: list[_Line] = []
-    for line, cells in rows:
-        if any(cells[len(names) :]):
-            problem = f"has {len(cells)} cells, the head {len(names)}"
-            hint = "write numbers with a point, such as 12.5, and name every column"
-            mistakes.append(Mistake(f"line {line}", ",".join(cells), problem, hint))
-            continue
-        padded = [*cells, *[""] * (len(names) - len(cells))]
-        numbers = []
-        for column, parse in zip(measured, (_workers, _value), strict=True):
-            try:
-                numbers.append(parse(padded[column]))
-            except ValueError as error:  # its problem and hint
-                mistakes.append(Mistake(f"line {line}, {head[1][column]}", padded[column], *error.args))
-        if len(numbers) == len(measured):
-            label = " ".join(f"{head[1][column]}={padded[column]}" for column in by_columns)
-            groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1])
-            lines.append(_Line(line, label, int(numbers[0]), padded))
-    ignored = {i for i, name in enumerate(names) if name in REPEAT_COLUMNS} | {*measured, *by_columns}
-    mistakes += _mixed_columns(head[1], lines, ignored)
-    if mistakes:
-        raise _error(path, mistakes)
-    if not groups:
-        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
-    if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
-        raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
-    quantity = Quantity.THROUGHPUT if names[measured[1]] in RATE_COLUMNS else Quantity.TIME
-    return {label: Runs({n: tuple(v) for n, v in values.items()}, quantity) for label, values in groups.items()}
-
-
-@dataclass(frozen=True)
-class _Line:
-    """Line of a table: its number, group and worker count, and a cell for each column."""
-
-    number: int
-    label: str
-    num_workers: int
-    cells: list[str]
-
-
-def _columns_of(line: int, head: Sequence[str], by: Sequence[str]) -> tuple[list[int], list[int], list[Mistake]]:
-    """Return the columns of workers and of what was measured, those that `by` names, and the mistakes."""
-    names, mistakes, measured = [cell.lower() for cell in head], list[Mistake](), list[int]()
-    for what, accepted in (
-        ("how many workers", WORKER_COLUMNS),
-        ("how long they took", (*TIME_COLUMNS, *RATE_COLUMNS)),
-    ):
-        matches = [i for i, name in enumerate(names) if name in accepted]
-        measured += matches[:1]
-        if len(matches) != 1:
-            shown = ",".join(head[i] for i in matches or range(len(head)))
-            problem = f"{len(matches)} columns give {what}" if matches else f"no column gives {what}"
-            hint = "keep one of them, or give the others another name"
-            hint = hint if matches else f"name a column {' or '.join(accepted)}"
-            mistakes.append(Mistake(f"line {line}, head", shown, problem, hint))
-    others = [name for i, name in enumerate(names) if i not in measured]
-    for name in by:
-        if name.lower() not in others:
-            problem = "no such column" if name.lower() not in names else "is what was measured"
-            hint = f"columns to group by: {', '.join(others)}" if others else "leave out --by"
-            mistakes.append(Mistake("--by", name, problem, hint))
-    return measured, [names.index(name.lower()) for name in by if name.lower() in others], mistakes
-
-
-def _mixed_columns(head: Sequence[str], lines: Sequence[_Line], ignored: Collection[int]) -> Iterator[Mistake]:
-    """Yield the columns with several values at one worker count of a group: its lines are no repeats of one run."""
-    for column in sorted(set(range(len(head))) - set(ignored)):
-        first: dict[tuple[str, int], _Line] = {}
-        for line in lines:
-            before, cell = first.setdefault((line.label, line.num_workers), line), line.cells[column]
-            if before.cells[column] != cell:
-                workers = units.counted(line.num_workers, "worker")
-                problem = f"differs from {before.cells[column]!r} in line {before.number}, which has {workers} too"
-                hint = f"fit each value on its own with --by {head[column]}, or delete the column"
-                yield Mistake(f"line {line.number}, {head[column]}", cell, problem, hint)
-                break
-
-
-def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return each line's number, from 1, and its cells."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
-            limits = f"{MAX_LINES:,} lines or {MAX_BYTES // 10**6} MB"
-            raise RayparError(f"{path}: the table is longer than {limits}", hint=TOO_LARGE)
-        text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
-    except OSError as error:
-        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a CSV file") from None
-    except UnicodeDecodeError as error:
-        message = f"{path}: is not text in UTF-8, at byte {error.start}"
-        raise RayparError(message, hint="save the table as CSV in UTF-8") from None
-    # Line by line: a quote that is never closed would swallow all that follows, line numbers included.
-    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip() and not line.startswith("#")]
-    if not lines:
-        return []
-    delimiter = max(DELIMITERS, key=lines[0][1].count)
-    try:
-        rows = [(i, [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]) for i, line in lines]
-    except csv.Error as error:
-        raise RayparError(f"{path}: is no CSV file: {error}", hint=EXAMPLE) from None
-    return [(i, cells) for i, cells in rows if any(cells)]
-
-
-def _workers(cell: str) -> float:
-    number = _number(cell)
-    # Tools with one kind of number write 4 workers as 4.0.
-    if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
-        return number
-    problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
-    raise ValueError(problem, "write the worker count, such as 4")
-
-
-def _value(cell: str) -> float:
-    number = _number(cell)
-    if not cell:
-        raise ValueError("is missing", "leave out the line of a run that failed")
-    if number is None:
-        raise ValueError("is no number", "write it without a unit and with a point, such as 12.5")
-    if number <= 0:
-        raise ValueError("is not greater than 0", "leave out the line of a run that failed")
-    if not MIN_VALUE <= number <= MAX_VALUE:
-        raise ValueError(f"is not within {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds")
-    return number
-
-
-def _number(cell: str) -> float | None:
-    """Return the number in a cell; None for words, infinity and NaN among them, and for Python's own ``1_000``."""
-    try:
-        number = float(cell)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and "_" not in cell else None
-
-
-def _error(path: Path, mistakes: Sequence[Mistake]) -> RayparError:
-    head = f"{path}: {units.counted(len(mistakes), 'mistake')} in the table"
-    lines = [head, *(f"  {mistake}" for mistake in mistakes[:MAX_MISTAKES])]
-    if more := units.and_more(len(mistakes) - MAX_MISTAKES):
-        lines.append(f" {more}")
-    return RayparError("\n".join(lines))

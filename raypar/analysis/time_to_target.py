@@ -5,6 +5,9 @@ target; start-up, warm-up and evaluation are not in it. That of `Start.LAUNCH` r
 processes; only what lies between the parts (barriers, reports) is not in it. The resolution of both is that of the
 evaluations: a target that is met between two of them is reached at the second.
 
+Of training code that raypar didn't write (a script, a train loop) only the moments of its reports are known. Its clock
+always runs from launch, and everything up to the report is in it.
+
 A trial that ends without reaching the target is censored: it takes longer, nobody knows how much. So it counts in the
 median, which is known where more than half have reached the target (`raypar.analysis.stats`). A trial that diverged has
 missed it, whatever it had reached before.
@@ -23,7 +26,7 @@ from raypar.analysis.question import PointSamples, Question, reported_values
 from raypar.analysis.stats import Estimate, censored_median_estimate
 from raypar.study.metric import Metric
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState, gain
+from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialState, gain
 
 
 class Start(StrEnum):
@@ -156,8 +159,10 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
 
 def _spent(result: TrialResult, at: int, start: Start) -> tuple[float | None, float | None]:
     """Return seconds and samples up to the report of this index; None each where its parts are unknown."""
+    if result.is_foreign:
+        return result.reports[at].get(SINCE_LAUNCH), None  # unknown in results of earlier versions
     if result.train_time_s is None:
-        return None, None  # a train loop's, whose reports raypar does not understand
+        return None, None
     reports = result.reports[: at + 1]
     # Up to the last report, the trial's totals are an answer too.
     totals = result if at == len(result.reports) - 1 else None

@@ -22,8 +22,10 @@ from raypar import units
 from raypar.analysis.pairwise import (
     Equivalence,
     Family,
-    is_equivalent,
+    Outcome,
+    equivalent_metrics,
     metric_differences,
+    outcome_of,
     same_work,
     worker_metrics,
 )
@@ -37,17 +39,6 @@ from raypar.study.trial import TrialState, gain, point_label
 Compared: TypeAlias = tuple[PointAnalysis, Estimate]  # a point and its speedup over its baseline
 
 MAX_SPEEDUP_LINES = 4
-
-
-class Outcome(StrEnum):
-    """Outcome of a comparison with a baseline."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    EQUIVALENT = "equivalent"
-    INCONCLUSIVE = "inconclusive"
-    UNCONFIRMED = "unconfirmed"  # one trial each
-    DISTURBED = "disturbed"  # most trials of the study were, by other processes
 
 
 @dataclass(frozen=True)
@@ -134,14 +125,7 @@ def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
 
 
 def _outcome(question: Question, ratio: Estimate, doubt: str = "") -> Outcome:
-    if doubt:
-        return Outcome.DISTURBED
-    if ratio.low is None:
-        return Outcome.UNCONFIRMED
-    if ratio.excludes(1.0):
-        return Outcome.FASTER if ratio.value > 1 else Outcome.SLOWER
-    is_equivalence = question.max_repeats is not None and is_equivalent(ratio, question.margin)
-    return Outcome.EQUIVALENT if is_equivalence else Outcome.INCONCLUSIVE
+    return outcome_of(ratio, margin=question.margin if question.max_repeats is not None else None, doubt=doubt)
 
 
 def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
@@ -369,10 +353,16 @@ def best_lines(question: Question, points: Sequence[PointAnalysis], family: Fami
         return [f"{question.metric}: {shown}, the same at {every}."]
     changes = [(p, family.metric_change(p, best)) for p, _ in others]
     tied = [p for p, change in changes if change is None or not change.excludes(0.0)]
-    if not tied:
-        return [text + "."]
-    against = point_label(tied[0].point) if len(tied) == 1 else f"{len(tied)} of {len(others)} others"
-    return [f"{text}, inconclusive against {against}."]
+    equivalent = equivalent_metrics(question, [p for p, _ in scored], family, best)
+    margin = question.judged_by.show_difference(question.judged_by.margin(metric.value))
+    for words, group in (
+        (f"equivalent within {margin} to", [p for p in tied if p in equivalent]),
+        ("inconclusive against", [p for p in tied if p not in equivalent]),
+    ):
+        if group:
+            named = point_label(group[0].point) if len(group) == 1 else f"{len(group)} of {len(others)} others"
+            text += f", {words} {named}"
+    return [text + "."]
 
 
 def _over_workers(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:

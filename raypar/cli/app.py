@@ -38,12 +38,16 @@ from raypar.cli.store import (
     workloads,
 )
 from raypar.cli.study import plan, resume, study
-from raypar.errors import EXIT_BAD_INPUT, closest, shortened
-from raypar.signals import EXIT_CODES
+from raypar.errors import EXIT_BAD_INPUT, closest, odd_characters, shortened
+from raypar.reporting.text import MIN_WIDTH
+from raypar.signals import EXIT_CODES, EXIT_NOBODY_READS, discard, is_closed
 
 # Typer has its own click, or takes the one that is installed, and exports neither's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _UNKNOWN = re.compile(r"No such (?P<what>command|option):? '?(?P<word>[^\s'=]+)'?")
+
+
+DASHES = tuple("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}")
 
 
 class PlainFlags:
@@ -66,6 +70,9 @@ class Verbs(PlainFlags, TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **flags: Any) -> Any:
         words = list(sys.argv[1:] if args is None else args)
+        columns = os.environ.get("COLUMNS", "")
+        if not columns.isdecimal() or int(columns) < MIN_WIDTH:  # 0: unknown; rich would print nothing
+            os.environ.pop("COLUMNS", None)
         if not flags.get("standalone_mode", True) or not words:  # no word: the help
             return super().main(words, *others, **flags)
         try:
@@ -79,6 +86,8 @@ class Verbs(PlainFlags, TyperGroup):
             sys.exit(EXIT_BAD_INPUT)
         except typer.Abort:
             sys.exit(1)
+        except SystemExit as end:  # of click or rich, whose help nobody reads any more
+            sys.exit(EXIT_NOBODY_READS if end.code == 1 else end.code)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -99,11 +108,25 @@ def usage_message(error: Any, words: Sequence[str]) -> str:
         if match["what"] == "command":
             names = {name: name for name in context.command.list_commands(context)}
         else:
-            flags = (flag for p in context.command.get_params(context) for flag in (*p.opts, *p.secondary_opts))
-            names = {flag.lstrip("-"): flag for flag in flags if flag.startswith("--")}
+            names = _flags_of(context.command, context)
         if close := closest(word, names):
-            hint = f"did you mean {' or '.join(names[name] for name in close)}? {hint}"
+            hint = f"did you mean {' or '.join(names[name] for name in close)}?{odd_characters(word, close[0])} {hint}"
+        elif verb == ["ab"]:
+            of_study = _flags_of(context.find_root().command.commands["study"], context)
+            if close := closest(word, of_study):
+                hint = f"flags of the study follow it: `raypar ab A B -- study FILE {of_study[close[0]]} …`"
+    elif context is not None and (dashed := [word for word in words if word.startswith(DASHES)]):
+        word, names = dashed[0].lstrip("".join(("-", *DASHES))).partition("=")[0], _flags_of(context.command, context)
+        close = closest(word, names)
+        meant = f"did you mean {names[close[0]]}?" if close else "a flag begins with two hyphens"
+        hint = f"{meant}{odd_characters(dashed[0], '')} {hint}"
     return f"{message}\n  → {hint}"
+
+
+def _flags_of(command: Any, context: Any) -> dict[str, str]:
+    """Return the long flags of a command, by their names without dashes."""
+    flags = (flag for param in command.get_params(context) for flag in (*param.opts, *param.secondary_opts))
+    return {flag.lstrip("-"): flag for flag in flags if flag.startswith("--")}
 
 
 def _given(flags: Sequence[str], words: Sequence[str]) -> Iterator[str]:
@@ -192,7 +215,11 @@ command(
 
 def main() -> None:
     try:
-        app()
+        try:
+            app()
+        finally:
+            if is_closed(sys.stdout):
+                discard(sys.stdout)  # what is in its buffer would be written at the end, with an error
     except SystemExit as end:
         if isinstance(end.code, int) and end.code in EXIT_CODES:
             # Everything is put away: what libraries still do (an import in a thread, say) is not waited for.

@@ -144,6 +144,7 @@ def submit(
         path, modules: its file, absolute, and the files beside it that it imports.
         other_flags: those that `options` doesn't hold as they were given.
     """
+    from raypar.execution.origin import ORIGIN_VARIABLE, CodeOrigin
     from raypar.run.jobs import STUDIES, SUBMITTED_AS, RunsAlready, command_on_head, pack
 
     flags = {
@@ -163,7 +164,8 @@ def submit(
     command = command_on_head(study, path.name, words_of(flags))
     with connected_to(address) as jobs:
         num_columns, submitted_as = shutil.get_terminal_size().columns, masked(shlex.join(options.command))
-        environment = {"COLUMNS": str(num_columns), SUBMITTED_AS: submitted_as}
+        origin = masked(CodeOrigin.of(path, options.tracking_uri).to_json())
+        environment = {"COLUMNS": str(num_columns), SUBMITTED_AS: submitted_as, ORIGIN_VARIABLE: origin}
         with detached_by_signals(study, address):
             with uninterrupted(), scratch_folder() as scratch:
                 folder = scratch / "study"

@@ -27,7 +27,7 @@ from raypar.errors import (
 from raypar.files import close_to_others
 from raypar.masking import masked
 from raypar.reporting.text import strip_control
-from raypar.signals import Interrupted, redirected_stderr
+from raypar.signals import EXIT_NOBODY_READS, Interrupted, is_closed, redirected_stderr
 from raypar.units import parsed
 
 if TYPE_CHECKING:
@@ -55,9 +55,12 @@ def set_data_dir(data_dir: Path | None) -> None:
 
 
 def uri_of(tracking_uri: str | None) -> str:
+    from raypar.track.check import check_form
     from raypar.track.store import default_tracking_uri
 
-    return tracking_uri or default_tracking_uri(Path.cwd())
+    uri = tracking_uri or default_tracking_uri(Path.cwd())
+    check_form(uri)
+    return uri
 
 
 def store_of(tracking_uri: str | None) -> Any:
@@ -300,7 +303,8 @@ def _remove(folders: Sequence[Path]) -> None:
 
 def complain(text: str) -> None:
     """Print an error, without passwords and control characters."""
-    typer.echo(f"error: {strip_control(masked(text))}", err=True)
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it: the exit code says it
+        typer.echo(f"error: {strip_control(masked(text))}", err=True)
 
 
 @contextlib.contextmanager
@@ -314,12 +318,16 @@ def report_errors(debug: bool) -> Iterator[None]:
         complain(str(error))
         raise typer.Exit(EXIT_FAILED if isinstance(error, BrokeOff) else EXIT_BAD_INPUT) from None
     except KeyboardInterrupt as error:
-        with contextlib.suppress(OSError):  # a closed terminal
-            typer.echo("interrupted", err=True)
-        raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None
+        code = (error if isinstance(error, Interrupted) else Interrupted()).exit_code
+        if code != EXIT_NOBODY_READS:
+            with contextlib.suppress(OSError):  # a closed terminal
+                typer.echo("interrupted", err=True)
+        raise typer.Exit(code) from None
     except typer.Exit:
         raise
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_closed(sys.stdout):
+            raise typer.Exit(EXIT_NOBODY_READS) from None
         if debug:
             raise
         if isinstance(error, OSError) and error.errno in _NO_PATH:
@@ -374,7 +382,11 @@ Until = Annotated[
     typer.Option(metavar="settled", help="Repeat what is open until it is settled; --repeats is the least then."),
 ]
 Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="With --until: begin no repeats that would end later: 10m, 2h.")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
+    ),
 ]
 Margin = Annotated[
     str | None, typer.Option(metavar="SHARE", help="With --until: a difference that does not matter. (default: 5%)")

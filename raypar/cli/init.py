@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raypar.cli.common import path_from_here
-from raypar.errors import RayparError
+from raypar.errors import RayparError, cut
 from raypar.reporting.text import check_file, strip_control, write_text
 from raypar.units import counted, listed
 
 if TYPE_CHECKING:
+    from raypar.study.draft import Draft
     from raypar.study.script import Script, ScriptOption
 
 STARTER_FILE = Path("first_study.py")
 MAX_SHOWN = 6
+MAX_SAMPLE = 160
 
 
 def init(
@@ -49,7 +51,7 @@ def init(
     if not is_printed:
         _check_output(path, code, force=force)
     draft = draft_of(code, path) if code is not None else starter()
-    for line in _summary(code) if code is not None else ():
+    for line in _summary(code, draft) if code is not None else ():
         typer.echo(strip_control(line), err=is_printed)
     if is_printed:
         typer.echo(draft.text, nl=False)
@@ -77,8 +79,8 @@ def _check_output(path: Path, script: Script | None, *, force: bool) -> None:
         raise RayparError(what, hint=f"--output {script.path.parent / path.name}")
 
 
-def _summary(script: Script) -> list[str]:
-    """Return what was read of a script."""
+def _summary(script: Script, draft: Draft) -> list[str]:
+    """Return what was read of a script, with a line that it prints for each metric, as it is understood."""
     lines = [f"{script.path}: a {script.kind}" + (f" ({script.evidence})" if script.evidence else "")]
     options = script.model.options if script.model else script.options
     kind = f" of {script.parser}" if script.parser else ""
@@ -89,8 +91,17 @@ def _summary(script: Script) -> list[str]:
     if script.metrics:
         metrics = [f"{m.name} (line {m.line})" if m.line else m.name for m in script.metrics]
         lines.append(f"{counted(len(metrics), 'metric')}: {listed(metrics, MAX_SHOWN)}")
+        lines += [f"  {m.name} = {m.value} in: {cut(m.sample, MAX_SAMPLE)}" for m in script.metrics if m.sample]
+        lines += [
+            f"note: {m.name} (line {m.line}): the same words are printed elsewhere too, and its value is that of "
+            "whichever comes last: check it"
+            for m in script.metrics
+            if m.is_mixed
+        ]
     elif script.model is None:
         lines.append('no metrics: only times are measured; raypar.report({"loss": loss}) in the script adds them')
+    if draft.metric and script.model is None:
+        lines.append(f"points are judged by {draft.metric}, which raypar init chose, not you: see metric= in the file")
     return [*lines, *(f"note: {note}" for note in script.notes)]
 
 

@@ -107,12 +107,13 @@ def predict(
     common.set_data_dir(data_dir)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
     store, results = study.store, fitting.choose_results(study.current_results.results, chosen)
+    results, excluded = fitting.quiet_results(results)
     training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
     config = results[0].spec.config
     layers, source = _layers(store, name, results[0], parameters)
     variation = fitting.variation_of(_with_step_times(store, name, results))
     calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
-    sources = [note for note in (study.current_results.sentence.rstrip("."), source) if note]
+    sources = [note for note in (study.current_results.sentence.rstrip("."), excluded, source) if note]
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
     across, origin = _link(given, network, config, fit_link)
     link = across if nodes_of == 1 else Topology(nodes_of, within, across)
@@ -268,14 +269,15 @@ def fit(
         str,
         typer.Argument(
             metavar="STUDY|FILE",
-            help="A study, or a CSV file with columns workers and time (or throughput).",
+            help="A study, or a CSV file with a column of worker counts and one of times or throughputs.",
             autocompletion=common.complete_study,
         ),
     ],
     scaling: Annotated[
         Literal["strong", "weak"] | None,
         typer.Option(
-            help="Of a file: strong, the same work for all; weak, N workers do N times as much. (default: strong)"
+            help="Of a file: strong, the same work for all; weak, N workers do N times as much. "
+            "(default: strong, unless the times may be either)"
         ),
     ] = None,
     baseline: Annotated[
@@ -286,28 +288,64 @@ def fit(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Of a file: fit the runs of each value of a column on their own."),
     ] = None,
+    workers_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a file: has the number of workers. (default: by its name)")
+    ] = None,
+    time_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a file: has the times. (default: by its name and unit)")
+    ] = None,
+    throughput_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a file: has the throughputs. (default: likewise)")
+    ] = None,
+    throughput_of: Annotated[
+        Literal["all", "worker"] | None,
+        typer.Option(help="Of a file: whose throughput it is. (default: by the column's name, else all workers')"),
+    ] = None,
+    decimal: Annotated[
+        Literal[".", ","] | None,
+        typer.Option(help="Of a file: what separates a number's decimals. (default: as the numbers show it)"),
+    ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study or a CSV file, and show where to stop."""
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.scaling import read_table, worker_groups
+    from raypar.analysis.scaling import worker_groups
+    from raypar.analysis.table import Asked, Role, read_table
     from raypar.execution.stored import read_study
     from raypar.reporting.fit import groups_document, print_groups, print_runs, runs_document
 
     if source.lower().endswith(".csv") or Path(source).is_file():
-        runs = read_table(Path(source), by or ()), Scaling(scaling or "strong"), baseline
+        columns = {Role.WORKERS: workers_column, Role.TIME: time_column, Role.THROUGHPUT: throughput_column}
+        asked = Asked(
+            {role: name for role, name in columns.items() if name is not None},
+            decimal,
+            None if throughput_of is None else throughput_of == "worker",
+            None if scaling is None else Scaling(scaling),
+        )
+        table = read_table(Path(source), by or (), asked)
         if as_json:
-            common.print_json(runs_document(source, *runs))
+            common.print_json(runs_document(source, table, baseline))
         else:
-            print_runs(common.stdout(), *runs)
+            print_runs(common.stdout(), table, baseline)
         return
-    if scaling is not None:
-        hint = "leave it out: a study that fixes per_worker_batch_size scales weakly, any other strongly"
-        raise RayparError(f"--scaling {scaling} is for files, and `{source}` is none", hint=hint)
-    if by:
-        hint = "leave it out: each group of points that differ only in num_workers is fitted on its own"
-        raise RayparError(f"--by {by[0]} is for files, and `{source}` is none", hint=hint)
+    because = {
+        "--scaling": "a study that fixes per_worker_batch_size scales weakly, any other strongly",
+        "--by": "each group of points that differ only in num_workers is fitted on its own",
+    }
+    of_files = {
+        "--scaling": scaling,
+        "--by": by[0] if by else None,
+        "--workers-column": workers_column,
+        "--time-column": time_column,
+        "--throughput-column": throughput_column,
+        "--throughput-of": throughput_of,
+        "--decimal": decimal,
+    }
+    for flag, value in of_files.items():
+        if value is not None:
+            hint = f"leave it out: {because.get(flag, 'it is known of a study')}"
+            raise RayparError(f"{flag} {value} is for files, and `{source}` is none", hint=hint)
     study = read_study(source, common.uri_of(tracking_uri), Path.cwd())
     groups = worker_groups(study.question, study.current_results.points, baseline)
     if not groups:

@@ -30,8 +30,10 @@ REPORTS = Path(".raypar/reports")
 
 def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """List the studies in the store."""
+    from raypar.execution.stored import hint_above
     from raypar.reporting.listings import print_studies
 
+    store = common.store_of(tracking_uri)
     entries: list[StudyEntry] = [
         {
             "name": s.name,
@@ -42,13 +44,15 @@ def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson
             "num_failed": s.num_failed,
             "last_used_at_s": s.last_used_at,
         }
-        for s in common.store_of(tracking_uri).studies()
+        for s in store.studies()
     ]
     if as_json:
         document: ListDocument = {"schema": 1, "kind": "list", "studies": entries}
         common.print_json(document)
     elif not entries:
-        common.stdout().print("no studies yet: `raypar study FILE` makes one")
+        common.say(common.stdout(), "no studies yet: `raypar study FILE` makes one")
+        if above := hint_above(store):
+            common.say(common.stdout(), f"  → {above}")
     else:
         print_studies(common.stdout(), entries)
 
@@ -101,17 +105,19 @@ def changed_study(name: str, uri: str, new: str | None = None) -> Iterator[str]:
     """Keep a study from being run while it is changed, and give its name with what is stored of it.
 
     Raises:
-        RayparError: it is not in the store, or being run on this machine, or there is a study `new`.
+        RayparError: it is not in the store, or being run, or there is a study `new`.
     """
     from raypar.execution.stored import unknown_study
     from raypar.run.locks import Holder, one_execution
-    from raypar.track.client import store_identity
+    from raypar.run.study_lease import leased_study
+    from raypar.track.client import lease_path, store_identity
 
     store = common.store_of(uri)
     with contextlib.ExitStack() as stack:
         for each in sorted({name, new or name}):
             me = Holder.here(each, ["raypar", *sys.argv[1:]])
             stack.enter_context(one_execution(me, store_identity(uri)))
+            stack.enter_context(leased_study(me, lease_path(each, uri, Path.cwd())))
         executions = store.executions(name)
         if not executions and store.experiment_id(name) is None:
             raise unknown_study(name, store)
@@ -391,7 +397,7 @@ def compare(
     from raypar.execution.stored import read_study
     from raypar.reporting.compare import compare_document, print_comparison, print_gate
 
-    uris = [baseline_uri or common.uri_of(tracking_uri), common.uri_of(tracking_uri)]
+    uris = [common.uri_of(baseline_uri or tracking_uri), common.uri_of(tracking_uri)]
     if a == b and uris[0] == uris[1]:
         hint = "name two studies, or give the store of A with --baseline-uri"
         raise RayparError(f"`{a}` is compared with itself", hint=hint)

@@ -109,7 +109,7 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
     """Return the command that goes on with a study in this folder; all other flags are stored with it."""
-    from raypar.execution.options import is_in_folder, is_of_this_machine
+    from raypar.execution.options import has_to_be_named, is_in_folder
     from raypar.masking import masked
     from raypar.run.jobs import SUBMITTED_AS
     from raypar.track.store import default_tracking_uri
@@ -121,7 +121,7 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
     words = ["raypar", "resume", loaded.study.name]
     if not is_in_folder(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]
-    if options.address is not None and not is_of_this_machine(options.address):
+    if options.address is not None and has_to_be_named(options.address):
         words += ["--address", options.address]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]
@@ -234,7 +234,8 @@ def plan(
 def resume(
     name: common.StudyName,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The study file, where it lies outside of this folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The study file, where it has moved or is elsewhere."),
     ] = None,
     address: common.Address = None,
     data_dir: common.DataDir = None,
@@ -268,7 +269,9 @@ def resume(
             raise RayparError(f"{path} declares study `{loaded.study.name}`, not `{name}`", hint=hint)
         if last.log_model:
             loaded = keeping_models(loaded)
-        options = replace(last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed)
+        options = replace(
+            last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed, has_moved=file is not None
+        )
         common.exit_as(run(loaded, options))
 
 
@@ -317,10 +320,12 @@ def check_can_profile(study: Study, asked: str) -> None:
 
 def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:
     from raypar.execution.execute import changed_code, cluster_for, stored_results
+    from raypar.execution.origin import check_origin
     from raypar.execution.plan import check_data, make_plan
     from raypar.reporting.listings import plan_document, print_plan
 
     check_data(loaded.study, loaded.path)
+    check_origin(loaded, options, common.store_of(options.tracking_uri))
     done = stored_results(loaded.study.name, options)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
         code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import chain, product
@@ -30,6 +32,7 @@ from raypar.execution.best_model import (
     with_final_test,
 )
 from raypar.execution.options import Options
+from raypar.execution.origin import check_origin
 from raypar.execution.plan import ExecutionPlan, NextSpecs, check_data, lacks_nodes, make_plan, next_block
 from raypar.execution.results import (
     ExecutionOutcome,
@@ -40,21 +43,30 @@ from raypar.execution.results import (
     speedup_curves,
 )
 from raypar.execution.revisions import pickle_by_value, preload_of
+from raypar.files import make_private_folder
 from raypar.gpus import visible_gpus, visible_only
 from raypar.masking import masked, secret_variables
 from raypar.provenance import changed_files, files_text
-from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes, watch_of_cluster
+from raypar.run.cluster import (
+    Cluster,
+    joined_cluster,
+    on_every_node,
+    this_machine,
+    wait_for_nodes,
+    watch_of_cluster,
+)
 from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer, check_workload
-from raypar.run.runner import Listener, Notice, Runner, TrialsAdded
-from raypar.scratch import remove_abandoned
+from raypar.run.runner import Event, Listener, Notice, Runner, TrialEnded, TrialsAdded, TrialStarted
+from raypar.run.study_lease import leased_study
+from raypar.scratch import LOGS_PREFIX, remove_abandoned, remove_logs
 from raypar.signals import raise_again, uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, point_label
-from raypar.track.client import MODEL_NAME, store_identity
+from raypar.track.client import MODEL_NAME, lease_path, store_identity
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
@@ -63,7 +75,6 @@ from raypar.train.affinity import allowed_cores, host_cores
 from raypar.train.job import CheckJob, RunSettings
 from raypar.train.telemetry import CpuMonitor
 
-CLUSTER_LOGS = Path("/tmp/raypar-logs")  # on every node of a cluster that others share
 # Variables of the driver's environment that a trial's processes need: on every node, and on this machine alone.
 PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
 # Beginnings of the names of those that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
@@ -71,6 +82,7 @@ NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
 PLACING = ("device", "num_workers")  # options that decide how many GPUs a trial has
 REPORT_FILE = "report.html"
 CHECK_LOG = "check.log"
+LOGS_TIMEOUT_S = 10.0
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
 OPEN_CLUSTER = (
     "the Ray at {} runs the code of whoever reaches it, and shows them yours: it asks for no token "
@@ -107,8 +119,11 @@ def execute(
     me = Holder.here(study.name, options.command)
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_execution(me, store_identity(options.tracking_uri)))
+        path = lease_path(study.name, options.tracking_uri, options.project_dir)
+        stack.enter_context(leased_study(me, path))
         check_data(study, loaded.path)
         store.check_writable()
+        has_moved = check_origin(loaded, options, store)
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
         code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
@@ -121,6 +136,7 @@ def execute(
             code_of=code_of,
             allowed_share=options.allowed_share,
         )
+        plan = replace(plan, code=options.codes(loaded))
         if options.next_specs is not None:
             plan = plan.continued(stored, options.next_specs)
         for text in _notices(loaded, options, plan, stored):
@@ -131,6 +147,9 @@ def execute(
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
             if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
                 _log_model_alone(loaded, options, outcome, store, notice)
+            elif has_moved:
+                with _recorder(_record_of(loaded, options, outcome), options, upload=True) as recorder:
+                    outcome.num_unsent = recorder.close("finished")
             end_abandoned(options.project_dir, options.tracking_uri)
             remove_abandoned()  # as a run does that makes such folders itself
             return outcome
@@ -155,7 +174,7 @@ def execute(
         handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, companions=companions)
         with outcome.noting_the_end():
             if plan.num_missing:
-                _run(loaded, options, plan, handler, log_dir, begun_s)
+                _run(loaded, options, plan, handler, log_dir)
             if study.workload.has_test and not outcome.failures:
                 outcome.analysis = final_test(study, outcome.analysis, outcome.results, store, recorder)
             if options.log_model:
@@ -290,11 +309,15 @@ def _log_model_alone(
     loaded: LoadedStudy, options: Options, outcome: ExecutionOutcome, store: Store, notice: Listener
 ) -> None:
     """Log the best model of a study that has no trial missing, as an execution of its own."""
-    execution = execution_record(loaded, options, outcome.plan.question, note_of(outcome.analysis))
-    with _recorder(execution, options, upload=True) as recorder:
+    with _recorder(_record_of(loaded, options, outcome), options, upload=True) as recorder:
         folder = outcome.log_dir / MODEL_NAME
         log_final_model(loaded.study, outcome.analysis, outcome.results, store, recorder, folder, notice)
         outcome.num_unsent = recorder.close("finished")
+
+
+def _record_of(loaded: LoadedStudy, options: Options, outcome: ExecutionOutcome) -> Execution:
+    """Return an execution of a study that has no trial missing."""
+    return execution_record(loaded, options, outcome.plan.question, note_of(outcome.analysis))
 
 
 @contextlib.contextmanager
@@ -315,13 +338,8 @@ def _run(
     plan: ExecutionPlan,
     handler: ResultHandler,
     log_dir: Path,
-    begun_s: float,
 ) -> None:
-    """Run what is missing, and what is decided on meanwhile.
-
-    Args:
-        begun_s: when the execution began, by the monotonic clock.
-    """
+    """Run what is missing, and what is decided on meanwhile."""
     log_dir.mkdir(parents=True, exist_ok=True)
     if loaded.study.until and plan.done:
         of, _ = next_block(plan, plan.done)
@@ -332,14 +350,18 @@ def _run(
             has_begun = True
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
-                more = partial(_more, handler, begun_s) if loaded.study.until else None
+                clock = _BudgetClock(loaded.study.budget_s, handler)
+                more = partial(_more, handler, clock) if loaded.study.until else None
                 if (next_specs := options.next_specs) is not None:
                     more = partial(_decided, handler, next_specs)
                 raise_again()
-                runner.run(loaded.study, specs, handler, more)
+                runner.run(loaded.study, specs, clock, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
+            finally:
+                if not plan.cluster.is_own:
+                    _remove_logs_of_nodes(log_dir, handler.outcome.failures)
     except RayparError as error:
         if has_begun and not isinstance(error, (NotForTraining, WorkloadError)):
             raise BrokeOff.by(error) from error
@@ -348,14 +370,45 @@ def _run(
         handler.close()
 
 
-def _more(handler: ResultHandler, begun_s: float) -> tuple[TrialSpec, ...]:
+def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> None:
+    """Remove the logs that an execution has left on the nodes of a cluster, but for those of failed trials."""
+    name, failed = f"{LOGS_PREFIX}{log_dir.name}", [failure.spec.identity for failure in failures]
+    remove_logs(name, failed)
+    with uninterrupted(), contextlib.suppress(Exception):  # a node that is lost removes them when they are old
+        on_every_node(remove_logs, name, failed, timeout_s=LOGS_TIMEOUT_S)
+
+
+@dataclass
+class _BudgetClock:
+    """Listener that passes all events on, and measures what is left of a study's budget.
+
+    The budget is for trials: its clock starts with the first one. Waiting for cores and starting Ray don't count.
+    """
+
+    budget_s: float | None
+    handler: ResultHandler
+    _begun_s: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        if self._begun_s is None and isinstance(event, (TrialStarted, TrialEnded)):
+            self._begun_s = time.monotonic()
+        self.handler(event)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; infinite without a budget."""
+        if self.budget_s is None:
+            return math.inf
+        return self.budget_s - (0.0 if self._begun_s is None else time.monotonic() - self._begun_s)
+
+
+def _more(handler: ResultHandler, clock: _BudgetClock) -> tuple[TrialSpec, ...]:
     """Return the next block of a study that runs until it is settled; nothing where it ends."""
     outcome = handler.outcome
-    study = outcome.plan.study
     of, specs = next_block(outcome.plan, tuple(outcome.results.values()))
     later_s = of.later_s
-    if study.budget_s is not None and specs:
-        left_s = study.budget_s - (time.monotonic() - begun_s) - (of.block_s or 0.0)
+    if specs:
+        left_s = clock.left_s - (of.block_s or 0.0)
         if left_s < 0:
             outcome.stopped = Stopped.BUDGET
             return ()
@@ -428,8 +481,8 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
     """Start what runs the trials, and stop it after."""
     pickle_by_value(loaded)
     settings = RunSettings(
-        # Other nodes don't have this project's folder.
-        log_dir=log_dir if plan.cluster.is_own else CLUSTER_LOGS / log_dir.name,
+        # Other nodes don't have this project's folder; each has its own for temporary files.
+        log_dir=log_dir if plan.cluster.is_own else Path(tempfile.gettempdir()) / f"{LOGS_PREFIX}{log_dir.name}",
         isolation=options.isolation,
         environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
         sys_path=(str(loaded.path.parent),),
@@ -466,6 +519,7 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
             stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
             importing.join()
         else:
+            make_private_folder(settings.log_dir)
             stack.enter_context(watch_of_cluster().watching())
         from raypar.run.tune import TuneRunner
 

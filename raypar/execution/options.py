@@ -47,6 +47,7 @@ class Options:
         revisions: versions of the code that are compared; empty: there is one.
         allowed_share: see `raypar.analysis.question.Question`.
         next_specs: gets the plan and all results so far, and returns the trials to run then; none: that was all.
+        has_moved: the stored study of this name is this one, wherever its code came from before.
 
     Raises:
         RayparError: a value that makes no sense, or that excludes another.
@@ -73,6 +74,7 @@ class Options:
     revisions: tuple[Revision, ...] = ()
     allowed_share: float | None = None
     next_specs: Callable[[ExecutionPlan, Sequence[TrialResult]], Sequence[TrialSpec]] | None = None
+    has_moved: bool = False
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:
@@ -90,10 +92,18 @@ class Options:
 
         check_address(self.address)
 
+    def codes(self, loaded: LoadedStudy) -> dict[str, Mapping[str, str]]:
+        """Return the digests of the source files that the study has now, by revision; of one alone under ``""``."""
+        return {revision.label: revision.code for revision in self.revisions} or {"": loaded.code}
+
     def code_of(self, spec: TrialSpec, loaded: LoadedStudy) -> Mapping[str, str]:
         """Return the digests of the source files that a trial of the study runs."""
-        of_revisions = {revision.label: revision.code for revision in self.revisions}
-        return of_revisions.get(spec.placement.revision, loaded.code)
+        return self.codes(loaded).get(spec.placement.revision, loaded.code)
+
+    @property
+    def is_resumable(self) -> bool:
+        """True where `raypar resume` goes on with the study; else the command that runs it does."""
+        return not (self.revisions or self.next_specs or self.profiling.instead_of_training)
 
 
 # Options that are flags as they are.
@@ -191,18 +201,17 @@ class ResumeFlags:
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
         """Return the flags with the file and the address that the user has named, if any, in place of the stored ones.
 
-        Raises RayparError where the stored file is not in `folder`, or the stored address is another machine's, and the
-        user has named none.
+        Raises RayparError where the stored file is not in `folder`, or the stored address is another machine's or may
+        be another user's, and the user has named none.
         """
         if file is None and not is_in_folder(self.file, folder):
             problem = f"the stored file of study `{study}` is {self.file}, which is not in this folder"
             command = shlex.join(["raypar", "resume", study, "--file", self.file])
             raise RayparError(problem, hint=f"a study file is code; if this one is yours: `{command}`")
-        if address is None and self.address is not None and not is_of_this_machine(self.address):
-            from raypar.run.cluster import check_address
-
-            check_address(self.address)  # one that could not be joined at all needs another hint
+        if address is None and self.address is not None and has_to_be_named(self.address):
             problem = f"study `{study}` ran on the cluster at {self.address}, according to the store"
+            if is_of_this_machine(self.address):
+                problem += "; what listens there now is not known to be yours"
             command = shlex.join(["raypar", "resume", study, "--address", self.address])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)
@@ -219,6 +228,17 @@ class ResumeFlags:
 def is_in_folder(file: str, folder: Path) -> bool:
     """Return whether the file, with links followed, lies in the folder or below."""
     return "\0" not in file and Path(file).resolve().is_relative_to(folder.resolve())
+
+
+def has_to_be_named(address: str) -> bool:
+    """Return whether only the user can say that a stored address is to be trusted: another machine's or user's.
+
+    Raises ClusterError for what is no address of a running Ray.
+    """
+    from raypar.run.cluster import check_address, is_of_others
+
+    check_address(address)
+    return not is_of_this_machine(address) or is_of_others(address)
 
 
 def is_of_this_machine(address: str) -> bool:

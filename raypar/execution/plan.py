@@ -6,7 +6,7 @@ import json
 import statistics
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -57,6 +57,7 @@ class ExecutionPlan:
         auto: values of what the study leaves to the machines.
         notices: what the user should read about them before anything runs.
         allowed_share: see `Question`.
+        code: see `Question`.
     """
 
     study: Study
@@ -67,10 +68,11 @@ class ExecutionPlan:
     auto: Auto = ON_CPU
     notices: tuple[str, ...] = ()
     allowed_share: float | None = None
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def question(self) -> Question:
-        return replace(question_of(self.study, self.auto), allowed_share=self.allowed_share)
+        return replace(question_of(self.study, self.auto), allowed_share=self.allowed_share, code=self.code)
 
     @property
     def num_trials(self) -> int:

@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import shutil
-import signal
 import time
 import uuid
 from collections import defaultdict
@@ -26,6 +25,7 @@ from raypar.analysis.question import Question, after_first_sentence, first_sente
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
+from raypar.execution.origin import CodeOrigin
 from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
@@ -52,6 +52,7 @@ JOINED = "{} shares cores or GPUs of this study (--share-machine): trials that r
 BREAKDOWN_FILE = "breakdown.json"
 log = logging.getLogger(__name__)
 SPEEDUP = "scaling/speedup"
+COMPARED = ("speedup", "efficiency")  # estimates that compare a point's times with another's
 MAX_CURVES = 6
 MAX_NOTE_POINTS = 30
 # A summary takes time of a core that a trial may need.
@@ -116,7 +117,7 @@ class ExecutionOutcome:
         try:
             yield
         except KeyboardInterrupt as error:
-            self.interrupted_by = error.signal_number if isinstance(error, Interrupted) else int(signal.SIGINT)
+            self.interrupted_by = (error if isinstance(error, Interrupted) else Interrupted()).signal_number
         except (BrokeOff, StoreError) as error:  # every result is kept, or its loss was reported
             self.broke_off = self.broke_off or BrokeOff.by(error)
 
@@ -299,6 +300,7 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
         tags={
             **provenance(loaded.path, options.command),
             "raypar.question": json.dumps(asdict(question), separators=(",", ":")),
+            CodeOrigin.TAG: masked(CodeOrigin.of(loaded.path, options.tracking_uri, loaded.code).to_json()),
             ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },
         description=masked(study.description),
@@ -361,11 +363,12 @@ def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
 def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
     """Return a point's estimates and the ends of their intervals, rounded, and the number of its finished trials.
 
-    Without the ends of an interval that is only noise.
+    Without the ends of an interval that is only noise, and without what compares times that can't be trusted: MLflow
+    would sort the points by it.
     """
     values: dict[str, float] = {"num_trials": len(point.samples)}
     for key, estimate in estimates_of(analysis, point).items():
-        if estimate is not None:
+        if estimate is not None and not (analysis.verdict.doubt and key in COMPARED):
             ends: dict[str, float | None] = {"": estimate.value}
             ends |= {} if units.is_noise(estimate) else {"_low": estimate.low, "_high": estimate.high}
             values |= {f"{MEDIAN}{key}{end}": value for end, value in ends.items() if value is not None}
@@ -381,8 +384,10 @@ def speedup_curves(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     """Return the speedup of each setting as (key, value, number of workers), so that MLflow draws it as a curve.
 
     MLflow has no error bars: at each number of workers the curve goes from the median to both ends of the interval. One
-    that is only noise is left out, or nothing else would be seen.
+    that is only noise is left out, or nothing else would be seen. There are none where times can't be trusted.
     """
+    if analysis.verdict.doubt:
+        return []
     curves: dict[str, list[tuple[float, int]]] = {}
     for point in analysis.points:
         if point.speedup is None or units.is_noise(point.speedup):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypar.errors import RayparError, suggest
-from raypar.units import counted
+from raypar.masking import masked
+from raypar.units import counted, listed
 
 if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 # Tags of an execution that say where its results come from, see raypar.provenance.
 _ORIGIN = ("host", "os", "cpu", "cores", "gpu", "command", "load")
 SINCE_FORMS = "2026-11-23, 2026-11-23T14:00, last, a number from 1 to {number}"
+MAX_STUDIES_SHOWN = 3  # of another folder
 MAX_EXECUTION_DIGITS = 4  # a date without dashes has more
 _ORIGIN_SECTIONS = ("version.", "git.")
 
@@ -98,6 +103,8 @@ def read_study(
     except TypeError:
         hint = "run it again: finished trials are kept"
         raise RayparError(f"the store has no record of what study `{name}` asks", hint=hint) from None
+    file = str(store.resume_info(name).get("file", ""))
+    question = replace(question, code={**question.code, **code_on_disk(file, results, folder)})
     if price_per_node_hour is not None:
         question = replace(question, price_per_node_hour=price_per_node_hour)
     origins = list(store.origins(name))
@@ -110,6 +117,26 @@ def read_study(
                 values.setdefault(key, {})[tags[key]] = None
     origin = {key: tuple(reversed(in_order)) for key, in_order in values.items()}
     return StoredStudy(name, question, results, origin, origins[0][1], store, scope)
+
+
+def code_on_disk(file: str, results: Sequence[TrialResult], folder: Path) -> dict[str, dict[str, str]]:
+    """Return `Question.code` of a study file as it is now; nothing where it can't be read, or lies outside the folder.
+
+    Args:
+        file: as the store has it, which may be written by others: the file is read, not run.
+    """
+    from raypar.execution.options import is_in_folder
+    from raypar.provenance import source_files
+
+    if not file or not is_in_folder(file, folder) or any(result.spec.placement.revision for result in results):
+        return {}
+    path = Path(file).resolve()
+    names = sorted(
+        {name for result in results for name in result.code if is_in_folder(str(path.parent / name), folder)}
+    )
+    with suppress(OSError, ValueError):
+        return {"": dict(source_files(path, path.read_text(encoding="utf-8-sig"), names).digests)}
+    return {}
 
 
 def results_since(
@@ -161,10 +188,40 @@ def _moment(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
 
 
-def unknown_study(name: str, store: Any) -> RayparError:
+def unknown_study(name: str, store: Store) -> RayparError:
     """Return the error of a study that has no result in the store."""
     names = [s.name for s in store.studies()]
     if name in names:
         return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
-    hint = suggest(name, names) if names else "the store is empty: `raypar study FILE` makes a study"
-    return RayparError(f"no study `{name}` in the store", hint=hint)
+    where = masked(store.tracking_uri)
+    if names and name not in studies_above(store)[1]:
+        return RayparError(f"no study `{name}` in the store", hint=suggest(name, names))
+    hint = f"the store {where} {'has other studies' if names else 'is empty: `raypar study FILE` makes a study'}"
+    return RayparError(f"no study `{name}` in the store", hint="; ".join(filter(None, [hint, hint_above(store, name)])))
+
+
+def studies_above(store: Store) -> tuple[Path, tuple[str, ...]]:
+    """Return the closest folder above with a store that holds studies, which a command in a subfolder may have meant.
+
+    Empty where there is none, or the user has chosen a store.
+    """
+    from raypar.track.store import study_names
+
+    here = store.project_dir.absolute()
+    if store.tracking_uri == f"sqlite:///{here}/mlflow.db":
+        for folder in here.parents:
+            with suppress(OSError):  # others' folders
+                uri = f"sqlite:///{folder}/mlflow.db"
+                if (folder / "mlflow.db").is_file() and (names := study_names(uri, folder)):
+                    return folder, names
+    return here, ()
+
+
+def hint_above(store: Store, name: str = "") -> str:
+    """Return where the studies of a folder above are, or the one of this name; empty where there are none."""
+    folder, names = studies_above(store)
+    if not names:
+        return ""
+    what = listed([f"`{each}`" for each in ([name] if name in names else names)], MAX_STUDIES_SHOWN)
+    at = shlex.quote(str(folder))
+    return f"the store of {folder} has {what}: `cd {at}`, or --tracking-uri sqlite:///{at}/mlflow.db"

@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
+from raypar.analysis.load import MAX_TRUSTED, disturbing_load
 from raypar.analysis.stats import spread_medians
 from raypar.errors import RayparError
 from raypar.predict.network import Floats, Network
 from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, latest
-from raypar.units import value_of
+from raypar.units import counted, seconds, size, value_of
 
 # A prediction is for other values of these, so points may differ in them: everything else has to be chosen.
 FREE_KEYS = ("num_workers", "batch_size", "per_worker_batch_size")
@@ -37,9 +38,11 @@ LOCAL_LATENCY_S = 50e-6
 # Coefficients of variation of a worker's step times, from little to much, where none was measured. Workers that are all
 # alike, which nobody has, would be the slowest worker's step for nothing.
 USUAL_VARIATIONS = (0.01, 0.03)
-# Bounds of a fitted network: from a slow modem to what no machine has.
-_BANDWIDTHS = (1e4, 1e14)
-_LATENCIES_S = (1e-8, 1.0)
+# Bounds of a fitted network, from a slow modem to the links of the fastest GPUs. A fit that ends at one of them (other
+# than the least latency) has not seen a network.
+_BANDWIDTHS = (1e4, 2e12)
+_LATENCIES_S = (1e-6, 1.0)
+AT_BOUND = 0.01  # relative
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,35 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
             texts = ", ".join(map(value_of, values))
             raise RayparError(f"the trials differ in {key}: {texts}", hint=f"choose: --set {key}={value_of(values[0])}")
     return tuple(chosen)
+
+
+def quiet_results(results: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], str]:
+    """Return the trials to calibrate from, without those that other load disturbed, and a sentence on the others.
+
+    A trial that was disturbed a little counts where its worker count and batch have no quieter one: on small machines
+    Ray's own processes are such load.
+
+    Raises:
+        RayparError: none is left of one worker.
+    """
+    loads = {id(r): disturbing_load(r) for r in results}
+    trusted = [r for r in results if (load := loads[id(r)]) is None or load.share_of_cores <= MAX_TRUSTED]
+    quiet = {_counted(r) for r in trusted if loads[id(r)] is None}
+    kept = tuple(r for r in trusted if loads[id(r)] is None or _counted(r) not in quiet)
+    num_excluded = len(results) - len(kept)
+    if any(_counted(r)[0] == 1 for r in results) and not any(_counted(r)[0] == 1 for r in kept):
+        raise RayparError(
+            f"other load disturbed all trials of one worker ({num_excluded} of {len(results)} trials in all): their "
+            "times don't show what computing takes",
+            hint="run the study again on an idle machine, with --fresh",
+        )
+    trials = counted(len(results), "trial")
+    return kept, f"{num_excluded} of {trials} were disturbed by other load and are not used" if num_excluded else ""
+
+
+def _counted(result: TrialResult) -> tuple[int, int]:
+    config: Mapping[str, Any] = result.spec.config
+    return config["num_workers"], config["batch_size"]
 
 
 def observed_points(results: Sequence[TrialResult]) -> tuple[ObservedPoint, ...]:
@@ -235,7 +267,7 @@ def fit_study_network(
         communication: how the study's gradients were sent; its network is ignored.
 
     Raises:
-        RayparError: no point has several workers.
+        RayparError: no point has several workers, or no plausible network explains the steps.
     """
     several = [p for p in calibration.points if p.num_workers > 1]
     if not several:
@@ -264,9 +296,23 @@ def fit_study_network(
     starts = [np.log(start[: len(limits)]) for start in product((1e7, 1e8, 1e9, 1e10), latencies_s)]
     fits = [least_squares(errors, start, bounds=bounds) for start in starts]
     network = network_of(min(fits, key=lambda fit: float(fit.cost)).x)
+    _check_plausible(network)
     counts = ", ".join(str(n) for n in sorted(set(workers.tolist())))
     how = "latency and bandwidth" if fits_latency else f"bandwidth, with a latency of {LOCAL_LATENCY_S * 1e6:.0f} µs,"
     return network, f"the network is that of the measurements: {how} fitted to the steps of {counts} workers"
+
+
+def _check_plausible(network: Network) -> None:
+    bandwidth, latency_s = network.bandwidth_bytes_per_s, network.latency_s
+    least, most = _BANDWIDTHS[0] * (1 + AT_BOUND), _BANDWIDTHS[1] * (1 - AT_BOUND)
+    problem = ""
+    if bandwidth >= most:
+        problem = f"they would need links of {size(bandwidth)}/s or more, so that no communication shows in them"
+    elif bandwidth <= least or latency_s >= _LATENCIES_S[1] * (1 - AT_BOUND):
+        problem = f"they would need links of {size(bandwidth)}/s and {seconds(latency_s)}, which no machine has"
+    if problem:
+        hint = "give the network: --network 100Gbit; or run the study again on an idle machine, with --fresh"
+        raise RayparError(f"the steps of several workers show no network: {problem}", hint=hint)
 
 
 def _fitted_compute(batches: Floats, times_s: Floats) -> tuple[float, float]:

@@ -1,13 +1,15 @@
 """Predictions for other worker counts or networks from a calibrated step model.
 
 They are upper bounds: the model knows no contention between workers, no other traffic, and no slow node. Published
-systems were up to 12 points of efficiency slower (benchmarks/README.md).
+systems were up to 12 points of efficiency slower (benchmarks/README.md). Where a measurement is faster than such a
+bound, the model does not describe the study, and nothing is predicted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +24,13 @@ from raypar.predict.network import Algorithm, Floats, Network, Topology
 from raypar.predict.step_model import MIB, Communication, Limit, StepTime, limit_of
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult
+from raypar.units import counted, seconds
 
 # Bytes sent for each gradient, by the option `compression`; None: as many as it has.
 COMPRESSIONS: Mapping[str, int | None] = {"none": None, "fp16": 2, "bf16": 2}
 MAX_WORKERS = 2**20
+MAX_EXCESS = 0.05  # by which a measured step may be faster than its bound: noise
+FREE = Network(0.0, math.inf)  # what no network is faster than
 
 
 @dataclass(frozen=True)
@@ -250,8 +255,9 @@ def predict(
         is_measured_network: the network is the one that the study ran on.
 
     Raises:
-        RayparError: all counts are more than the batch has samples.
+        RayparError: all counts are more than the batch has samples, or the model contradicts what was measured.
     """
+    _check_measured(calibration, job, communication if is_measured_network else replace(communication, network=FREE))
     most = job.batch_size if job.scaling is Scaling.STRONG else None
     kept = [n for n in sorted(set(counts)) if most is None or n <= most]
     if not kept:
@@ -271,6 +277,25 @@ def predict(
         fastest=int(every[np.argmax(rates)]),
         curve=(every.astype(np.float64), rates),
     )
+
+
+def _check_measured(calibration: Calibration, job: JobSpec, how: Communication) -> None:
+    """Refuse a model whose bounds the measurements exceed: those of the job's batch, if there are any, else all."""
+    workers = np.array([p.num_workers for p in calibration.points])
+    batches = np.array([float(p.batch_size) for p in calibration.points])
+    bounds = calibration.step_times(workers, batches, how, accumulation_steps=job.accumulation_steps).step_time_s
+    measured = np.array([float(np.median(p.step_times_s)) for p in calibration.points])
+    is_asked = batches == job.global_batch(workers)
+    excess = np.where(is_asked if np.any(is_asked) else True, bounds / measured - 1, -1.0)
+    worst = int(np.argmax(excess))
+    if excess[worst] > MAX_EXCESS:
+        with_workers = f"{counted(int(workers[worst]), 'worker')}, batch {int(batches[worst])}"
+        raise RayparError(
+            f"the step model contradicts the measurements, so nothing is predicted: {with_workers} took "
+            f"{seconds(measured[worst])} a step, and the model has {seconds(float(bounds[worst]))} at best",
+            hint="run the study again on an idle machine, with --fresh; or it scales in a way that the model doesn't "
+            "know, such as by a smaller batch per worker that fits the caches",
+        )
 
 
 def _prediction(

@@ -9,6 +9,7 @@ from raypar import units
 from raypar.analysis.ab import Change, MetricChange, RevisionComparison, RevisionPoint
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.compare import Gate
+from raypar.analysis.pairwise import MAX_REPEATS
 from raypar.analysis.stats import Estimate
 from raypar.reporting.export import answer_markdown
 from raypar.reporting.points import legend
@@ -77,10 +78,19 @@ def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
         case Change.EQUIVALENT if ratio is not None:
             return f"no difference above {_share(comparison.margin)} between {a} and {b} ({_interval(ratio)})"
         case Change.INCONCLUSIVE if ratio is not None:
-            more = "" if point.num_more is None else f": about {units.counted(point.num_more, 'more block')}"
-            return f"inconclusive{more}; {b} takes {100 * (ratio.value - 1):+.1f} % against {a} ({_interval(ratio)})"
+            change = f"{b} takes {100 * (ratio.value - 1):+.1f} % against {a} ({_interval(ratio)})"
+            return f"inconclusive{_more(point.num_more)}; {change}"
     states = [f"{label} {state}" for label, state in zip(comparison.labels, point.outcomes, strict=True) if state]
     return f"no times to compare: {', '.join(states) or 'no trial has ended'}"
+
+
+def _more(num_blocks: int | None) -> str:
+    """Return how many more blocks an inconclusive point takes, or what to do instead of that many."""
+    if num_blocks is None:
+        return ""
+    if num_blocks > MAX_REPEATS:
+        return f", and more than {MAX_REPEATS} more blocks would be needed: make trials longer, or raise --margin"
+    return f": about {units.counted(num_blocks, 'more block')}"
 
 
 def _interval(ratio: Estimate) -> str:

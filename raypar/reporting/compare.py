@@ -166,7 +166,8 @@ def _gate_lines(comparison: Comparison, exit_code: int) -> Iterator[str]:
             yield f"{text} at {len(named)} of {total}: {shown}."
     if points[Gate.PASSED]:
         yield f"B is at most {share} slower at {len(points[Gate.PASSED])} of {total}."
-    hint = {Gate.INCONCLUSIVE: "; more repeats narrow the intervals" if points[Gate.INCONCLUSIVE] else ""}
+    is_open = any(p.difference is not Difference.DISTURBED for p in points[Gate.INCONCLUSIVE])
+    hint = {Gate.INCONCLUSIVE: "; more repeats narrow the intervals" if is_open else ""}
     result = comparison.gate
     assert result is not None
     yield f"--fail-if-slower: {result.value}, exit code {exit_code}{hint.get(result, '')}."
@@ -177,6 +178,8 @@ def _doubt(point: MatchedPoint) -> str:
     texts = [units.ratio_interval(point.ratio) if point.ratio else "no time in B"]
     if point.difference is Difference.NO_INTERVAL:
         texts.append("one trial in A or in B")
+    if point.difference is Difference.DISTURBED:
+        texts.append("disturbed")
     if point.diverges_in_b_alone:
         texts.append("some trials diverged in B")
     return ", ".join(texts)
@@ -269,6 +272,7 @@ def _about_differences(comparison: Comparison) -> Iterator[str]:
             yield f"B is {difference.value} at {len(points)} of {total}: {_listed(shown)}."
     undecided = (
         (Difference.INCONCLUSIVE, "the interval of B/A includes 1"),
+        (Difference.DISTURBED, "most trials of A or of B were disturbed"),
         (Difference.NO_INTERVAL, "one trial in A or in B, no interval"),
     )
     for difference, text in undecided:

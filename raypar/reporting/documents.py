@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from raypar.analysis.effects import Effects, Importances
     from raypar.analysis.goodput import BatchGroup
     from raypar.analysis.laws import Scaling
+    from raypar.analysis.pairwise import Outcome
     from raypar.analysis.recommend import Constraints, Decision
     from raypar.analysis.scaling import Quantity
     from raypar.analysis.stats import Estimate
     from raypar.analysis.time_to_target import Target
-    from raypar.analysis.verdict import Outcome
     from raypar.predict.network import Algorithm, Network, Topology
     from raypar.predict.predict import JobSpec
     from raypar.predict.step_model import Limit, StepTime
@@ -256,7 +256,8 @@ class WorkerCountEntry(TypedDict):
         measured: the quantity, in the unit of its group.
         speedup: over the baseline.
         efficiency: speedup over that of perfect scaling.
-        karp_flatt: serial fraction that the speedup shows.
+        serial_fraction: that the speedup shows: Karp and Flatt's in strong scaling, Gustafson's in weak scaling.
+        karp_flatt: the former, in strong scaling.
         why_no_fraction: why there is none, but for the baseline.
     """
 
@@ -264,6 +265,7 @@ class WorkerCountEntry(TypedDict):
     measured: Estimate
     speedup: Estimate
     efficiency: Estimate
+    serial_fraction: Estimate | None
     karp_flatt: Estimate | None
     why_no_fraction: str | None
 
@@ -389,6 +391,7 @@ class FitDocument(Document):
 
     Attributes:
         source: name of the study, or path of the file.
+        reading: a sentence on what the columns of a file were understood to be.
         doubt: why times can't be trusted, so that `groups` name no worker count to stop at.
         groups: each fitted on its own.
         excluded: a sentence on trials of other settings.
@@ -396,6 +399,7 @@ class FitDocument(Document):
 
     kind: Literal["fit"]
     source: str
+    reading: str | None
     doubt: str | None
     groups: Sequence[ScalingEntry]
     excluded: str | None
@@ -1064,11 +1068,11 @@ def schema() -> dict[str, Any]:
     from raypar.analysis.effects import Effects, Importances  # noqa: F401
     from raypar.analysis.goodput import BatchGroup  # noqa: F401
     from raypar.analysis.laws import Scaling  # noqa: F401
+    from raypar.analysis.pairwise import Outcome  # noqa: F401
     from raypar.analysis.recommend import Constraints, Decision  # noqa: F401
     from raypar.analysis.scaling import Quantity  # noqa: F401
     from raypar.analysis.stats import Estimate  # noqa: F401
     from raypar.analysis.time_to_target import Target  # noqa: F401
-    from raypar.analysis.verdict import Outcome  # noqa: F401
     from raypar.predict.network import Algorithm, Network, Topology  # noqa: F401
     from raypar.predict.predict import JobSpec  # noqa: F401
     from raypar.predict.step_model import Limit, StepTime  # noqa: F401

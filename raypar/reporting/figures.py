@@ -19,13 +19,13 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
 from raypar.analysis.laws import USL, Fit
-from raypar.analysis.pairwise import trial_speedup
+from raypar.analysis.pairwise import Outcome, trial_speedup
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, PointSamples, point_key
 from raypar.analysis.recommend import Candidate, Decision, pareto_front
 from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
-from raypar.analysis.verdict import Outcome, best_lines, fastest_lines
+from raypar.analysis.verdict import best_lines, fastest_lines
 from raypar.errors import RayparError
 from raypar.reporting import vega
 from raypar.reporting.profile import NAMES
@@ -702,14 +702,14 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
     """The parts of a finished trial, in seconds; empty where they are not known."""
-    if not result.is_measured or result.stalls_s or not result.wall_s or result.train_time_s is None:
+    if not result.is_measured or result.stalls_s or not result.wall_s or not result.is_timed_whole:
         return {}
     data = result.data_time_s or 0.0
     parts = {
         "start-up": max(0.0, (result.startup_s or 0.0) - data),
         "loading data": data,
         "warm-up": result.warmup_s or 0.0,
-        "training": result.train_time_s,
+        "training": result.train_time_s or 0.0,
         "evaluation": result.eval_time_s or 0.0,
     }
     return {**parts, "rest": max(0.0, result.wall_s - sum(parts.values()))}

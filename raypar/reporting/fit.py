@@ -6,7 +6,7 @@ Formulas and names keep to plain characters, so that they read the same on every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import WORTHWHILE, Quantity, Runs, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
+from raypar.analysis.scaling import WORTHWHILE, Quantity, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
 from raypar.analysis.stats import LEVEL, Estimate
+from raypar.analysis.table import Table
 from raypar.reporting.sentences import IndentedLine, distrust, effect_lines, goodput_lines
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # one by one
+FRACTIONS = {Scaling.STRONG: "Karp–Flatt", Scaling.WEAK: "Gustafson"}  # whose serial fraction a speedup shows
 
 
 def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup], doubt: str = "") -> None:
@@ -45,22 +47,25 @@ def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup
             console.print()
 
 
-def print_runs(console: Console, tables: Mapping[str, Runs], scaling: Scaling, baseline: int | None) -> None:
-    """Print what runs from elsewhere say about scaling.
+def print_runs(console: Console, table: Table, baseline: int | None) -> None:
+    """Print what runs from elsewhere say about scaling, after what their columns were understood to be.
 
     Args:
-        tables: by the heading of each; empty for none.
-        scaling: what grows with the workers.
         baseline: the worker count to compare with; None: the smallest of each.
     """
-    analyses = {
-        heading: analyse_scaling(runs, scaling, baseline, level=_level(len(tables))) for heading, runs in tables.items()
-    }
+    analyses = _analyses(table, baseline)
+    print_paragraph(console, table.reading)
+    console.print()
     for heading, analysis in analyses.items():
         if heading:
             print_line(console, heading, "bold")
             console.print()
-        _print_scaling(console, analysis)
+        _print_scaling(console, analysis, table.runs[heading].unit)
+
+
+def _analyses(table: Table, baseline: int | None) -> dict[str, ScalingAnalysis]:
+    level = _level(len(table.runs))
+    return {label: analyse_scaling(runs, table.scaling, baseline, level=level) for label, runs in table.runs.items()}
 
 
 def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str = "", excluded: str = "") -> FitDocument:
@@ -74,19 +79,24 @@ def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str =
         "schema": 1,
         "kind": "fit",
         "source": study_name,
+        "reading": None,
         "doubt": doubt or None,
         "groups": [scaling_entry(group, group.analyse(_level(len(groups))), doubt) for group in groups],
         "excluded": excluded or None,
     }
 
 
-def runs_document(source: str, tables: Mapping[str, Runs], scaling: Scaling, baseline: int | None) -> FitDocument:
+def runs_document(source: str, table: Table, baseline: int | None) -> FitDocument:
     """Return what `print_runs` prints; `source`: the file."""
-    entries = [
-        scaling_entry(heading, analyse_scaling(runs, scaling, baseline, level=_level(len(tables))))
-        for heading, runs in tables.items()
-    ]
-    return {"schema": 1, "kind": "fit", "source": source, "doubt": None, "groups": entries, "excluded": None}
+    return {
+        "schema": 1,
+        "kind": "fit",
+        "source": source,
+        "reading": table.reading,
+        "doubt": None,
+        "groups": [scaling_entry(label, analysis) for label, analysis in _analyses(table, baseline).items()],
+        "excluded": None,
+    }
 
 
 def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str = "") -> ScalingEntry:
@@ -111,7 +121,8 @@ def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str =
                 "measured": p.measured,
                 "speedup": p.speedup,
                 "efficiency": p.efficiency,
-                "karp_flatt": p.karp_flatt,
+                "serial_fraction": p.serial_fraction,
+                "karp_flatt": p.serial_fraction if analysis.scaling is Scaling.STRONG else None,
                 "why_no_fraction": p.why_no_fraction or None,
             }
             for p in analysis.points
@@ -196,10 +207,11 @@ def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[Inden
 def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[IndentedLine]:
     kept = "the batch" if analysis.scaling is Scaling.STRONG else "each worker's batch"
     yield 0, f"Scaling{_at(group)} ({analysis.scaling}: {kept} is fixed), over {_base(analysis)}:"
-    shares = [(p.num_workers, units.percent(p.karp_flatt.value, 1)) for p in analysis.points if p.karp_flatt]
+    shares = [(p.num_workers, units.percent(p.serial_fraction.value, 1)) for p in analysis.points if p.serial_fraction]
     if shares:
         others = "".join(f", {share} with {n}" for n, share in shares[1:])
-        yield 2, f"Karp–Flatt serial fraction: {shares[0][1]} with {units.counted(shares[0][0], 'worker')}{others}."
+        name, first = FRACTIONS[analysis.scaling], f"{shares[0][1]} with {units.counted(shares[0][0], 'worker')}"
+        yield 2, f"{name} serial fraction: {first}{others}."
     if missing := _missing_fractions(analysis):
         yield 2, missing
     for law in analysis.laws:
@@ -231,16 +243,18 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
     """Return the serial fractions of groups of two worker counts."""
-    fractions = [(g, p.num_workers, p.karp_flatt) for g in groups for p in g.points if p.karp_flatt]
+    fractions = [(g, p.num_workers, p.serial_fraction) for g in groups for p in g.points if p.serial_fraction]
     if len(fractions) > MAX_SCALING_GROUPS:
         ends = [pick(fractions, key=lambda entry: entry[2].value) for pick in (min, max)]
         both = [f"{units.percent(f.value, 1)} ({units.counted(n, 'worker')}, {g.label})" for g, n, f in ends]
-        return [f"Karp–Flatt serial fraction: {' to '.join(both)}."]
+        names = " or ".join(dict.fromkeys(FRACTIONS[g.scaling] for g, _, _ in fractions))
+        return [f"{names} serial fraction: {' to '.join(both)}."]
     lines = []
     for group, n, f in fractions:
         shown = units.percent_interval(f, 1)
         excluded = f" {_excluded_line(group)}" if group.excluded else ""
-        lines.append(f"Karp–Flatt serial fraction of {units.counted(n, 'worker')}{_at(group)}: {shown}.{excluded}")
+        name = f"{FRACTIONS[group.scaling]} serial fraction"
+        lines.append(f"{name} of {units.counted(n, 'worker')}{_at(group)}: {shown}.{excluded}")
     return lines
 
 
@@ -341,7 +355,9 @@ def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
         measured: [show(p.measured) for p in points],
         "speedup": [units.ratio_interval(p.speedup) if p else "baseline" for p in others],
         "eff.": [units.percent(p.efficiency.value if p else None) for p in others],
-        "Karp–Flatt": [units.percent(p.karp_flatt.value if p.karp_flatt else None, 1) for p in points],
+        FRACTIONS[analysis.scaling]: [
+            units.percent(p.serial_fraction.value if p.serial_fraction else None, 1) for p in points
+        ],
     }
     return [Column(head, each, True) for head, each in cells.items()]
 
@@ -354,7 +370,8 @@ def _legend(analysis: ScalingAnalysis) -> str:
         text = (
             f"Weak scaling: N workers do N times the work of one. Speedups (of the rates) and fractions are over {base}"
         )
-    text += "; eff.: the speedup over that of perfect scaling; Karp–Flatt: the serial fraction that a speedup shows."
+    name = FRACTIONS[analysis.scaling]
+    text += f"; eff.: the speedup over that of perfect scaling; {name}: the serial fraction that a speedup shows."
     if not _fits(analysis):
         return text
     if analysis.baseline > 1:
@@ -421,7 +438,9 @@ def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
         "worker time": [f"{100 * (s.cost - 1):+.0f} %" for s in steps],
     }
     if analysis.quantity is Quantity.TIME and analysis.scaling is Scaling.STRONG:
-        costs = {p.num_workers: units.compact(p.num_workers * p.measured.value) for p in analysis.points}
+        first = analysis.points[0]  # the others follow by their speedups, as the worker time does
+        base_s = first.measured.value * first.speedup.value
+        costs = {p.num_workers: units.compact(p.num_workers * base_s / p.speedup.value) for p in analysis.points}
         cells["worker-seconds"] = [f"{costs[s.start]} → {costs[s.end]}" for s in steps]
     return [Column(head, each, True) for head, each in cells.items()]
 

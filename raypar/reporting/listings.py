@@ -89,8 +89,10 @@ def plan_document(
 
 def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
     """Print a study's plan."""
-    if study.description:
-        console.print(Text(study.description, style="italic"))
+    from raypar.analysis.question import asked_by
+
+    if asked := study.description or asked_by(study):
+        console.print(Text(asked, style="italic"))
     what, num_trials = [f"workload {study.workload.name}"], plan["num_trials"]
     if study.is_search:
         what.append(f"a search of {units.counted(num_trials, 'trial')}")

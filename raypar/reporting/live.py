@@ -61,7 +61,7 @@ def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
         return parts
     if not result.is_measured:
         parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
-    if result.train_time_s is not None:
+    if result.is_timed_whole:
         parts.append(f"trained {units.seconds(result.train_time_s)}")
     if (value := result.final.get(metric.name)) is not None:
         parts.append(f"{metric.name} {metric.read_from([value]).show(value)}")
@@ -168,6 +168,7 @@ class LiveView:
         ]
         self._num_slots = 1  # trials that were seen running side by side
         self._idle_since_s: float | None = None  # since a trial ended that ran alone
+        self._waiting_since_s: float | None = self._begun_s  # since when no trial runs; None: one does
         self._pauses_s: list[float] = []
         self._gang_starts_s: dict[Placement, float] = {}
         self._lock = threading.RLock()
@@ -178,7 +179,7 @@ class LiveView:
             )
 
     def __enter__(self) -> LiveView:
-        self._begun_s = self._clock()
+        self._begun_s = self._waiting_since_s = self._clock()
         if self._live:
             self._live.start(refresh=True)
         elif self._starting_text:
@@ -239,7 +240,7 @@ class LiveView:
         return None
 
     def _start(self, spec: TrialSpec) -> None:
-        now_s = self._clock()
+        now_s, self._waiting_since_s = self._clock(), None
         if self._idle_since_s is not None:
             self._pauses_s.append(now_s - self._idle_since_s)
             self._idle_since_s = None
@@ -269,7 +270,7 @@ class LiveView:
             if self._question:
                 self._interim = interim_best(self._question, self._results)
         if not self._running:
-            self._idle_since_s = now_s - late_s
+            self._idle_since_s, self._waiting_since_s = now_s - late_s, now_s
         if self._live and (not is_lost or result.reason in self._errors):
             return None
         self._errors.add(result.reason)
@@ -327,6 +328,8 @@ class LiveView:
         if is_idle or (left_s := self.remaining_s()) is None:
             return ""
         left_s += self._later_s or 0.0
+        if self._waiting_since_s is not None:  # nobody knows how long still: as long again
+            left_s += self._clock() - self._waiting_since_s
         if left_s < 1 and self._is_decided:
             return "finishes at any moment"
         now = self._now()

@@ -140,7 +140,13 @@ def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> st
 
 def timed_part(time_metric: str) -> str:
     """Return the part of a trial that its time is of."""
-    return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial"
+    return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial, from launch to exit"
+
+
+def _laps(analysis: StudyAnalysis) -> str:
+    """Return what lies between the reports of training code that raypar didn't write: ``epochs 1 to 5``, or nothing."""
+    works = {r.timed_work for point in analysis.points for r in point.measured} - {"raypar.step"}
+    return "".join(filter(None, works)) if analysis.time_metric == TRAIN_TIME else ""
 
 
 def _estimates(analysis: StudyAnalysis) -> list[tuple[Estimate | None, Estimate | None]]:
@@ -156,16 +162,36 @@ def _methods(estimates: Sequence[Estimate]) -> str:
     return " or ".join(dict.fromkeys(e.method for e in estimates))
 
 
+BY_BLOCK = "speedups are medians of ratios within blocks, not ratios of these times"
+MIN_APART = 0.02  # of a speedup from the ratio of the times beside it: less is no contradiction to a reader
+
+
+def _differs_from_times(analysis: StudyAnalysis) -> bool:
+    """Return whether a speedup visibly differs from the ratio of the times in the table."""
+    by_key = {point_key(p.point): p for p in analysis.points if p.time_s} if analysis.question.baseline else {}
+    for p in by_key.values():
+        base = by_key.get(point_key(analysis.question.baseline_of(p.point)))
+        if base is None or base is p or not (p.speedup and p.time_s and base.time_s):
+            continue
+        is_paired = len(p.times.keys() & base.times.keys()) > 1
+        if is_paired and abs(base.time_s.value / p.time_s.value / p.speedup.value - 1) > MIN_APART:
+            return True
+    return False
+
+
 def brief_legend(analysis: StudyAnalysis) -> str:
     """Return what the times and intervals are, in a line; empty without a finished trial."""
     counts = sorted({len(p.samples) for p in analysis.points if p.samples})
     repeats = f"{counts[0]} to {counts[-1]} repeats" if len(counts) > 1 else units.counted(sum(counts), "repeat")
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
+    what = f"time of {laps}" if (laps := _laps(analysis)) else what
     if not counts:
         return ""
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
     intervals = ", 95 % CI" * bool(times) + " (of speedups: simultaneous)" * bool(speedups)
     text = f"Median {what}{intervals}, {repeats}"
+    if _differs_from_times(analysis):
+        text += f"; {BY_BLOCK}"
     if any(p.cost for p in analysis.points):
         text += f"; cost: {analysis.question.price_per_node_hour:g} a node-hour"
     return text
@@ -173,12 +199,13 @@ def brief_legend(analysis: StudyAnalysis) -> str:
 
 def legend(analysis: StudyAnalysis) -> str:
     """Return the meaning of the columns, and what the intervals rest on."""
-    text = f"time: {timed_part(analysis.time_metric)}, median"
+    text = f"time: {_laps(analysis) or timed_part(analysis.time_metric)}, median"
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
     if times:
         text += f" with its {_level(times)} interval ({_methods(times)})"
     if speedups:
         text += f"; speedup: simultaneous 95 % intervals, {_level(speedups)} each ({_methods(speedups)})"
+        text += f"; {BY_BLOCK}" * _differs_from_times(analysis)
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
         others = ", ".join(f"{states[state]} {state.said_of(states[state])}" for state in TrialState if states[state])

@@ -268,6 +268,8 @@ def assumptions(report: PredictionReport) -> list[str]:
     lines.append(pipeline)
     lines.append("nothing else slows the workers: no contention between them, no other traffic, no slow node")
     predictions = report.sweep.predictions
+    if off := [abs(p.step_time_s.value / p.measured.value - 1) for p in predictions if p.measured]:
+        lines.append(f"the model's steps differ from the measured ones above by at most {units.percent(max(off), 1)}")
     if calibration.draws is None:
         return [*lines, "no intervals: a point ran only once"]
     if any(not p.extrapolated for p in predictions):

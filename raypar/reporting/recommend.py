@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
 
 MAX_ROWS = 15
+MAX_TIED = 2  # points that a line names one by one
 
 
 def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
@@ -189,13 +190,36 @@ def recommended_lines(verdict: Verdict) -> Iterator[str]:
     shown = [units.seconds(_value(chosen.time_s)), advice.question.judged_by.show(_value(chosen.metric))]
     name = f"{point_label(chosen.point)} ({', '.join(text for text in shown if text != units.MISSING)})"
     if advice.question.is_search:
+        yield from _unchosen_metric(advice)
         return
     if advice.decision is Decision.UNCLEAR:
         yield f"Leading: {name}, unconfirmed"
+        yield from _unchosen_metric(advice)
         if advice.settling is not None:
             yield settling_line(advice.settling)
         return
-    yield f"Recommended: {name}"
+    yield f"Recommended: {name}{_tie(advice)}"
+    yield from _unchosen_metric(advice)
+
+
+def _unchosen_metric(advice: Recommendation) -> Iterator[str]:
+    """Yield that the user did not choose the metric that a recommendation rests on."""
+    question = advice.question
+    is_judged = advice.constraints.target is None and any(c.metric for c in advice.candidates)
+    if question.metric_chosen_by and is_judged:
+        mode = "less" if question.mode == "min" else "more"
+        yield (
+            f"It rests on {question.metric} ({mode} is better), which {question.metric_chosen_by} chose, not you: "
+            "metric= in the study's file names another."
+        )
+
+
+def _tie(advice: Recommendation) -> str:
+    """Return which points the recommended one is tied with; empty for a clear choice."""
+    if advice.decision is not Decision.TIED or not advice.rivals:
+        return ""
+    names = [point_label(c.point) for c in advice.rivals]
+    return f", tied with {_named(names) if len(names) <= MAX_TIED else f'{len(names)} others'}"
 
 
 def objective(advice: Recommendation) -> str:
@@ -237,6 +261,7 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
     is_unclear = advice.decision is Decision.UNCLEAR
     take = f"Not settled yet. Leading: {name}," if is_unclear else f"Take {name}:"
     yield f"{take} {_what(advice, chosen)}{_why(advice, chosen)}."
+    yield from _unchosen_metric(advice)
     if advice.runner_up is None or advice.lead is None:
         left = "point" if len(advice.candidates) == 1 else "one that qualifies"
         yield f"There is no runner-up: it is the only {left}."

@@ -10,8 +10,9 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
+from raypar.analysis.pairwise import Outcome
 from raypar.analysis.stats import Estimate
-from raypar.analysis.verdict import BaselineComparison, Outcome, Verdict
+from raypar.analysis.verdict import BaselineComparison, Verdict
 from raypar.reporting.text import Column
 from raypar.study.metric import Metric
 from raypar.study.space import Value

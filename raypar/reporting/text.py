@@ -20,6 +20,7 @@ from rich.text import Text
 
 from raypar import units
 from raypar.errors import RayparError
+from raypar.signals import EXIT_NOBODY_READS, Interrupted, discard
 
 # C0 but for tab and line feed, DEL and C1: the first byte of every escape sequence is among them.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -257,6 +258,12 @@ class TerminalConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
+
+    def on_broken_pipe(self) -> None:
+        """End the command as a closed terminal does, quietly: rich would end the process."""
+        self.quiet = True
+        discard(self.file)
+        raise Interrupted(EXIT_NOBODY_READS - 128)
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **kwargs):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
@@ -20,6 +21,7 @@ from raypar.run.runner import Event
 from raypar.run.scheduler import GangPhase
 from raypar.study.trial import TrialSpec
 from raypar.trace import mark
+from raypar.train.position import Position
 
 POLL_S = 10.0  # how long a question waits for news before it is asked anew
 CHECK_S = 5.0
@@ -103,13 +105,29 @@ class Broker:
         await self._until(lambda: gang.num_turns > num_turns or gang.phase is GangPhase.CLOSING)
         return gang.turn if gang.num_turns > num_turns else None
 
-    async def report(self, uid: str, attempt: int, rank: int, index: int, metrics: Mapping[str, float] | None) -> bool:
+    async def note_position(self, uid: str, attempt: int, rank: int, position: Position) -> None:
+        """A rank stands, has moved again, or has left its loop."""
+        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+            self._dispatcher.note_position(running, rank, position)
+
+    async def report(
+        self,
+        uid: str,
+        attempt: int,
+        rank: int,
+        index: int,
+        metrics: Mapping[str, float] | None,
+        position: Position,
+    ) -> bool:
         """Take a rank's report. The answer (go on?) is the same for every rank, and depends on rank 0's report."""
         if (running := self._dispatcher.attempt(uid, attempt)) is None:
             return False
         if rank == 0 and metrics is not None:
             self._dispatcher.report(running, metrics)
-        await self._until(lambda: running.is_reported(index))
+        if not running.is_reported(index):
+            self._dispatcher.note_position(running, rank, replace(position, is_out=True))
+            await self._until(lambda: running.is_reported(index))
+        self._dispatcher.note_position(running, rank, position)
         if self._config.in_lockstep:
             await self._until(lambda: running.is_decided(index))
         return running.goes_on(index)

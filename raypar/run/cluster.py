@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -171,12 +172,40 @@ def check_address(address: str) -> None:
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
 
 
+def is_of_others(address: str) -> bool:
+    """Return whether another user of this machine may listen at an address of it (``auto``, ``host:port``).
+
+    Ray finds ``auto`` in files and processes of this machine, whoever's they are. False where nobody listens.
+    """
+    try:
+        host, _, port = _resolved(address).rpartition(":")
+    except ConnectionError:  # there is no Ray
+        return False
+    addresses_here = {
+        each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses
+    }
+    if not host.startswith("127.") and host.strip("[]") not in {"localhost", *addresses_here}:
+        return True  # another machine's, which only the user can know
+    try:
+        listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+        pids = {c.pid for c in listening if c.laddr and c.laddr.port == int(port)}
+        return any(pid is None or psutil.Process(pid).username() != psutil.Process().username() for pid in pids)
+    except psutil.Error:  # the system doesn't say
+        return True
+
+
+def _resolved(address: str) -> str:
+    """Return an address, that of the Ray on this machine for ``auto``. Raises ConnectionError where there is none."""
+    if address != "auto":
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return canonicalize_bootstrap_address(address) or address
+
+
 def _check_reachable(address: str) -> str:
     """Resolve ``auto``; raise OSError where nobody listens: `ray.init` would wait for minutes."""
-    if address == "auto":
-        from ray._private.services import canonicalize_bootstrap_address
-
-        address = canonicalize_bootstrap_address(address) or address
+    address = _resolved(address)
     if address.rpartition(":")[2].isdigit():  # otherwise Ray's own message is better
         _connect(address)
     return address
@@ -238,6 +267,25 @@ def _autoscaling_file(gcs_address: str) -> Path | None:
     return None
 
 
+class _NoFolders(list[str]):
+    """List of folders that stays empty."""
+
+    def extend(self, _: Iterable[str]) -> None:
+        """Do nothing."""
+
+
+def job_config() -> Any:
+    """Return a configuration with which Ray's workers don't import from the current folder.
+
+    Ray puts that folder first, before its own late imports. Trials get the study's folder from `put_first`.
+    """
+    from ray.job_config import JobConfig
+
+    config = JobConfig()
+    config._py_driver_sys_path = _NoFolders()
+    return config
+
+
 @contextlib.contextmanager
 def joined_cluster(address: str) -> Iterator[Cluster]:
     """Connect to a running Ray (``auto``, ``host:port``), which is left running.
@@ -251,7 +299,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         with _errors_reported(address):
             takes_everybody = stack.enter_context(admitted(_check_reachable(address)))
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, job_config=job_config(), log_to_driver=False, logging_level="ERROR")
         reinstall_handlers()
         stack.callback(shut_down)
         yield _as_it_is(Cluster((), is_own=False, node_types=node_types(), takes_everybody=takes_everybody))
@@ -356,20 +404,29 @@ def versions_of_nodes() -> dict[str, dict[str, str]]:
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
     """
+    return on_every_node(provenance.versions, timeout_s=VERSIONS_TIMEOUT_S)
+
+
+def on_every_node(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """Call a module's function on each node of the joined cluster; return the results by the nodes' addresses.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: a node doesn't answer.
+    """
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    cloudpickle.register_pickle_by_value(provenance)  # nodes may have another raypar, or none
-    versions = ray.remote(num_cpus=0)(provenance.versions)
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])  # nodes may have another raypar, or none
+    remote = ray.remote(num_cpus=0)(function)
     answers = {
-        node["NodeManagerAddress"]: versions.options(
+        node["NodeManagerAddress"]: remote.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
+        ).remote(*arguments)
         for node in ray.nodes()
         if node["Alive"]
     }
-    return dict(zip(answers, ray.get(list(answers.values()), timeout=VERSIONS_TIMEOUT_S), strict=True))
+    return dict(zip(answers, ray.get(list(answers.values()), timeout=timeout_s), strict=True))
 
 
 GRACE_S = 15.0

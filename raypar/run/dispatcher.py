@@ -38,8 +38,10 @@ from raypar.run.runner import (
     is_retried,
 )
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
+from raypar.run.standstill import Standstill, explained
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
+from raypar.train.position import Position
 from raypar.units import counted
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
@@ -93,6 +95,11 @@ class Attempt:
     is_sending: bool = False  # rank 0 has ended well, and its artifacts are on their way to the driver
     is_refused: bool = False  # the driver could not take them
     num_pieces: int = 0  # of them, that the driver has not taken yet
+    standstill: Standstill = field(init=False)
+
+    def __post_init__(self) -> None:
+        log_path = self.gang.turn.job.log_path(0) if self.gang.turn else ""
+        self.standstill = Standstill(self.gang.placement.num_workers, str(log_path))
 
     @property
     def takes_artifacts(self) -> bool:
@@ -358,6 +365,12 @@ class Dispatcher:
             self._tell(Notice(NOT_KEPT.format(spec.label, problem, folder / spec.identity / ARTIFACT_FOLDER, node)))
         self._on_change()
 
+    def note_position(self, attempt: Attempt, rank: int, position: Position) -> None:
+        """Note where a rank stands; kill the trial where its ranks wait for each other in vain."""
+        if (failure := attempt.standstill.note(rank, position)) is not None and not attempt.kill_requested:
+            attempt.kill(failure)
+            self._on_change()
+
     def rank_ended(self, attempt: Attempt, rank: int, end: RankEnd) -> None:
         attempt.ends[rank] = end
         attempt.failure = cause(attempt.failure, end)
@@ -365,7 +378,7 @@ class Dispatcher:
             attempt.kill()  # the peers may hang in a collective
         if len(attempt.ends) == attempt.gang.placement.num_workers:
             self._pool.release(attempt.gang)
-            failure = attempt.failure
+            failure = explained(attempt.failure, attempt.ends)
             if any(end.taken for end in attempt.ends.values()) and not attempt.trial.stop_requested:
                 self._wait_for_cores(attempt)
                 return
@@ -402,6 +415,7 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         if self._pool.refresh():
+            self._pool.give_up_lost()
             self._tell(ClusterChanged(len(self._pool.nodes), self.num_slots))
         head = self._queue[:HORIZON]
         refused, lacking = self._refusals(dict.fromkeys(trial.spec.placement for trial in head))

@@ -11,17 +11,20 @@ import contextlib
 import functools
 import gc
 import importlib
+import json
 import os
 import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
 from raypar.gpus import all_gpus
+from raypar.search_path import put_first
 from raypar.trace import mark
 
 # With it, torch.cuda.is_available() asks NVML, where there is one, and leaves CUDA alone.
@@ -74,7 +77,13 @@ def _is_replaced(folder: Path, repository: Path) -> bool:
 
 
 def command(
-    listener: int, owner: int, modules: Sequence[str], notice: str = "", python: Sequence[str] = ()
+    listener: int,
+    owner: int,
+    modules: Sequence[str],
+    notice: str = "",
+    *,
+    python: str = "",
+    folders: Sequence[str] = (),
 ) -> list[str]:
     """Return the command line of a fork server.
 
@@ -83,10 +92,13 @@ def command(
         owner: descriptor of a pipe, which the owner holds open as long as it lives.
         modules: to import, in this order.
         notice: for the user, of modules that it does not import.
-        python: interpreter and its flags; empty: this one.
+        python: interpreter; empty: this one.
+        folders: from which modules are imported, before any others.
     """
     main = "from raypar.run.forkserver import serve; serve()"
-    return [*(python or [sys.executable]), "-c", main, str(listener), str(owner), notice, *modules]
+    # Without the current folder in front, whose modules would hide Python's and torch's.
+    words = [python or sys.executable, "-P", "-c", main, str(listener), str(owner), notice, json.dumps([*folders])]
+    return [*words, *modules]
 
 
 def serve() -> None:
@@ -98,9 +110,11 @@ def serve() -> None:
     mark("fork server: starts")
     if roots := os.environ.get(REPLACED_ROOT):
         replace_root(*map(Path, roots.split(os.pathsep)))
-    _, listener_fd, owner_fd, notice, *modules = sys.argv
-    listener, owner = socket.socket(fileno=int(listener_fd)), int(owner_fd)
-    _import(modules, listener.fileno(), owner)
+    _, listener_fd, owner_fd, notice, folders_text, *modules = sys.argv
+    listener, owner, folders = socket.socket(fileno=int(listener_fd)), int(owner_fd), json.loads(folders_text)
+    put_first(folders)
+    sys.path.append(str(Path.cwd()))  # a trial's own imports may need it
+    _import(modules, listener.fileno(), owner, folders)
     mark("fork server: imported")
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     helpers = _children()  # of what was imported
@@ -144,7 +158,7 @@ def serve() -> None:
                 _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
 
 
-def _import(modules: Sequence[str], listener: int, owner: int) -> None:
+def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence[str] = ()) -> None:
     """Import the modules; start anew without the first, and those after it, after which forks can't use a GPU."""
     environment = dict(os.environ)
     os.environ.setdefault(NVML_CHECK, "1")
@@ -154,8 +168,7 @@ def _import(modules: Sequence[str], listener: int, owner: int) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
         if is_new and _has_touched_cuda():
-            python = (sys.executable, *(["-P"] if sys.flags.safe_path else []))
-            again = command(listener, owner, modules[:i], TOUCHED_CUDA.format(name), python)
+            again = command(listener, owner, modules[:i], TOUCHED_CUDA.format(name), folders=folders)
             os.execve(sys.executable, again, environment)
     if NVML_CHECK not in environment:
         del os.environ[NVML_CHECK]
@@ -197,6 +210,9 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
 
         main(Connection(connection), *listen)
         os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
+    except BaseException:  # of raypar, or raised by a handler of signals that the trial's code has left
+        with contextlib.suppress(Exception):
+            os.write(2, traceback.format_exc().encode(errors="replace"))  # sys.stderr may be the trial's own
     finally:
         os._exit(70)
 

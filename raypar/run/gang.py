@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ from ray.train.backend import Backend, BackendConfig
 from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.run.locks import Holder, locked_cores
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, answers, spawn, supervise
+from raypar.run.ranks import ForkClient, RankEnd, spawn, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
-from raypar.train.job import RankContext, Revision, TrialJob
+from raypar.train.job import RankContext, TrialJob
+from raypar.train.position import Position
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
 # The broker itself removes the placement group of a gang that was lost.
@@ -233,6 +233,7 @@ def _run_rank(
 ) -> RankEnd:
     job, rank = turn.job.on_this_node(), greeting.rank
     log_path = job.log_path(rank)
+    make_private_folder(job.settings.log_dir)
     make_private_folder(log_path.parent)
     on_gpu = job.spec.placement.device == "cuda"
     first = rank - greeting.local_rank  # Ray Train numbers the workers of a node in a row
@@ -260,10 +261,14 @@ def _run_rank(
 
     threading.Thread(target=kill_on_request, daemon=True).start()
 
-    def on_report(index: int, metrics: Mapping[str, float]) -> bool:
-        return bool(ray.get(broker.report.remote(job.uid, job.attempt, rank, index, metrics if rank == 0 else None)))
+    def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
+        of_first = metrics if rank == 0 else None
+        return bool(ray.get(broker.report.remote(job.uid, job.attempt, rank, index, of_first, position)))
 
-    end = supervise(process, job, context, on_report)
+    def on_position(position: Position) -> None:
+        broker.note_position.remote(job.uid, job.attempt, rank, position)
+
+    end = supervise(process, job, context, on_report, on_position)
     over.set()
     if rank == 0 and end.outcome is not None and job.sends_artifacts:
         _send_artifacts(broker, job)
@@ -278,20 +283,6 @@ def _send_artifacts(broker: Any, job: TrialJob) -> None:
     messages = chain(([ray.put(piece)] for piece in pieces(job.artifact_dir)), [[]])
     if all(ray.get(broker.send.remote(job.uid, job.attempt, message)) for message in messages):
         shutil.rmtree(job.artifact_dir, ignore_errors=True)
-
-
-class ForkAgent:
-    """An actor, one per node and revision: owns a fork server, which gangs' workers on the node ask for their ranks."""
-
-    def __init__(self, revision: Revision) -> None:
-        self._make = partial(ForkServer.of, revision)
-        self._server = self._make()
-
-    def address(self) -> str:
-        """Return where the node's fork server listens; a dead one is replaced."""
-        if not answers(self._server.address):
-            self._server = self._make()
-        return self._server.address
 
 
 def host_id() -> str:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,9 +16,9 @@ import ray
 from ray._private.state import available_resources_per_node
 
 from raypar.run.cluster import node_types
-from raypar.run.gang import ForkAgent, Greeting, Turn, host_id, train_gang
+from raypar.run.gang import Greeting, Turn, host_id, train_gang
 from raypar.run.placement import CoreLeases, Node, NodeAssignment, needed
-from raypar.run.ranks import answers
+from raypar.run.ranks import ForkAgent, answers
 from raypar.run.scheduler import ROUNDING, GangPhase, GangState
 from raypar.study.options import node_label_of
 from raypar.study.trial import Placement, TrialSpec
@@ -129,6 +128,17 @@ class GangPool:
         before, self.nodes = self.nodes, alive_nodes()
         return {node.id for node in before} != {node.id for node in self.nodes}
 
+    def give_up_lost(self) -> None:
+        """Close the gangs that are starting on a node that was lost; Ray would wait a minute for it.
+
+        What waits for them can have other gangs meanwhile. One that Ray has placed elsewhere leaves once it is up.
+        """
+        alive = {node.id for node in self.nodes}
+        for gang in self.gangs.values():
+            if gang.phase is GangPhase.STARTING and not alive.issuperset(gang.nodes):
+                gang.close()
+                _free_place(gang)
+
     @property
     def is_short_of_memory(self) -> bool:
         memory = psutil.virtual_memory()
@@ -186,7 +196,7 @@ class GangPool:
                     placement,
                     self.reserved(placement),
                     *self._selection(placement, nodes),
-                    str(Path(self._settings.log_dir) / "gangs"),
+                    str(self._settings.here().log_dir / "gangs"),
                     fresh=not self._is_warm,
                 )
             except BaseException as e:
@@ -264,10 +274,9 @@ class GangPool:
         self, gang: Gang, error: BaseException | None, on_end: Callable[[Gang, BaseException | None], object]
     ) -> None:
         del self.gangs[gang.id]
-        group = next((w.placement_group for w in gang.workers.values() if w.placement_group), None)
-        if not gang.is_closing and group is not None:
+        if not gang.is_closing:
             # Train's own cleaner needs the dashboard; without it the group of a lost gang would hold its resources.
-            ray.util.remove_placement_group(group)
+            _free_place(gang)
         on_end(gang, error)
 
     def _agent(self, node_id: str, revision: Revision) -> Any:
@@ -279,6 +288,13 @@ class GangPool:
             agent = ray.remote(num_cpus=0)(ForkAgent).options(scheduling_strategy=where)
             self._agents[node_id, revision.label] = agent.remote(revision)
         return self._agents[node_id, revision.label]
+
+
+def _free_place(gang: Gang) -> None:
+    """Give what a gang's workers reserve back to Ray, and end those that still are there."""
+    group = next((w.placement_group for w in gang.workers.values() if w.placement_group), None)
+    if group is not None:
+        ray.util.remove_placement_group(group)
 
 
 def _strategy(placement: Placement) -> str:

@@ -26,6 +26,7 @@ from raypar.errors import ClusterError, RayparError, cut, shortened
 from raypar.masking import masked
 from raypar.run.auth import admitted
 from raypar.scratch import scratch_folder
+from raypar.search_path import is_reserved, owner_of
 
 TUNNEL_HINT = (
     "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
@@ -153,7 +154,8 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
         The copied files, relative to the folder.
 
     Raises:
-        RayparError: it is more than Ray takes, or a folder that is no study's.
+        RayparError: it is more than Ray takes, has modules that would hide Python's there, or is a folder that is no
+            study's.
     """
     folder = study_file.parent
     if folder in (Path.home(), Path(folder.anchor)):
@@ -174,6 +176,13 @@ def pack(study_file: Path, modules: Collection[Path], to: Path) -> tuple[Path, .
         raise RayparError(
             f"{study_file}: {beside}, and Ray takes {units.size(MAX_BYTES)}: {largest}", hint=TOO_LARGE_HINT
         )
+    # Ray puts the folder into PYTHONPATH on the cluster, before anything else.
+    modules_there = {name.stem for name in files if name.suffix == ".py" and len(name.parts) == 1}
+    packages = {name.parts[0] for name in files if name.parts[1:] == ("__init__.py",)}
+    if hiding := sorted(filter(is_reserved, modules_there | packages)):
+        names = " and ".join(f"the module `{name}` {owner_of(name)}" for name in hiding)
+        hint = "rename the file of that name, or list it in a .gitignore beside the study"
+        raise RayparError(f"{study_file}: what travels with it hides {names} on the cluster", hint=hint)
     for name in files:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         try:

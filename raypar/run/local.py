@@ -8,13 +8,26 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 
 import cloudpickle
 
+from raypar.errors import BrokeOff
 from raypar.files import make_private_folder
 from raypar.run.placement import CoreLeases
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, spawn, supervise, trial_result
+from raypar.run.ranks import (
+    EXIT_GRACE_S,
+    ForkAgent,
+    ForkClient,
+    ForkServerLost,
+    RankEnd,
+    RankProcess,
+    cause,
+    spawn,
+    supervise,
+    trial_result,
+)
 from raypar.run.runner import (
     Listener,
     More,
@@ -27,10 +40,15 @@ from raypar.run.runner import (
     ends_training,
     is_retried,
 )
+from raypar.run.standstill import Standstill, explained
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
-from raypar.train.job import RankContext, RunSettings, TrialJob
+from raypar.train.job import RankContext, Revision, RunSettings, TrialJob
+from raypar.train.position import Position
+from raypar.units import listed
+
+MAX_SERVER_STARTS = 5  # in a row, of a fork server that ends before it is ready
 
 
 class LocalRunner:
@@ -42,32 +60,51 @@ class LocalRunner:
 
     def __init__(self, settings: RunSettings, cores: Sequence[Core] | None = None) -> None:
         self._settings, self._cores = settings, host_cores() if cores is None else cores
-        self._servers: dict[str, ForkServer] = {}  # by the label of their revision
+        self._servers: dict[str, ForkAgent] = {}  # by the label of their revision
+        self._notices: set[str] = set()  # of the servers, as shown
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> LocalRunner:
         if self._settings.isolation == "warm":
             for revision in self._settings.revisions or (self._settings.revision(),):
-                server = self._resources.enter_context(contextlib.closing(ForkServer.of(revision)))
+                server = self._resources.enter_context(contextlib.closing(ForkAgent(revision)))
                 self._servers[revision.label] = server
         return self
 
     @property
     def fork_addresses(self) -> dict[str, str]:
         """Addresses of the fork servers, by the label of their revision."""
-        return {label: server.address for label, server in self._servers.items()}
+        return {label: server.address() for label, server in self._servers.items()}
 
     def __exit__(self, *error: object) -> None:
         self._resources.close()
         self._servers.clear()
 
+    def _fork_address(self, revision: Revision, listener: Listener) -> str | None:
+        """Return where the revision's fork server is ready; None where ranks are fresh interpreters.
+
+        Raises:
+            BrokeOff: servers end before they are ready, one after the other.
+        """
+        if (server := self._servers.get(revision.label)) is None:
+            return None
+        for _ in range(MAX_SERVER_STARTS):
+            address = server.address()
+            with contextlib.suppress(ForkServerLost), contextlib.closing(ForkClient(address)) as client:
+                text = client.wait_until_ready()
+                if text and text not in self._notices:
+                    self._notices.add(text)
+                    listener(Notice(text))
+                return address
+        modules = listed(revision.preload, 5) or "torch"
+        problem = f"the process that imports {modules} and starts ranks ended {MAX_SERVER_STARTS} times in a row"
+        raise BrokeOff(problem, hint="`--isolation fresh` starts every rank in an interpreter of its own")
+
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`)."""
         workload, stopped, notice = cloudpickle.dumps(study.workload), StoppedPoints(), None
-        for server in self._servers.values():
-            with contextlib.closing(ForkClient(server.address)) as client:
-                if text := client.wait_until_ready():
-                    listener(Notice(text))
+        for revision in self._settings.revisions or (self._settings.revision(),):
+            self._fork_address(revision, listener)
         for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
             if (refusal := stopped.refusal(spec)) is not None:
                 listener(TrialEnded(trial_result(spec, {}, started_at=time.time(), failure=refusal)))
@@ -75,8 +112,8 @@ class LocalRunner:
             for attempt in range(1, study.max_retries + 2):
                 listener(TrialStarted(spec, attempt))
                 job = self._settings.job(spec, attempt, workload)
-                of_revision = self._servers.get(job.revision.label)
-                result = _LocalAttempt(job, study.judged_by.name, listener, of_revision, self._cores).run()
+                address = self._fork_address(job.revision, listener)
+                result = _LocalAttempt(job, study.judged_by.name, listener, address, self._cores).run()
                 notice = stopped.note(spec, result.failure, has_reported=bool(result.reports))
                 if result.failure is None or not is_retried(result.failure, attempt, study.max_retries):
                     break
@@ -92,15 +129,17 @@ class _LocalAttempt:
     """One attempt at a trial: its ranks are started, supervised and killed together."""
 
     def __init__(
-        self, job: TrialJob, metric: str, listener: Listener, server: ForkServer | None, cores: Sequence[Core]
+        self, job: TrialJob, metric: str, listener: Listener, fork_address: str | None, cores: Sequence[Core]
     ) -> None:
-        self._job, self._metric, self._listener, self._server, self._cores = job, metric, listener, server, cores
+        self._job, self._metric, self._listener, self._cores = job, metric, listener, cores
+        self._fork_address = fork_address
         self._world_size = job.spec.placement.num_workers
         self._reports: list[Mapping[str, float]] = []
         self._processes: list[RankProcess] = []
         self._failure: Failure | None = None
         self._changed = threading.Condition()  # what its ranks have reported, and why it failed
         self._has_first_ended = False  # rank 0
+        self._standstill = Standstill(self._world_size, str(job.log_path(0)))
 
     def run(self) -> TrialResult:
         started_at, spec = time.time(), self._job.spec
@@ -112,7 +151,13 @@ class _LocalAttempt:
             self._failure = Failure(FailureKind.REFUSED, reason)
         else:  # one trial at a time: all cores are free
             near = {rank: cores_near_gpu(rank) for rank in hosts} if spec.placement.device == "cuda" else {}
-            ends = self._run_ranks(leases.lease(hosts, spec.placement.cpus_per_worker, affinity, near) or {})
+            cores = leases.lease(hosts, spec.placement.cpus_per_worker, affinity, near) or {}
+            try:
+                ends = self._run_ranks(cores)
+            except ForkServerLost as error:  # those that were started have been killed
+                for process in self._processes:
+                    process.join(EXIT_GRACE_S)
+                self._failure = Failure(FailureKind.GANG_LOST, f"no rank was started: {error}")
         return trial_result(
             spec,
             ends,
@@ -121,7 +166,7 @@ class _LocalAttempt:
             attempts=self._job.attempt,
             started_at=started_at,
             environment={"node": [socket.gethostname()] * self._world_size} if ends else {},
-            failure=self._failure,
+            failure=explained(self._failure, ends),
         )
 
     def _run_ranks(self, cores: Mapping[int, tuple[int, ...]]) -> dict[int, RankEnd]:
@@ -155,28 +200,41 @@ class _LocalAttempt:
     def _start(self, rank: int, listen: socket.socket | None, stack: contextlib.ExitStack) -> None:
         log_path = self._job.log_path(rank)
         make_private_folder(log_path.parent)
-        if self._server is None:
+        if self._fork_address is None:
             self._processes.append(spawn(log_path, listen, self._job.revision))
             return
-        client = stack.enter_context(contextlib.closing(ForkClient(self._server.address)))
+        client = stack.enter_context(contextlib.closing(ForkClient(self._fork_address)))
         self._processes.append(client.fork(log_path, listen))
 
     def _supervise(self, process: RankProcess, context: RankContext) -> RankEnd:
         spec = self._job.spec
 
-        def on_report(index: int, metrics: Mapping[str, float]) -> bool:
+        def on_position(position: Position) -> None:
+            with self._changed:
+                failure = self._standstill.note(context.rank, position)
+                self._failure = self._failure or failure
+            if failure is not None:
+                self._kill()
+
+        def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
+            def is_reported() -> bool:
+                return len(self._reports) > index or self._has_first_ended
+
             with self._changed:
                 if context.rank == 0:
                     self._reports.append(metrics)
                     self._changed.notify_all()
+                if not is_reported():
+                    on_position(replace(position, is_out=True))
                 # All ranks stop at the same report, which rank 0's decides.
-                self._changed.wait_for(lambda: len(self._reports) > index or self._has_first_ended)
+                self._changed.wait_for(is_reported)
+                self._standstill.note(context.rank, position)
                 decisive = self._reports[index] if index < len(self._reports) else {}
             if context.rank == 0:
                 self._listener(TrialReported(spec, metrics))
             return not ends_training(spec, decisive, self._metric)
 
-        end = supervise(process, self._job, context, on_report)
+        end = supervise(process, self._job, context, on_report, on_position)
         with self._changed:
             self._has_first_ended |= context.rank == 0
             self._changed.notify_all()

@@ -19,7 +19,7 @@ import psutil
 from raypar.errors import BrokeOff, ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
-from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, shut_down, watch_of_own
+from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, job_config, shut_down, watch_of_own
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, raise_again, reinstall_handlers
 from raypar.trace import mark
@@ -27,8 +27,7 @@ from raypar.train.affinity import CAN_PIN, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 SHUTDOWN_TIMEOUT_S = 20.0
-# Of the folder that Ray's is in: macOS allows 103 characters for the path of a socket, Ray's part has up to 84.
-MAX_PARENT_LENGTH = 19
+RAY_SOCKET_LENGTH = 67  # of the longest: ray/session_2026-01-31_12-59-59_123456_1234567/sockets/plasma_store
 DEFAULTS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -90,10 +89,7 @@ def private_folder() -> Iterator[Path]:
     It is removed at the end; where Ray did not start or was lost, its logs may tell why: the next study removes it.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    if len(str(parent)) > MAX_PARENT_LENGTH:
-        parent = Path("/tmp")
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = make_folder(parent)
+    folder = make_folder(parent, socket=RAY_SOCKET_LENGTH)
     try:
         yield folder
     except (ClusterError, BrokeOff):
@@ -117,6 +113,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
         with processes_noted(processes), _without_secrets():
             ray.init(
                 address="local",  # a bare init would join whatever cluster it finds
+                job_config=job_config(),
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 include_dashboard=False,

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -30,6 +30,7 @@ from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
+from raypar.train.position import Position
 
 # The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
@@ -78,13 +79,33 @@ class RankProcess:
         return code
 
 
+class ForkServerLost(ConnectionError):
+    """End of a fork server whose answer was awaited."""
+
+    def __init__(self) -> None:
+        super().__init__("the fork server, the process that starts ranks, has ended")
+
+
+@contextlib.contextmanager
+def _loss_noticed() -> Iterator[None]:
+    """Raise ForkServerLost for what a connection to a fork server raises once that has ended."""
+    try:
+        yield
+    except (EOFError, ConnectionError, FileNotFoundError):
+        raise ForkServerLost from None
+
+
 class ForkClient:
-    """A connection to a fork server on this machine. The ranks forked through it die with it."""
+    """A connection to a fork server on this machine. The ranks forked through it die with it.
+
+    Raises:
+        ForkServerLost: the server has ended.
+    """
 
     def __init__(self, address: str) -> None:
-        unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        unix_socket.connect(address)
-        self._connection = Connection(unix_socket.detach())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket, _loss_noticed():
+            unix_socket.connect(address)
+            self._connection = Connection(unix_socket.detach())
         self._exit_codes: dict[int, int] = {}
         self.is_lost = False  # the server has ended, and that was noticed
 
@@ -94,23 +115,25 @@ class ForkClient:
         Returns:
             A notice of what it has not imported, for the user; mostly empty.
         """
-        self._connection.send(0)
-        return str(self._connection.recv()[1])
+        with _loss_noticed():
+            self._connection.send(0)
+            return str(self._connection.recv()[1])
 
     def fork(self, log_path: Path, listen: socket.socket | None = None) -> RankProcess:
         """Start a rank; waits while the server is still importing.
 
         Raises:
-            EOFError, OSError: the server has ended.
+            ForkServerLost: the server has ended.
         """
         ours, theirs = socket.socketpair()
-        with theirs, log_path.open("ab") as log:
+        with theirs, log_path.open("ab") as log, _loss_noticed():
             fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
             self._connection.send(len(fds))
             for fd in fds:
                 send_handle(self._connection, fd, 0)
         while True:
-            pid, code = self._connection.recv()
+            with _loss_noticed():
+                pid, code = self._connection.recv()
             if code is None:
                 return RankProcess(pid, ours, partial(self._exit_code, pid))
             self._exit_codes[pid] = code
@@ -150,16 +173,19 @@ def check_workload(server: str, job: CheckJob, log_path: Path, limit_s: float = 
     Returns:
         Nothing where the check takes longer than the limit, or its process dies: the trials will show why.
     """
-    with contextlib.closing(ForkClient(server)) as client:
-        try:
+    try:
+        with contextlib.closing(ForkClient(server)) as client:
             process = client.fork(log_path)
-            process.connection.send((job, None))
-            mistakes: list[Mistake] = process.connection.recv() if process.connection.poll(limit_s) else []
-        except (EOFError, OSError):
-            return []
-        process.kill()
-        process.join(EXIT_GRACE_S)
-        return mistakes
+            try:
+                process.connection.send((job, None))
+                kind, *answer = process.connection.recv() if process.connection.poll(limit_s) else ("",)
+            finally:
+                process.kill()
+                process.join(EXIT_GRACE_S)
+    except (EOFError, OSError, ForkServerLost):
+        return []
+    mistakes: list[Mistake] = answer[0] if kind == "checked" else []
+    return mistakes
 
 
 class ForkServer:
@@ -174,7 +200,7 @@ class ForkServer:
         revision: Revision | None = None,
     ) -> None:
         # Nobody else can look into it, and so ask for a fork.
-        self.address = str(make_folder() / "fork")
+        self.address = str(make_folder(socket=len("fork")) / "fork")
         server_end, self._owner_end = os.pipe()
         modules = (*base_preload, *preload)
         # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
@@ -183,19 +209,15 @@ class ForkServer:
             **os.environ,
             **replaced,
             REPLACED_VARIABLES: json.dumps({name: os.environ.get(name) for name in replaced}),
-            "PYTHONPATH": os.pathsep.join([*sys_path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         }
-        python: tuple[str, ...] = ()
         if revision is not None and revision.checkout is not None:
             environment |= revision_environment(revision)
-            # Without the current folder in front, from which raypar itself may come.
-            python = (revision.python or sys.executable, "-P")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
             listener.listen(64)
             fds = (listener.fileno(), server_end)
             self._process = subprocess.Popen(
-                command(*fds, modules, python=python),
+                command(*fds, modules, python=revision.python if revision else "", folders=sys_path),
                 pass_fds=fds,
                 cwd=None if revision is None else revision.folder,
                 stdin=subprocess.DEVNULL,
@@ -222,6 +244,24 @@ class ForkServer:
         remove_folder(Path(self.address).parent)
 
 
+class ForkAgent:
+    """Owner of a fork server, which it replaces where that has ended. With Ray an actor, one per node and revision."""
+
+    def __init__(self, revision: Revision) -> None:
+        self._make = partial(ForkServer.of, revision)
+        self._server = self._make()
+
+    def address(self) -> str:
+        """Return where the fork server listens; a dead one is replaced."""
+        if not answers(self._server.address):
+            self._server.close()
+            self._server = self._make()
+        return self._server.address
+
+    def close(self) -> None:
+        self._server.close()
+
+
 def revision_environment(revision: Revision) -> dict[str, str]:
     """Return the variables with which an interpreter imports a checkout's code, and this process's raypar."""
     assert revision.repository is not None and revision.checkout is not None
@@ -230,9 +270,8 @@ def revision_environment(revision: Revision) -> dict[str, str]:
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if entry
     )
-    path = dict.fromkeys([*revision.sys_path, *filter(None, kept)])
     return {
-        "PYTHONPATH": os.pathsep.join([revision.raypar_path, *path]),
+        "PYTHONPATH": os.pathsep.join([revision.raypar_path, *filter(None, kept)]),
         REPLACED_ROOT: f"{revision.repository}{os.pathsep}{revision.checkout}",
     }
 
@@ -255,6 +294,7 @@ class RankEnd:
     failure: Failure | None = None
     taken: Mapping[int, str] = field(default_factory=dict)  # cores of its machine that others have, and who
     was_killed: bool = False  # from here, so that its end explains nothing
+    position: Position = field(default_factory=Position)  # in its collective operations, as last said
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
@@ -351,16 +391,23 @@ def _measured(counters: Sequence[telemetry.RankCounters | None]) -> tuple[dict[s
 
 
 def supervise(
-    process: RankProcess, job: TrialJob, context: RankContext, on_report: Callable[[int, Mapping[str, float]], bool]
+    process: RankProcess,
+    job: TrialJob,
+    context: RankContext,
+    on_report: Callable[[int, Mapping[str, float], Position], bool],
+    on_position: Callable[[Position], object],
 ) -> RankEnd:
     """Run a started rank to its end.
 
     Args:
-        on_report: gets the index and the metrics of each report; its answer (go on?) goes back to the rank.
+        on_report: gets the index, the metrics and the position of each report; its answer (go on?) goes back to the
+            rank.
+        on_position: gets the rank's position where it stands, has moved again, or has left its loop.
 
     Killing the process from another thread ends this, with a failure.
     """
     end: RankEnd | None = None
+    position = Position()
     rank, log_path = context.rank, job.log_path(context.rank)
     kills_before = num_memory_kills()
     try:
@@ -371,9 +418,11 @@ def supervise(
             if not process.connection.poll(LOG_CHECK_S):
                 continue
             match process.connection.recv():
-                case ("report", metrics):
-                    process.connection.send(on_report(index, metrics))
+                case ("report", metrics, position):
+                    process.connection.send(on_report(index, metrics, position))
                     index += 1
+                case ("position", position):
+                    on_position(position)
                 case ("done", outcome):
                     end = RankEnd(outcome=outcome)
                 case ("error", kind, name, message, traceback):
@@ -390,10 +439,10 @@ def supervise(
     # The kernel counts for the whole machine: what it killed may have been another's, in the same moment.
     took_too_much = not process.was_killed and num_memory_kills() > kills_before
     if end is None:
-        return RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
-    if took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
-        return RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
-    return end
+        end = RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
+    elif took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
+        end = RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
+    return replace(end, position=position)
 
 
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:

@@ -94,7 +94,7 @@ RETRIED = (FailureKind.CRASH, FailureKind.DEVICE, FailureKind.PEER_LOST, Failure
 # Raised by the trial's code, or by what it needs.
 DETERMINISTIC = (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.CRASH)
 SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-VARIES = re.compile(r"\brank \d+|\b0x[0-9a-f]+")  # in the message of one error
+VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # in the message of one error
 NUM_ALIKE = 2  # attempts that end alike: a third would, too
 SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
 NOT_RUN = "not run: its point does not fit: {}"

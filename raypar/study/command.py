@@ -25,6 +25,16 @@ PLACES = {
     "output_dir": "empty folder, whose files are kept with the trial",
 }
 
+# What stands for them where a command is only checked.
+EXAMPLES: Mapping[str, Any] = {
+    **dict.fromkeys(("node_rank", "seed", "repeat"), 0),
+    **dict.fromkeys(("num_nodes", "workers_per_node"), 1),
+    "master_addr": "127.0.0.1",
+    "master_port": 29500,
+    "output_dir": "output",
+}
+MAX_WORD_BYTES = 128 * 1024 - 1  # of one argument, on Linux
+
 
 # Parts of a regular expression: what is escaped, classes of characters, and the brackets of groups.
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<|\?)?|\)")
@@ -121,11 +131,31 @@ class Command:
             return ("/bin/sh", "-c", *(word.format_map(values) for word in self.words))
         return tuple(word.format_map(values) for word in self.words)
 
+    def problem(self, config: Mapping[str, Any]) -> str:
+        """Return what keeps it from being started with a trial's hyperparameters; empty where nothing does."""
+        values = {**config, **EXAMPLES}
+        try:
+            for text in (*self.words, self.tensorboard, self.folder):
+                text.format_map(values)
+            words = self.filled(values)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError) as error:
+            used = ", ".join(f"{name}={config[name]!r}" for name in _names_or_none(text) if name in config)
+            return f"can't be filled in with {used}: {error}"
+        filled = [*words, *(text.format_map(values) for text in (self.tensorboard, self.folder))]
+        if not words[0].strip():
+            return "begins with an empty word"
+        if any("\0" in text for text in filled):
+            return "holds a null character"
+        if (size := max(len(word.encode(errors="surrogatepass")) for word in filled)) > MAX_WORD_BYTES:
+            return f"has a word of {size:,} bytes, and may have {MAX_WORD_BYTES:,}"
+        return ""
+
     def mistakes(self) -> Iterator[Mistake]:
         """Yield what is wrong with it, before any trial."""
         where = "workload.command"
         hint = 'such as "python train.py --lr {lr}"'
-        if not isinstance(self.template, (str, tuple)) or not self.template:
+        texts = self.template if isinstance(self.template, tuple) else (self.template,)
+        if not texts or not isinstance(texts[0], (str, PurePath)) or not str(texts[0]).strip():
             yield Mistake(where, self.template, "is no command line", hint=hint)
             return
         try:
@@ -149,8 +179,40 @@ class Command:
 
 def _names(text: str) -> list[str]:
     """Return the names in braces. Raises ValueError where braces are unbalanced, or hold no plain name."""
-    names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
-    for name in names:
-        if not name.isidentifier():
+    names: list[str] = []
+    for _, name, form, _ in Formatter().parse(text):
+        if name is not None and not name.isidentifier():
             raise ValueError(f"{{{name}}} is no name of a hyperparameter")
+        if name is not None:
+            names += [name, *_names(form or "")]  # a width may be a hyperparameter too: {lr:{width}}
     return names
+
+
+def _names_or_none(text: str) -> list[str]:
+    try:
+        return _names(text)
+    except ValueError:
+        return []
+
+
+# A number as it is printed, whole: with its sign, thousands and exponent.
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)\]])[-+])?"
+    r"(?:(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+)
+
+
+def number_in(pattern: re.Pattern[str], line: str) -> float | None:
+    """Return the number that the first group of an expression finds in a line; None where it finds none.
+
+    It is read whole, also where the expression takes a part of it: 1.25e-05, not the 1.25 of ``([0-9.]+)``.
+    """
+    if not (match := pattern.search(line)) or match[1] is None:
+        return None
+    at = match.start(1) + len(match[1]) - len(match[1].lstrip())
+    whole = next((number for number in _NUMBER.finditer(line) if number.start() <= at < number.end()), None)
+    text = whole[0].replace(",", "") if whole else match[1]
+    try:
+        return float(text)
+    except ValueError:
+        return None

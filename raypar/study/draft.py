@@ -31,6 +31,7 @@ MAX_COLUMNS = 110
 MAX_OTHERS = 12  # further options that a comment lists
 SWEPT = (BATCH_SIZE, LEARNING_RATE, EPOCHS, STEPS)  # the first that a script has, unless workers are swept
 OUTPUT = re.compile(r"(.*_)?(out|output|save|log|logs|root|work|checkpoints?)(_?(dir|directory|folder|path))?")
+CHOOSER = "raypar init"
 NO_VALUE = "the script has no default: fill it in"
 GUESSED = "guessed, as the script has no default: check it"
 
@@ -109,12 +110,12 @@ def _of_command(script: Script, path: str) -> Draft:
     names = [m.name for m in metrics]
     metric = "train_loss" if script.kind is ScriptKind.HUGGING_FACE else _judged_by(names)
     parts = [
-        _docstring(script, space),
+        HEAD,
         "from raypar import Study, Workload, grid\n",
         "workload = Workload.from_command(",
         "    # It is run in the folder of this file; what is in braces comes from `config` and `space` below.",
         *_text_lines(words),
-        *_metrics_lines(metrics, tensorboard),
+        *_metrics_lines(metrics, script.epoch_pattern, tensorboard),
     ]
     if tensorboard:
         parts.append(f'    tensorboard="{tensorboard}",  # its event files are read when it has ended')
@@ -189,10 +190,8 @@ def _text_lines(words: Sequence[str]) -> list[str]:
     return [*(f"    {_quoted(part)}" for part in lines), f"    {_quoted(line)},"]
 
 
-def _metrics_lines(metrics: Sequence[ScriptMetric], tensorboard: str) -> list[str]:
+def _metrics_lines(metrics: Sequence[ScriptMetric], epoch_pattern: str, tensorboard: str) -> list[str]:
     patterns = [metric for metric in metrics if metric.pattern]
-    if tensorboard and not patterns:
-        return []
     if tensorboard and not patterns:
         return []
     if not metrics:
@@ -209,6 +208,8 @@ def _metrics_lines(metrics: Sequence[ScriptMetric], tensorboard: str) -> list[st
         f"        {_quoted(m.name)}: r{_quoted_raw(m.pattern)},{f'  # line {m.line}' if m.line else ''}"
         for m in patterns
     ]
+    if epoch_pattern:  # which times the epochs, where each is reported once
+        lines.append(f'        "epoch": r{_quoted_raw(epoch_pattern)},  # holds for the lines after it')
     return [*lines, "    },"]
 
 
@@ -241,11 +242,11 @@ def _of_loop(script: Script) -> Draft:
         imports = "from importlib import import_module\n\nfrom raypar import Study, Workload, grid\n"
         loop = f'import_module("{module}").{loop}'
     parts = [
-        _docstring(script, space),
+        HEAD,
         imports,
         "workload = Workload.from_train_loop(",
-        f"    {loop},  # unchanged; what lies between two of its reports is timed, or each step",
-        "    # if it calls raypar.step() after each.",
+        f"    {loop},  # unchanged; each step is timed if it calls raypar.step() after each,",
+        "    # else what lies between two of its reports that have an epoch or a step.",
         *_metric_lines(metric),
         ")\n",
         *_study_lines(space, entries),
@@ -282,7 +283,7 @@ def _of_model(script: Script) -> Draft:
             "def error(outputs, targets):",
             "    return (outputs - targets).abs().flatten(1).mean(1)  # of each sample\n\n",
         ]
-        more = ["    loss=loss,", '    metrics={"error": error},', *_metric_lines("error")]
+        more = ["    loss=loss,", '    metrics={"error": error},', *_metric_lines("error")[:2]]
     else:
         targets = [
             "    num_classes = model(config)(inputs[:2]).shape[1]",
@@ -291,7 +292,7 @@ def _of_model(script: Script) -> Draft:
         losses, more = [], ["    # loss=…, metrics=…: cross-entropy and accuracy unless you give others."]
     entries = [_Entry("epochs", 5), _Entry("batch_size", 64, "of all workers together"), _Entry("lr", 0.01)]
     parts = [
-        _docstring(script, space),
+        HEAD,
         "from raypar import Data, Split, Study, Workload, grid\n",
         f"SHAPE = {shape!r}  # {guessed}",
         "NUM_SAMPLES = 2048\n\n",
@@ -321,15 +322,10 @@ def _of_model(script: Script) -> Draft:
 # ---- parts of the file
 
 
-def _docstring(script: Script, space: Sequence[tuple[str, tuple[Any, ...]]]) -> str:
-    key, values = space[0]
-    name = script.path.name
-    question = {
-        "num_workers": f"Does a second worker pay off for {name}?",
-        "cpus_per_worker": f"Does a second core pay off for {name}?",
-    }.get(key, f"What does {key} change for {name}: {' or '.join(map(str, values))}?")
-    question = question.replace("\\", "\\\\").replace('"', "'")
-    return f'"""{question}\n\nA first draft by `raypar init`, to be edited.\n"""\n'
+HEAD = """\
+# A first draft by `raypar init`, to be edited. The report's question follows from what is swept; a docstring here would
+# replace it.
+"""
 
 
 def _study_lines(space: Sequence[tuple[str, tuple[Any, ...]]], entries: Sequence[_Entry]) -> list[str]:
@@ -359,6 +355,7 @@ def _metric_lines(metric: str) -> list[str]:
     return [
         f"    metric={_quoted(metric)},  # that its points are judged by",
         f'    mode="{"max" if is_better_larger(metric) else "min"}",',
+        f'    metric_chosen_by="{CHOOSER}",  # delete this line if that is your choice too',
     ]
 
 

@@ -31,6 +31,7 @@ from raypar.errors import (
 )
 from raypar.masking import masked
 from raypar.provenance import source_files
+from raypar.search_path import file_of, owner_of, put_first
 from raypar.signals import abort, abort_reason, end_descendants, exit_now, uninterrupted
 from raypar.study.overrides import NO_FLAGS, with_flags
 from raypar.study.study import Study
@@ -108,6 +109,9 @@ def load_study(
     """
     source = read_python(path)
     module_name = _module_name(path)
+    files = source_files(path, source)
+    if files.hiding:
+        raise _hiding_error(path, files.hiding)
     with _limited(path, timeout_s):
         module = _execute(path, source, module_name)
     study = _find(path, module)
@@ -122,7 +126,8 @@ def load_study(
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))
     command = study.workload.command
-    files = source_files(path, source, command.files if command is not None else ())
+    if command is not None:
+        files = source_files(path, source, command.files)
     return LoadedStudy(study, path.resolve(), source, module_name, files.packages, local, files.digests)
 
 
@@ -204,10 +209,7 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
     module.__file__ = file
     module.__spec__ = importlib.machinery.ModuleSpec(module_name, None, origin=file)
     sys.modules[module_name] = module
-    folder = str(path.resolve().parent)
-    added = folder not in sys.path
-    if added:
-        sys.path.insert(0, folder)
+    added = put_first([str(path.resolve().parent)])
     here = Path.cwd()
     try:
         with _one_process():
@@ -216,7 +218,7 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
         raise
     except BaseException as error:  # SystemExit too: a script's sys.exit() must not end raypar without a word
         del sys.modules[module_name]
-        if added:
+        for folder in added:
             sys.path.remove(folder)
         raise _load_error(path, error) from None
     finally:
@@ -309,6 +311,12 @@ def _load_error(path: Path, error: BaseException) -> RayparError:
         return type(error)(f"{where}: {error.message}", hint=error.hint)
     last = cut(traceback.format_exception_only(error)[-1].strip())
     return RayparError(f"{where}: {last}", hint=_hint_for(error))
+
+
+def _hiding_error(path: Path, names: Sequence[str]) -> RayparError:
+    """Return the error of a study that imports what its folder has, and Python's library or a dependency too."""
+    texts = [f"{file_of(path.resolve().parent, name)} hides the module `{name}` {owner_of(name)}" for name in names]
+    return RayparError(f"{path}: beside it {' and '.join(texts)}", hint=f"rename {'it' if len(names) == 1 else 'them'}")
 
 
 def _where(path: Path, frames: traceback.StackSummary) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from string import Formatter
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from raypar.study.metric import WORDS, direction_of
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAX_BASE, MAX_EXPONENT = 1000, 64  # of powers that are worked out
-NUMBER = r"([-+\d.e]*\d|nan|inf)"
+NUMBER = r"([-+\d.,eE]*\d|[-+]?inf|nan)"
 _UNKNOWN: Any = object()  # default that only running the script would show
 
 
@@ -60,15 +61,20 @@ class ScriptMetric:
     """Metric that a script prints or reports.
 
     Attributes:
-        pattern: regular expression that finds it in a line of output; empty: it is reported, or in a JSON line.
-        label: literal text before it.
+        pattern: regular expression that finds it in a line of output; empty: it is reported, or in a JSON line. A
+            percent sign after the value is in it, outside of the group.
         line: of the script.
+        sample: such a line, with made-up numbers; empty where it has no pattern.
+        value: the number in it that the pattern finds.
+        is_mixed: other lines that the script prints can't be told from its own.
     """
 
     name: str
     pattern: str
-    label: str
     line: int
+    sample: str = ""
+    value: str = ""
+    is_mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Script:
         subcommand: word that its command line needs first.
         options: those of its command line, or of its train loop's config.
         metrics: those that it prints or reports.
+        epoch_pattern: regular expression for the number of the epoch in what it prints; empty: it prints none.
         train_loop: name of its ``train_loop_per_worker``.
         model: the network of a module without training code.
         event_option: the option for the folder of its TensorBoard events.
@@ -113,6 +120,7 @@ class Script:
     subcommand: str = ""
     options: tuple[ScriptOption, ...] = ()
     metrics: tuple[ScriptMetric, ...] = ()
+    epoch_pattern: str = ""
     train_loop: str = ""
     model: ModelCode | None = None
     event_option: str = ""
@@ -205,7 +213,9 @@ class _Reader:
 
     def script(self) -> Script:
         """Return what was read."""
-        script = Script(self.path, ScriptKind.PLAIN, metrics=tuple(_metrics(self)))
+        printed, prints_epoch = _metrics(self)
+        epoch_pattern = EPOCH if prints_epoch else ""
+        script = Script(self.path, ScriptKind.PLAIN, metrics=tuple(printed), epoch_pattern=epoch_pattern)
         if loop := self._train_loop():
             if problem := self._runs_on_import():
                 return replace(self._command(script), notes=(problem,))
@@ -233,9 +243,9 @@ class _Reader:
             if not isinstance(name, str) or not _is_metric(name):
                 continue
             if with_events:
-                yield ScriptMetric(name, "", name, call.lineno)
+                yield ScriptMetric(name, "", call.lineno)
             elif is_tested and _HELD_OUT.search(name):
-                yield ScriptMetric(name, rf"\b{_literal(name)}\W+?{NUMBER}", name, call.lineno)
+                yield ScriptMetric(name, rf"\b{_literal(name)}\W+?{NUMBER}", call.lineno)
 
     # ---- kind
 
@@ -330,7 +340,7 @@ class _Reader:
                 ScriptOption(key, default=value, kind=type(value) if value is not None else str, is_required=True)
                 for key, value in options.items()
             ),
-            metrics=tuple(ScriptMetric(key, "", "", line) for key, line in reported.items() if _is_metric(key)),
+            metrics=tuple(ScriptMetric(key, "", line) for key, line in reported.items() if _is_metric(key)),
         )
 
     def _resolved(self, node: ast.expr) -> ast.expr:
@@ -458,7 +468,7 @@ class _Reader:
         folders = [o.flag for o in script.options if re.search(r"log_?dir|tensorboard|tb_dir", o.name) and o.flag]
         if self.calls_of("SummaryWriter") and folders:
             tags = {self.value(call.args[0]): call.lineno for call in self.calls_of("add_scalar") if call.args}
-            logged = [ScriptMetric(tag, "", tag, line) for tag, line in tags.items() if _is_metric(str(tag))]
+            logged = [ScriptMetric(tag, "", line) for tag, line in tags.items() if _is_metric(str(tag))]
             script = replace(script, event_option=folders[0], metrics=(*script.metrics, *logged))
         if re.search(r"[\"']nccl[\"']", ast.unparse(self.tree)) and "gloo" not in ast.unparse(self.tree):
             script = replace(script, notes=(*script.notes, "it asks for NCCL: it runs on GPUs only"))
@@ -581,9 +591,7 @@ TRAINING_ARGUMENTS = (
 
 
 # The Trainer prints dicts: a loss every so many steps, one of an evaluation, and their mean at the end.
-TRAINER_METRICS = tuple(
-    ScriptMetric(name, rf"'{name}': '?{NUMBER}", name, 0) for name in ("loss", "eval_loss", "train_loss")
-)
+TRAINER_METRICS = tuple(ScriptMetric(name, rf"'{name}': '?{NUMBER}", 0) for name in ("loss", "eval_loss", "train_loss"))
 
 
 def _field(reader: _Reader, name: str, entry: ast.AnnAssign) -> ScriptOption:
@@ -734,14 +742,36 @@ _SAME = {
 }
 _LABEL = re.compile(r"(?P<words>[A-Za-z]\w*(?:[ /@-][A-Za-z]\w*)*)['\"]?\s*(?:[:=]+|->|is)?\s*\(?$")
 _PERCENT_FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdifgeEGr]|%%")
+_NOT_AT_START = re.compile(r"(print|echo|write|print0)$")  # calls that put nothing before their text
+_BEST = re.compile(r"(?:^|[\W_])best(?:$|[\W_])", re.IGNORECASE)
+EPOCH = r"(?i)\bepoch\W{0,3}(\d+)"  # of a line
+MAX_VARIANTS = 8  # of a print whose words vary
 
 
 @dataclass(frozen=True)
 class _Hole:
-    """Value in a printed text."""
+    """Value in a printed text.
+
+    Attributes:
+        form: how it is formatted, for `str.format`, or with a percent sign for that operator; empty: as it is, so that
+            a tensor shows as tensor(…).
+    """
 
     code: str
-    is_bare: bool = False  # printed as it is: a tensor shows as tensor(…)
+    form: str = ""
+
+    @property
+    def is_bare(self) -> bool:
+        return self.form in ("", "%s", "%r")
+
+    def shown(self, number: float) -> str:
+        """Return a number as it would be printed."""
+        for value in (number, int(number)):
+            try:
+                return self.form % value if self.form.startswith("%") else (self.form or "{}").format(value)
+            except (ValueError, TypeError, KeyError, IndexError):
+                continue
+        return str(number)
 
 
 Piece: TypeAlias = str | _Hole
@@ -756,24 +786,152 @@ def _is_metric(name: str) -> bool:
     return bool(_METRIC.search(name))
 
 
-def _metrics(reader: _Reader) -> list[ScriptMetric]:
+def _metrics(reader: _Reader) -> tuple[list[ScriptMetric], bool]:
+    """Return the metrics that a script prints or reports, and whether it prints the number of the epoch."""
     metrics: dict[str, ScriptMetric] = {}
+    printed: list[_PrintedLine] = []
     for call in reader.calls:
         name = reader.dotted(call.func)
         if name == "raypar.report" and call.args:
             for key in reader._entries(call.args[0]):
-                metrics.setdefault(key, ScriptMetric(key, "", "", call.lineno))
+                metrics.setdefault(key, ScriptMetric(key, "", call.lineno))
             continue
         if not re.search(r"(^|\.)(print|info|warning|debug|critical|write|echo|secho|print0|rank_zero_info)$", name):
             continue
         if keys := _json_keys(reader, call):
             for key in filter(_is_metric, keys):
-                metrics.setdefault(key, ScriptMetric(key, "", "", call.lineno))
+                metrics.setdefault(key, ScriptMetric(key, "", call.lineno))
             continue
-        for line in _lines(_printed(reader, call)):
-            for metric in _metrics_of_line(line, call.lineno):
-                metrics.setdefault(metric.name, metric)
-    return [_distinct(metric, metrics.values()) for metric in metrics.values()]
+        for pieces in _variants(reader, call, _printed(reader, call)):
+            is_alone = bool(_NOT_AT_START.search(name)) and reader.value(_keyword(call, "end")) in (_UNKNOWN, "\n")
+            printed += [_PrintedLine(tuple(pieces), call.lineno, is_alone) for pieces in _lines(pieces)]
+    are_whole = all(line.is_alone for line in printed if any(isinstance(piece, _Hole) for piece in line.pieces))
+    for line in printed:
+        for metric in _metrics_of_line(line, printed, are_whole):
+            metrics.setdefault(metric.name, metric)
+    return list(metrics.values()), any(_prints_epoch(line) for line in printed)
+
+
+@dataclass(frozen=True)
+class _PrintedLine:
+    """A line that a script prints.
+
+    Attributes:
+        pieces: literal texts and values in turn, texts first and last.
+        number: line of the script.
+        is_alone: nothing else is printed in the same line.
+    """
+
+    pieces: tuple[Piece, ...]
+    number: int
+    is_alone: bool
+
+    def shown(self, at: int | None = None) -> list[str]:
+        """Return the pieces as they are printed, with made-up numbers.
+
+        Args:
+            at: the index of a value; others that are printed as they are, numbers or words, are shown as their code.
+        """
+        texts = []
+        for i, piece in enumerate(self.pieces):
+            if isinstance(piece, str):
+                texts.append(piece)
+            elif piece.is_bare and at not in (None, i):
+                texts.append(f"{{{piece.code}}}")
+            else:
+                texts.append(piece.shown(i // 2 + 1.25))
+        return texts
+
+    @property
+    def text(self) -> str:
+        """The line without its values."""
+        return "\0".join(str(piece) for piece in self.pieces[::2])
+
+
+def _variants(reader: _Reader, call: ast.Call, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Return what a call prints, once for each word that a value of it may be: ``train`` and ``val``."""
+    codes = dict.fromkeys(piece.code for piece in pieces if isinstance(piece, _Hole))
+    words = {code: of_code for code in codes if (of_code := _words(reader, call, code))}
+    chosen = [dict(zip(words, each, strict=True)) for each in product(*words.values())]
+    if len(chosen) > MAX_VARIANTS:
+        return [list(pieces)]
+    return [[p if isinstance(p, str) else each.get(p.code, p) for p in pieces] for each in chosen]
+
+
+def _words(reader: _Reader, call: ast.Call, code: str) -> list[str]:
+    """Return the words that a printed value may be, as the loops and calls around it show; none where it is no word."""
+    try:
+        node = ast.parse(code, mode="eval").body
+    except (SyntaxError, ValueError):
+        return []
+    change = ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+        change, node = node.func.attr, node.func.value
+    if isinstance(node, ast.Name):
+        words = _words_of_name(reader, call, node.id)
+    else:
+        words = _choices(node)
+    if change in ("upper", "lower", "title", "capitalize", "strip"):
+        return [getattr(word, change)() for word in words]
+    return [] if change else words
+
+
+def _choices(node: ast.AST | None) -> list[str]:
+    """Return the two words of ``"train" if training else "val"``."""
+    parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else []
+    words = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return words if len(words) == len(parts) else []
+
+
+def _words_of_name(reader: _Reader, call: ast.Call, name: str) -> list[str]:
+    loops = [node for node in reader.nodes if isinstance(node, ast.For)]
+    around = [node for node in loops if node.lineno <= call.lineno <= (node.end_lineno or node.lineno)]
+    for loop in reversed(around):
+        targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+        names = [target.id if isinstance(target, ast.Name) else "" for target in targets]
+        if name in names:
+            return _iterated(reader, loop.iter, names.index(name), len(names))
+    functions = [node for node in reader.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    for function in reversed([f for f in functions if f.lineno <= call.lineno <= (f.end_lineno or f.lineno)]):
+        parameters = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        if name in parameters or name in [argument.arg for argument in function.args.kwonlyargs]:
+            return _given(reader, function.name, name, parameters)
+    return _choices(reader.constants.get(name))
+
+
+def _iterated(reader: _Reader, node: ast.expr, at: int, num: int) -> list[str]:
+    """Return the words that a loop's target takes.
+
+    Args:
+        at, num: its place among so many targets.
+    """
+    last = reader.dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    if isinstance(node, ast.Call) and last in ("zip", "enumerate") and num > 1:
+        arguments = node.args if last == "zip" else [None, *node.args[:1]]
+        given = arguments[at] if at < len(arguments) else None
+        return _iterated(reader, given, 0, 1) if given is not None else []
+    if last in ("items", "keys") and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and at == 0:
+        return list(reader._entries(node.func.value))
+    if last in ("sorted", "reversed", "list", "tuple", "tqdm") and isinstance(node, ast.Call) and node.args:
+        return _iterated(reader, node.args[0], at, num)
+    values = reader.value(node)
+    if num > 1 and isinstance(values, (list, tuple)):
+        values = [value[at] for value in values if isinstance(value, (list, tuple)) and len(value) == num]
+    if isinstance(values, dict) or (values is _UNKNOWN and reader._entries(node)):
+        values = list(reader._entries(node)) if num == 1 else []
+    is_words = isinstance(values, (list, tuple)) and all(isinstance(value, str) for value in values)
+    return list(dict.fromkeys(values)) if is_words else []
+
+
+def _given(reader: _Reader, function: str, parameter: str, parameters: Sequence[str]) -> list[str]:
+    """Return the words that the script's calls of a function give a parameter; none where one gives no word."""
+    words: list[Any] = []
+    for call in reader.calls_of(function):
+        before = parameters[:1] == ["self"] and isinstance(call.func, ast.Attribute)
+        at = parameters.index(parameter) - before if parameter in parameters else -1
+        node = call.args[at] if 0 <= at < len(call.args) else _keyword(call, parameter)
+        words += _choices(node) or [reader.value(node)]
+    return list(dict.fromkeys(words)) if all(isinstance(word, str) for word in words) else []
 
 
 def _json_keys(reader: _Reader, call: ast.Call) -> list[str]:
@@ -782,13 +940,6 @@ def _json_keys(reader: _Reader, call: ast.Call) -> list[str]:
         if isinstance(inner, ast.Call) and reader.dotted(inner.func) == "json.dumps" and inner.args:
             return list(reader._entries(inner.args[0]))
     return []
-
-
-def _distinct(metric: ScriptMetric, others: Any) -> ScriptMetric:
-    """Return the metric with a pattern that doesn't match another's longer label: ``loss: `` in ``val loss: ``."""
-    longer = [o.label for o in others if o.label.endswith(metric.label) and o.label != metric.label and metric.label]
-    before = "".join(f"(?<!{re.escape(label[: -len(metric.label)])})" for label in longer)
-    return replace(metric, pattern=before + metric.pattern) if metric.pattern else metric
 
 
 def _printed(reader: _Reader, call: ast.Call) -> list[Piece]:
@@ -811,7 +962,10 @@ def _pieces(node: ast.expr) -> list[Piece]:
         pieces: list[Piece] = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
-                pieces.append(_Hole(ast.unparse(part.value), part.format_spec is None))
+                spec = part.format_spec.values if isinstance(part.format_spec, ast.JoinedStr) else []
+                texts = [str(text.value) for text in spec if isinstance(text, ast.Constant)]
+                form = f"{{:{''.join(texts)}}}" if spec else ""
+                pieces += [_Hole(ast.unparse(part.value), form), *(["%"] if form.endswith("%}") else [])]
             elif isinstance(part, ast.Constant):
                 pieces.append(str(part.value))
         return pieces
@@ -825,8 +979,7 @@ def _pieces(node: ast.expr) -> list[Piece]:
         return _format_call(text, node) if isinstance(text, str) else [_Hole(ast.unparse(node))]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "round", "float"):
         return [_Hole(ast.unparse(node.args[0]) if node.args else "")]
-    code = ast.unparse(node)
-    return [_Hole(code, not code.endswith(".item()"))]
+    return [_Hole(ast.unparse(node))]
 
 
 def _formatted(text: str, arguments: Sequence[ast.expr]) -> list[Piece]:
@@ -838,7 +991,7 @@ def _formatted(text: str, arguments: Sequence[ast.expr]) -> list[Piece]:
         if match[0] == "%%":
             pieces.append("%")
         else:
-            pieces.append(_Hole(ast.unparse(left.pop(0)) if left else "", match[0].endswith(("s", "r"))))
+            pieces.append(_Hole(ast.unparse(left.pop(0)) if left else "", match[0]))
     return [*pieces, text[end:]]
 
 
@@ -851,7 +1004,8 @@ def _format_call(text: str, call: ast.Call) -> list[Piece]:
             if name is not None:
                 named = _keyword(call, name)
                 node = named if named is not None else given.pop(0) if given else None
-                pieces.append(_Hole(ast.unparse(node) if node is not None else "", not spec))
+                pieces.append(_Hole(ast.unparse(node) if node is not None else "", f"{{:{spec}}}" if spec else ""))
+                pieces += ["%"] if spec and spec.endswith("%") else []
     except ValueError:
         return []
     return pieces
@@ -870,43 +1024,85 @@ def _lines(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return lines
 
 
-def _metrics_of_line(line: Sequence[Piece], number: int) -> Iterator[ScriptMetric]:
-    for at in range(1, len(line), 2):
-        before, hole, after = str(line[at - 1]), line[at], str(line[at + 1])
+def _metrics_of_line(line: _PrintedLine, printed: Sequence[_PrintedLine], are_whole: bool) -> Iterator[ScriptMetric]:
+    """Yield the metrics of a printed line.
+
+    Args:
+        printed: all lines.
+        are_whole: each of them is a line of output, with nothing before it.
+    """
+    pieces = line.pieces
+    for at in range(1, len(pieces), 2):
+        before, hole, after = str(pieces[at - 1]), pieces[at], str(pieces[at + 1])
         assert isinstance(hole, _Hole)
         match = _LABEL.search(before)
         words = match["words"] if match else ""
+        whole_words = "".join(str(piece) for piece in pieces[:at:2])
         if match and _is_metric(" ".join(re.split(r"[ /@-]", words)[-2:])):
             label = before[match.start() :]
         elif _is_metric(before) and before.rstrip().endswith((":", "=")):
             label = words = before.lstrip()
             words = _METRIC.search(before)[0] if _METRIC.search(before) else ""  # type: ignore[index]
-        elif (
-            _is_metric(hole.code) and (text := "".join(str(p) for p in line[:at:2]).strip()) and re.search(r"\w", text)
-        ):
+        elif _is_metric(hole.code) and re.search(r"\w", whole_words):
             # Its text names no metric, its code does: the line as a whole shows the place.
-            pattern = "".join(_literal(str(p)) if isinstance(p, str) else r".*?" for p in line[: at - 1]) + _literal(
-                before
-            )
-            yield ScriptMetric(
-                _name(hole.code.partition("(")[0].removesuffix(".item"), ""), pattern + NUMBER, "", number
-            )
-            continue
+            label = ""
         else:
             continue
-        pattern, end = (r"\b" if label[:1].isalnum() else "") + _literal(label), after
-        if after.lstrip().startswith("/"):  # 9/10 (90%): the share, not the count
-            shares = [i for i in range(at + 2, len(line), 2) if str(line[i + 1]).lstrip().startswith("%")]
+        value_at, number, end = at, NUMBER, after
+        if label and after.lstrip().startswith("/"):  # 9/10 (90%): the share, not the count
+            shares = [i for i in range(at + 2, len(pieces), 2) if str(pieces[i + 1]).lstrip().startswith("%")]
             if not shares:
                 continue
-            pattern += "".join(r"\S*?" if isinstance(p, _Hole) else _literal(p) for p in line[at : shares[0]])
-            end = "%"
-        elif hole.is_bare:
-            pattern += r"(?:tensor\()?"
-        name = _name(words, f"{line[0]} {before.removesuffix(label) or label}")
+            value_at = shares[0]
+            between = [r"\S*?" if isinstance(p, _Hole) else _literal(p) for p in pieces[at:value_at]]
+            number, end = "".join([*between, NUMBER]), "%"
+        elif label and hole.is_bare and not hole.code.endswith(".item()"):
+            number = rf"(?:tensor\()?{NUMBER}"
+        if label:
+            name = _name(words, f"{pieces[0]} {before.removesuffix(label) or label}")
+        else:
+            name = _name(hole.code.partition("(")[0].removesuffix(".item"), "")
         if end.lstrip().startswith("%"):
-            name += "_percent"
-        yield ScriptMetric(name, pattern + NUMBER, label, number)
+            name, number = f"{name}_percent", rf"{number}\s*%"
+        short = (r"\b" if label[:1].isalnum() else "") + _literal(label) + number
+        long = "".join(_literal(p) if isinstance(p, str) else r".*?" for p in pieces[:at]).removeprefix(r"\s*")
+        start = r"^\s*" if are_whole else ""
+        candidates = [*([short] if label else []), long + number, start + long + number]
+        usable = [each for each in candidates if _finds(each, line, value_at)] or candidates[-1:]
+        others = [other for other in printed if other.text != line.text]
+        alone = next((each for each in usable if not any(_occurs(each, other) for other in others)), "")
+        twins = [other for other in printed if other.text == line.text and other.number != line.number]
+        sample = "".join(line.shown(value_at))
+        value = re.search(alone or usable[-1], sample)
+        yield ScriptMetric(
+            name=name,
+            pattern=alone or usable[-1],
+            line=line.number,
+            sample=sample.strip(),
+            value=value[1] if value else "",
+            is_mixed=not alone or bool(twins) or any(_is_word(p) for p in pieces[:at] if isinstance(p, _Hole)),
+        )
+
+
+def _is_word(hole: _Hole) -> bool:
+    """Return whether a value is likely a word that tells phases apart, and not known here."""
+    return hole.is_bare and bool(re.search(r"(?i)(phase|split|mode|stage|prefix|tag|desc|subset|name)\W*$", hole.code))
+
+
+def _finds(pattern: str, line: _PrintedLine, at: int) -> bool:
+    """Return whether an expression finds the value at this index of a line, and not another one."""
+    texts = line.shown()
+    begin = len("".join(texts[:at]))
+    match = re.search(pattern, "".join(texts))
+    return match is not None and begin <= match.start(1) < begin + len(texts[at])
+
+
+def _occurs(pattern: str, line: _PrintedLine) -> bool:
+    return re.search(pattern, "".join(line.shown())) is not None
+
+
+def _prints_epoch(line: _PrintedLine) -> bool:
+    return any(_finds(EPOCH, line, at) for at in range(1, len(line.pieces), 2))
 
 
 def _literal(text: str) -> str:
@@ -927,6 +1123,8 @@ def _name(words: str, context: str) -> str:
     ):
         held_out = match[1].lower()
         parts.insert(0, _SAME.get(held_out, held_out))
+    if _BEST.search(f"{words} {context}") and parts and parts[0] != "best":
+        parts.insert(0, "best")
     return "_".join(parts) or "metric"
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from raypar.errors import shortened
+from raypar.errors import cut, shortened
 from raypar.units import listed
 
 LARGEST = 2**53  # up to here floats hold every whole number, and so do all formats that results are kept in
 MAX_VALUES = 100_000
 _MAX_SHOWN = 8
+_MAX_TEXT = 100  # characters of a value in a message
 
 Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
@@ -147,10 +149,9 @@ def problem(domain: Domain) -> str | None:
         case Grid(values) | Choice(values) if len(values) > MAX_VALUES:
             return f"holds {len(values):,} values, more than {MAX_VALUES:,}"
         case Grid(values):
-            # True == 1 in Python; they are different values of a hyperparameter.
-            counts = Counter((type(v), shortened(v)) for v in values)
-            doubles = sorted(text.strip("'\"") for (_, text), count in counts.items() if count > 1)
-            return f"holds duplicate values: {listed(doubles, _MAX_SHOWN)}" if doubles else None
+            return _duplicates(values) or _alike(values)
+        case Choice(values):  # a value that is given twice is drawn twice as often
+            return _alike(values)
         case Uniform(low, high) | LogUniform(low, high) if not _are_numbers(low, high):
             return f"needs two numbers, has {low!r} and {high!r}"
         case RandInt(low, high) if not (_are_numbers(low, high) and int(low) == low and int(high) == high):
@@ -162,11 +163,61 @@ def problem(domain: Domain) -> str | None:
     return None
 
 
+def _duplicates(values: Sequence[Value]) -> str | None:
+    counts = Counter((type(value), _text_of(value)) for value in values)
+    doubles = sorted(cut(text, _MAX_TEXT) for (_, text), count in counts.items() if count > 1)
+    return f"holds duplicate values: {listed(doubles, _MAX_SHOWN)}" if doubles else None
+
+
+def _alike(values: Sequence[Value]) -> str | None:
+    """Return which values Python takes for one (1, 1.0 and True; 0.0 and -0.0), or look the same (1 and "1")."""
+    first: dict[object, Value] = {}
+    pairs: dict[str, None] = {}
+    for value in values:
+        for key in (value, ("text", _text_of(value))):
+            with suppress(Exception):  # it can't be hashed: its type is refused later
+                other = first.setdefault(key, value)
+                if (type(other), _text_of(other)) != (type(value), _text_of(value)):
+                    pairs[f"{shortened(other, _MAX_TEXT)} and {shortened(value, _MAX_TEXT)}"] = None
+    return f"holds values that count as the same: {listed(pairs, _MAX_SHOWN)}" if pairs else None
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # its own, or a number of more digits than Python writes
+        return f"{type(value).__name__} {id(value)}"
+
+
+def lone_surrogate(value: object) -> str | None:
+    """Return the first half of a character in a text, or in a container of texts, that no file or database takes."""
+    match value:
+        case str():
+            return next((char for char in value if "\ud800" <= char <= "\udfff"), None)
+        case Grid(values) | Choice(values):
+            return lone_surrogate(values)
+        case Mapping():
+            return lone_surrogate([*value.keys(), *value.values()])
+        case list() | tuple():
+            return next(filter(None, map(lone_surrogate, value)), None)
+    return None
+
+
 def plain(value: Any) -> Any:
-    """Return scalars of numpy or torch as Python's own numbers, also inside of a domain or tuple; the rest as it is."""
+    """Return a value with Python's own types alone, as far as it has some: what ranks get and the store keeps.
+
+    Members of a ``str`` or ``int`` enumeration become texts and numbers, scalars of numpy and torch become numbers,
+    also inside of a domain, tuple, list or dict. What has no such type stays as it is.
+    """
     if type(value) in (float, int, str, bool):
         return value
     match value:
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
         case Grid(values) if isinstance(values, tuple):
             return Grid(tuple(plain(v) for v in values))
         case Choice(values) if isinstance(values, tuple):
@@ -175,6 +226,10 @@ def plain(value: Any) -> Any:
             return type(value)(plain(low), plain(high))
         case tuple():
             return tuple(plain(v) for v in value)
+        case list():
+            return [plain(v) for v in value]
+        case dict():
+            return {plain(k): plain(v) for k, v in value.items()}
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 

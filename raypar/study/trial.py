@@ -15,6 +15,8 @@ from typing import Any
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
+# Key in the reports of training code that raypar didn't write: seconds from the start of the trial's processes.
+SINCE_LAUNCH = "since_launch_s"
 # Hyperparameter of a study that compares two versions of the code (`raypar ab`): a version's label.
 REVISION = "revision"
 # Options that change nothing about a trial's result.
@@ -220,7 +222,8 @@ class TrialResult:
             can be read (``environment["energy_of"]``). None where they can't.
         throughput_samples_per_s: samples trained on in the timed region, whole gang, over train_time_s.
         reports: one mapping per epoch (or per report of a train loop or a command): ``epoch``, ``train_loss``,
-            ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` …
+            ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` … Those of a
+            train loop or a command have `SINCE_LAUNCH`.
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, the largest numbers of the
             study's other trials that ran at the same time (``num_beside``), of those on one of its machines
@@ -234,7 +237,8 @@ class TrialResult:
             ``_last``, ``gpu_max_mhz``, ``gpu_slowdowns``, ``gpu_celsius`` and ``gpu_other_processes``, and
             ``energy_of`` what, or ``no_energy``: why not; and of its memory (`raypar.train.memory`)
             ``peak_memory_bytes``, which its training allocates, ``peak_rss_bytes``, which it takes from the machine,
-            and of a GPU ``peak_reserved_bytes``.
+            and of a GPU ``peak_reserved_bytes``. Of training code that raypar didn't write, ``steps_from`` and
+            ``laps_cover`` by rank say what ``train_time_s`` is of (`timed_work`).
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
@@ -327,6 +331,34 @@ class TrialResult:
         """Seconds of each timed step in which it stood still; empty where there was none, or it is unknown."""
         stalls_s = self.environment.get("stalls_s")
         return tuple(s for s in stalls_s if isinstance(s, float)) if isinstance(stalls_s, (list, tuple)) else ()
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if training code ran into which raypar can't look: a train loop or a command."""
+        return bool(self._each("steps_from"))
+
+    @property
+    def timed_work(self) -> str | None:
+        """Work that ``train_time_s`` is of, for code that raypar didn't write: ``raypar.step``, ``epochs 1 to 5``.
+
+        Empty for raypar's own training loop; None where it is of nothing that other trials' can be compared with: there
+        are no steps or laps, or nobody knows what these cover, as in results of earlier versions.
+        """
+        if not self.is_foreign:
+            return ""
+        # A command's first machine alone has any.
+        sources = set(self._each("steps_from")) - {""}
+        works = set(self._each("laps_cover")) - {"", None} if sources == {"reports"} else sources
+        return str(works.pop()) if len(works) == 1 and self.train_time_s is not None else None
+
+    @property
+    def is_timed_whole(self) -> bool:
+        """True if ``train_time_s`` is of all its training, rather than of some laps of it."""
+        return self.train_time_s is not None and (not self.is_foreign or self.timed_work == "raypar.step")
+
+    def _each(self, name: str) -> tuple[Any, ...]:
+        by_rank = self.environment.get(name)
+        return tuple(by_rank) if isinstance(by_rank, (list, tuple)) else ()
 
     @property
     def final(self) -> Mapping[str, float]:

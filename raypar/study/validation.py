@@ -26,7 +26,7 @@ from raypar.study.options import (
     known_options,
     resolve,
 )
-from raypar.study.space import DOMAINS, LARGEST, Choice, Grid, Value, examples, problem
+from raypar.study.space import DOMAINS, LARGEST, Choice, Grid, Value, examples, lone_surrogate, problem
 from raypar.study.trial import Placement, point_label
 from raypar.study.workload import Config, Option, Workload
 from raypar.units import listed
@@ -41,6 +41,7 @@ MAX_NAME = 150  # file names are made of it
 MAX_SHOWN = 20  # points that can't run
 MAX_VALUES_SHOWN = 8
 _MAPPINGS = ("space", "config", "baseline")
+KEPT = "a finite number, text, True, False, None, or tuples or dicts of these"
 
 StrategyCheck = Callable[[Workload, Config], tuple[str, str] | None]  # what is wrong, and the fix
 
@@ -94,6 +95,8 @@ def validate(
             return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
     prefix, wrongs = f"{where}." if where else "", conflicts(config, workload, size, swept)
     mistakes = [Mistake(f"{prefix}{key}", config[key], wrong, hint=hint) for key, wrong, hint in wrongs]
+    if workload.command is not None and not mistakes and (wrong := workload.command.problem(config)):
+        mistakes.append(_unfillable(prefix, workload, wrong))
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
@@ -108,6 +111,11 @@ def validate(
                 hint = "use --set device=cpu, or give the --address of a cluster with GPUs enough"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
+
+
+def _unfillable(prefix: str, workload: Workload, wrong: str) -> Mistake:
+    template = workload.command.template if workload.command else ""
+    return Mistake(f"{prefix}workload.command", template, wrong, hint="change the format in braces, or the value")
 
 
 def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Iterator[Mistake]:
@@ -153,6 +161,8 @@ def validate_value(field: str, key: str, value: Value, option: Option) -> Mistak
         wrong_value = f"can't be checked: {type(error).__name__}: {error}"
     if wrong_value is None and isinstance(value, float) and not math.isfinite(value):
         wrong_value = "must be a finite number"
+    if wrong_value is None and not _can_be_kept(value):
+        wrong_value = f"can't be kept with the results: {KEPT}"
     return Mistake(field, value, f"`{key}` {wrong_value}", hint=hint) if wrong_value else None
 
 
@@ -232,7 +242,7 @@ def _validate_data(workload: Workload) -> Iterator[Mistake]:
 
 def validate_study(study: Study) -> list[Mistake]:
     """Return all mistakes of a study, whatever its fields hold, without those that only follow from another."""
-    mistakes = [*_validate_fields(study)]
+    mistakes = [*_validate_fields(study), *_validate_texts(study)]
     for key in _MAPPINGS:
         if not isinstance(getattr(study, key), Mapping):
             hint = f'set {key}={{"batch_size": …}}'
@@ -332,6 +342,23 @@ def _validate_fields(study: Study) -> Iterator[Mistake]:
         if isinstance(value, (str, int, float, type, Mapping, list, tuple)):
             what = "a class, not one of its objects" if isinstance(value, type) else f"a {type(value).__name__}"
             yield Mistake(key, value, f"is {what}", hint=f"give an object of ray.tune: {key}={example}")
+
+
+def _validate_texts(study: Study) -> Iterator[Mistake]:
+    """Yield what is stored of a study and holds half of a character."""
+    texts: dict[str, object] = {"metric": study.metric, "description": study.description}
+    if isinstance(workload := study.workload, Workload):
+        parts = ("name", "description", "dataset", "options", "defaults", "metrics")
+        texts |= {f"workload.{part}": getattr(workload, part) for part in parts}
+        if (command := workload.command) is not None:
+            texts["workload.command"] = [command.template, command.metrics, command.tensorboard, command.folder]
+    for field in _MAPPINGS:
+        texts |= {f"{field}[{key!r}]": (key, value) for key, value in _mapping(study, field).items()}
+    for field, value in texts.items():
+        if (char := lone_surrogate(value)) is not None:
+            wrong = f"holds {char!a}, half of a character, which no file and no database takes"
+            shown = value[1] if isinstance(value, tuple) else value
+            yield Mistake(field, shown, wrong, hint="write the whole character, or leave it out")
 
 
 def _validate_until(study: Study) -> Iterator[Mistake]:
@@ -437,12 +464,19 @@ def _validate_key(
 def _validate_setting(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:
     if key in options:
         return validate_value(where, key, value, options[key])
+    if _can_be_kept(value):
+        return None
+    what = str(value) if isinstance(value, float) else f"a {type(value).__name__}"
+    return Mistake(where, value, f"{what} can't be kept with the results", hint=f"give {KEPT}")
+
+
+def _can_be_kept(value: object) -> bool:
+    """Return whether a value comes back from JSON, which has no NaN and no infinity."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        hint = "give a number, text, True, False, None, or tuples or dicts of these"
-        return Mistake(where, value, f"a {type(value).__name__} can't be kept with the results", hint=hint)
-    return None
+        return False
+    return True
 
 
 def _validate_baseline(
@@ -501,6 +535,13 @@ def _validate_points(study: Study) -> list[Mistake]:
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}
     drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
+    if study.workload.command is not None:
+        # Each value that may be drawn, with the first of the others.
+        first = {**study.config, **drawn, **study.points()[0]}
+        for key in drawn:
+            for value in examples(study.space[key])[1:]:
+                if wrong := study.workload.command.problem(resolve(study.workload, {**first, key: value})):
+                    mistakes.setdefault(wrong, _unfillable(f"{point_label({key: value})}.", study.workload, wrong))
     for point in study.points():
         config = resolve(study.workload, {**study.config, **drawn, **point})
         for mistake in validate(config, study.workload, where=point_label(point), swept=study.space):

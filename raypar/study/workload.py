@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raypar.errors import suggest
 from raypar.study.command import Command
 from raypar.study.metric import PERCENT, SHARE, Metric, direction_of
-from raypar.study.space import Value
+from raypar.study.space import Value, plain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,6 +29,7 @@ CLASS_LOSSES = (
     *(f"torch.nn.functional.{name}" for name in ("cross_entropy", "nll_loss")),
     *(f"torch.nn.modules.loss.{name}" for name in ("CrossEntropyLoss", "NLLLoss")),
 )
+DEFAULT_CHOOSER = "raypar"  # of a metric that is named nowhere
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,13 @@ class Option:
     optional: bool = False
     strategies: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default", plain(self.default))
+        if isinstance(self.kind, type):  # of a `str` or `int` enumeration, whose members come as texts and numbers
+            object.__setattr__(
+                self, "kind", next((k for k in (bool, int, float, str) if issubclass(self.kind, k)), self.kind)
+            )
+
 
 def at_least(low: float) -> Callable[[Value], str | None]:
     """Return a check for numbers with a lower bound."""
@@ -179,6 +187,7 @@ class Workload:
         metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
             direction and unit; empty: "accuracy" where that is one of the metrics, else "val_loss".
         mode: "max" or "min" of it is better; empty: as its name shows.
+        metric_chosen_by: who chose the metric if the user did not, to be named where a recommendation rests on it.
         options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
         defaults: raypar's own options here, unless a study sets them (``{"lr": 0.1}``).
         loaders: the values that `loader` may have: a set too large for memory has no "resident".
@@ -209,6 +218,7 @@ class Workload:
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
     metric: str | Metric = ""
     mode: str = ""
+    metric_chosen_by: str = ""
     options: Mapping[str, Value | Option] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     loaders: tuple[str, ...] = ("resident", "dataloader")
@@ -224,6 +234,11 @@ class Workload:
     train_loop: Callable[[dict[str, Any]], Any] | None = None
     command: Command | None = None
 
+    def __post_init__(self) -> None:
+        for key in ("options", "defaults"):
+            if isinstance(values := getattr(self, key), Mapping):
+                object.__setattr__(self, key, {name: plain(value) for name, value in values.items()})
+
     @classmethod
     def from_train_loop(
         cls,
@@ -232,8 +247,9 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str | Metric = "accuracy",
+        metric: str | Metric = "",
         mode: str = "",
+        metric_chosen_by: str = "",
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
@@ -243,7 +259,8 @@ class Workload:
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
         Every key of the study's config and space that neither raypar nor `options` knows is handed to it unchecked.
-        What lies between two reports is timed, or each step where the loop calls ``raypar.step()``.
+        Each step is timed where the loop calls ``raypar.step()``; else what lies between two reports, where these have
+        an ``epoch`` or a ``step`` of the loop's own; else the whole trial.
 
         Args:
             train_loop_per_worker: the loop, an importable function.
@@ -251,8 +268,9 @@ class Workload:
             options: the loop's hyperparameters, each with its default or an `Option`.
             defaults: raypar's own options here, unless a study sets them.
             metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-                direction and unit.
+                direction and unit; empty: "accuracy".
             mode: "max" or "min" of it is better; empty: as its name shows.
+            metric_chosen_by: who chose the metric if you did not; the report names it.
             preload: modules that it imports, imported ahead so that no trial pays for it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
@@ -266,8 +284,9 @@ class Workload:
             train_loop=train_loop_per_worker,
             options=options or {},
             defaults=defaults or {},
-            metric=metric,
+            metric=metric or "accuracy",
             mode=mode,
+            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             preload=preload,
             prepare=prepare,
             description=description,
@@ -286,8 +305,9 @@ class Workload:
         name: str | None = None,
         options: Mapping[str, Value | Option] | None = None,
         defaults: Mapping[str, Value] | None = None,
-        metric: str | Metric = "loss",
+        metric: str | Metric = "",
         mode: str = "",
+        metric_chosen_by: str = "",
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
         dataset: str = "",
@@ -310,8 +330,9 @@ class Workload:
             options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
             defaults: raypar's own options here, unless a study sets them.
             metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-                direction and unit.
+                direction and unit; empty: "loss".
             mode: "max" or "min" of it is better; empty: as its name shows.
+            metric_chosen_by: who chose the metric if you did not; the report names it.
             prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
             description: one line for a person.
             dataset: the data set's name and size, for people.
@@ -326,8 +347,9 @@ class Workload:
             command=template,
             options=options or {},
             defaults=defaults or {},
-            metric=metric,
+            metric=metric or "loss",
             mode=mode,
+            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             prepare=prepare,
             description=description,
             dataset=dataset,

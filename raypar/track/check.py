@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from raypar.errors import StoreError
+from raypar.errors import StoreError, shortened
 from raypar.masking import masked
 from raypar.track.client import (
     SERVERS,
@@ -29,6 +29,7 @@ from raypar.track.journal import journal_dir
 
 EMBEDDED = "sqlite"
 DATABASES = ("postgresql", "mysql", "mssql")
+ADDRESS_HINT = "use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server"
 
 
 def check_writable(tracking_uri: str, project_dir: Path) -> None:
@@ -60,8 +61,27 @@ def check_readable(tracking_uri: str) -> bool:
     return database.exists() and _check_schema(database, tracking_uri, "read")
 
 
+def check_form(tracking_uri: str) -> None:
+    """Raise StoreError for what can't be taken apart as an address. Looks at no file, and contacts nobody."""
+    wrong, hint = "", ADDRESS_HINT
+    try:
+        parts = urlsplit(tracking_uri)
+        has_host, _ = bool(parts.hostname), parts.port
+        if parts.scheme in SERVERS and not tracking_uri.isprintable():
+            wrong = "holds a character that no address has"
+        elif parts.scheme in ("http", "https") and not has_host:
+            wrong = "names no host"
+        elif parts.scheme == EMBEDDED and parts.netloc:
+            wrong, hint = "has two slashes", f"write three for a path: {masked(tracking_uri.replace('://', ':///', 1))}"
+    except ValueError as error:  # brackets, or a port that is no number
+        wrong = str(error)
+    if wrong:
+        raise StoreError(f"{shortened(masked(tracking_uri))} is no address of a tracking store: {wrong}", hint=hint)
+
+
 def check_address(tracking_uri: str) -> str:
     """Return the scheme of a store's address. Raises StoreError for what is none, and for a missing folder."""
+    check_form(tracking_uri)
     scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
     if scheme in (EMBEDDED, *SERVERS, *DATABASES):
         database = sqlite_path(tracking_uri)
@@ -70,8 +90,10 @@ def check_address(tracking_uri: str) -> str:
             raise StoreError(
                 problem, hint=f"correct the address, or make the folder: mkdir -p {shlex.quote(str(folder))}"
             )
+        if database is not None:
+            _check_link(database)
         return scheme
-    hint = "use sqlite:////absolute/path/mlflow.db, or the http:// address of an MLflow server"
+    hint = ADDRESS_HINT
     if scheme in ("", "file"):
         problem = f"{tracking_uri!r} is a folder, and MLflow keeps no results in folders any more"
     else:
@@ -79,8 +101,19 @@ def check_address(tracking_uri: str) -> str:
     raise StoreError(problem, hint=hint)
 
 
+def _check_link(path: Path) -> None:
+    """Raise StoreError for a link to nowhere: its target's disk may be gone, and nothing is made in its place."""
+    if path.is_symlink() and not path.exists():
+        raise StoreError(
+            f"{path.absolute()} is a link to {path.readlink()}, which is not there",
+            hint="correct or remove the link, or choose another store with --tracking-uri",
+        )
+
+
 def _check_folder(folder: Path) -> None:
     """Write to the nearest existing folder above: permission bits would not show a read-only or full disk."""
+    for path in (folder, *folder.parents):
+        _check_link(path)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:

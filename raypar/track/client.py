@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sqlite3
@@ -35,6 +36,13 @@ _ENVIRONMENT = {
 }
 SERVERS = ("http", "https", "databricks")
 MODEL_NAME = "best_model"
+# MLflow's codes of what is no fault of a record: a locked database or a full disk, a login, too many requests.
+_OUTAGES = frozenset(
+    {
+        *("TEMPORARILY_UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"),
+        *("REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"),
+    }
+)
 _UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_code does not tell
 
 # Alembic's versions by those of MLflow: experiments, runs and their tags are alike in all of these.
@@ -49,6 +57,10 @@ ABANDONED_AFTER_S = 10.0
 
 class Unreachable(Exception):
     """The store doesn't answer now; it may later."""
+
+
+class Failing(Unreachable):
+    """The store answers, and this fails: because of what it holds, or for the moment."""
 
 
 class Rejected(Exception):
@@ -80,8 +92,16 @@ def store_errors() -> Iterator[None]:
     except (Unreachable, Rejected):
         raise
     except Exception as e:
-        kind = Rejected if getattr(e, "error_code", None) == "INVALID_PARAMETER_VALUE" else Unreachable
-        raise kind(_first_line(e)) from e
+        raise _kind_of(e)(_first_line(e)) from e
+
+
+def _kind_of(error: Exception) -> type[Exception]:
+    code = getattr(error, "error_code", None)
+    if code == "INVALID_PARAMETER_VALUE":
+        return Rejected
+    is_outage = code in _OUTAGES or isinstance(error, OSError) or isinstance(error.__context__, OSError)
+    is_of_content = code is not None or isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError))
+    return Failing if is_of_content and not is_outage else Unreachable
 
 
 @contextmanager
@@ -228,6 +248,14 @@ def store_identity(tracking_uri: str) -> str:
     """Return what the processes of this machine that use a store have in common, whatever folder they are in."""
     database = sqlite_path(tracking_uri)
     return str(database.resolve()) if database else tracking_uri
+
+
+def lease_path(study: str, tracking_uri: str, project_dir: Path) -> Path:
+    """Return the file by which the machines that share a store's folder know who runs a study of it."""
+    database = sqlite_path(tracking_uri)
+    folder, store = (database.resolve().parent, database.name) if database else (project_dir, tracking_uri)
+    name = hashlib.sha256(f"{store}\n{study}".encode()).hexdigest()[:16]
+    return folder / ".raypar" / "leases" / f"study-{name}"
 
 
 def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from raypar.study.options import OPTIONS, has_effect
-from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState
 from raypar.track.names import (
     MAX_NAME_LENGTH,
     MAX_PARAM_LENGTH,
@@ -183,10 +183,10 @@ def series_keys(result: TrialResult) -> dict[str, str]:
 
     Of raypar's training loop without times, and without a learning rate that is constant.
     """
-    sections, left_out = {}, {"epoch"}
+    sections, left_out = {}, {"epoch", SINCE_LAUNCH}
     if _is_of_own_loop(result):
         is_constant = len({report.get("lr") for report in result.reports}) < 2
-        sections, left_out = SECTIONS, {"step", *UNPLOTTED, *(["lr"] if is_constant else [])}
+        sections, left_out = SECTIONS, {"step", SINCE_LAUNCH, *UNPLOTTED, *(["lr"] if is_constant else [])}
     names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key not in left_out]
     # One metric can't hold both the trial's figure and its figure per report.
     taken = {*SCALARS, "num_workers", "batch_size", *result.spec.point, *sections.values()}

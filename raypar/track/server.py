@@ -47,10 +47,13 @@ SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
+    # It and the Python that it starts import nothing from the current folder, which may be somebody else's.
+    "PYTHONSAFEPATH": "1",
     # Without it, --allowed-hosts has no effect.
     "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
 }
 DATABASE = "MLFLOW_BACKEND_STORE_URI"
+UVICORN = "MLFLOW_UVICORN_OPTS"
 # A password check takes a tenth of a second by design, at each call unless it is cached.
 AUTH_CONFIG = "[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///users.db\nauth_cache_ttl_seconds = 60\n"
 EXPOSED = "warning: --host {host}: {danger}; leave --host out to keep it to this machine, and come from elsewhere by "
@@ -123,6 +126,8 @@ def _launch(
     """
     command = [sys.executable, "-m", "mlflow", "server", *arguments, "--workers", "1", "--host", host]
     command += ["--port", str(port), "--allowed-hosts", ",".join(allowed_hosts(host))]
+    # By default uvicorn imports from the current folder first.
+    command += ["--uvicorn-opts", f"{os.environ.get(UVICORN, '')} --app-dir {os.devnull}".strip()]
     process = subprocess.Popen(
         command,
         cwd=folder,

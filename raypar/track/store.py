@@ -22,7 +22,7 @@ from raypar.errors import StoreError
 from raypar.scratch import scratch_folder
 from raypar.study.trial import TrialResult, latest
 from raypar.track import journal
-from raypar.track.check import check_readable, check_writable
+from raypar.track.check import check_form, check_readable, check_writable
 from raypar.track.client import SCHEMAS, artifact_root, connect, local_folder, reachable, sqlite_path, tag_filter
 from raypar.track.names import experiment_name, join_tag
 from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, parse_result, result_from_tags, without_step_times
@@ -209,18 +209,20 @@ def study_names(tracking_uri: str, project_dir: Path) -> tuple[str, ...]:
 class Store:
     """Reads one store, and the journals of one project folder that are meant for it. Connects when first asked.
 
-    All methods raise StoreError where the store can't be read; an embedded one that does not exist yet is empty.
+    All methods raise StoreError where the store can't be read, the constructor for an address that is none; an embedded
+    store that does not exist yet is empty.
     """
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
-        self._tracking_uri = tracking_uri
-        self._project_dir = project_dir
+        check_form(tracking_uri)
+        self.tracking_uri = tracking_uri
+        self.project_dir = project_dir
         self._embedded = EmbeddedRuns(tracking_uri)
         self._mlflow = MlflowRuns(tracking_uri)
 
     def check_writable(self) -> None:
         """See `raypar.track.check.check_writable`."""
-        check_writable(self._tracking_uri, self._project_dir)
+        check_writable(self.tracking_uri, self.project_dir)
 
     # ---- trials
 
@@ -260,12 +262,12 @@ class Store:
     def model_folder(self, study_name: str, identity: str) -> Path | None:
         """Return a folder with the model that the trial has kept; None where it has none."""
         for record in self._pending("trial", study_name):
-            folder = journal.kept_folder(self._project_dir, record.get("artifact_dir"))
+            folder = journal.kept_folder(self.project_dir, record.get("artifact_dir"))
             result = parse_result(record.get("result"))
             is_of_trial = result is not None and result.spec.identity == identity
             if folder is not None and is_of_trial and (folder / MODEL_FOLDER).is_dir():
                 return folder / MODEL_FOLDER
-        to = self._project_dir / ".raypar" / "models" / identity
+        to = self.project_dir / ".raypar" / "models" / identity
         for run in self._trial_runs(study_name, identity=identity):
             if (folder := self._artifact(run, MODEL_FOLDER, to)) is not None and folder.is_dir():
                 return folder
@@ -373,7 +375,7 @@ class Store:
         try:
             return question(self._embedded)
         except Unfamiliar:
-            return question(self._mlflow) if check_readable(self._tracking_uri) else empty
+            return question(self._mlflow) if check_readable(self.tracking_uri) else empty
 
     def _read_file(self, run: StoredRun, name: str) -> str | None:
         is_local = local_folder(run.artifact_uri) is not None
@@ -391,14 +393,14 @@ class Store:
             return self._moved(folder) / name
         try:
             to.mkdir(parents=True, exist_ok=True)
-            with reachable(self._tracking_uri):
+            with reachable(self.tracking_uri):
                 return Path(self._mlflow.client.download_artifacts(run.run_id, name, str(to)))
         except (OSError, ValueError, StoreError):
             return None
 
     def _moved(self, folder: Path) -> Path:
         """Return a run's folder, even if the project's folder was moved as a whole since."""
-        root = artifact_root(self._tracking_uri, self._project_dir)
+        root = artifact_root(self.tracking_uri, self.project_dir)
         if folder.exists() or root is None or root.name not in folder.parts:
             return folder
         at = len(folder.parts) - folder.parts[::-1].index(root.name)
@@ -408,11 +410,11 @@ class Store:
 
     def _all_pending(self) -> Iterator[dict[str, Any]]:
         """Yield this project's records that are meant for this store and not there yet."""
-        for path in journal.journal_paths(self._project_dir):
-            if journal.read_ack(path)[0] != self._tracking_uri:
+        for path in journal.journal_paths(self.project_dir):
+            if journal.read_ack(path)[0] != self.tracking_uri:
                 continue
             try:
-                for line in journal.pending_lines(path, self._tracking_uri):
+                for line in journal.pending_lines(path, self.tracking_uri):
                     if line.record is None:
                         log.warning("%s", line.problem)
                     elif {"study", "execution", "at", "totals"} <= line.record.keys():

@@ -20,6 +20,7 @@ from raypar.track import journal
 from raypar.track.check import check_address
 from raypar.track.client import (
     MODEL_NAME,
+    Failing,
     Rejected,
     Unreachable,
     artifact_root,
@@ -105,6 +106,11 @@ class RunWriter:
         self._client.set_experiment_tag(self.experiment(study), key, clip(value, MAX_EXPERIMENT_TAG_LENGTH))
 
     @store_errors()
+    def check_takes(self, study: str) -> None:
+        """Write what an experiment has already; raise where the store takes nothing at present."""
+        self._client.set_experiment_tag(self.experiment(study), "raypar.study", clip(study, MAX_TAG_LENGTH))
+
+    @store_errors()
     def find(self, study: str, **tags: str) -> RunRef | None:
         """Return the latest run of the study with these ``raypar.`` tags, deleted ones included."""
         runs = self._client.search_runs(
@@ -138,8 +144,8 @@ class RunWriter:
     @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
         """Create a run; its start is Unix time in milliseconds."""
-        name = clip(name, MAX_NAME_LENGTH)
-        info = self._client.create_run(self.experiment(study), start_ms, dict(tags), run_name=name).info
+        name, tags = clip(name, MAX_NAME_LENGTH), {key: clip(text, MAX_TAG_LENGTH) for key, text in tags.items()}
+        info = self._client.create_run(self.experiment(study), start_ms, tags, run_name=name).info
         return RunRef(info.run_id, info.artifact_uri)
 
     @store_errors()
@@ -154,8 +160,8 @@ class RunWriter:
         """Add to a run, in as few calls as MLflow allows. Points that are there already are not doubled."""
         entities = import_mlflow().entities
         metrics = [entities.Metric(p.key, p.value, p.time_ms, p.step) for p in points]
-        pairs = [entities.Param(k, v) for k, v in (params or {}).items()]
-        labels = [entities.RunTag(k, v) for k, v in (tags or {}).items()]
+        pairs = [entities.Param(k, clip(v, MAX_PARAM_LENGTH)) for k, v in (params or {}).items()]
+        labels = [entities.RunTag(k, clip(v, MAX_TAG_LENGTH)) for k, v in (tags or {}).items()]
         while metrics or pairs or labels:
             self._client.log_batch(run.run_id, metrics[:_MAX_POINTS], pairs[:_MAX_PAIRS], labels[:_MAX_PAIRS])
             metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
@@ -184,7 +190,7 @@ class RunWriter:
         """Write a text among the run's artifacts; ``folder/name`` makes a folder."""
         path = Path(*(safe_name(part) for part in name.split("/") if part))
         if (folder := local_folder(run.artifact_uri)) is None:
-            self._client.log_text(run.run_id, text, path.as_posix())
+            self._client.log_text(run.run_id, text.encode("utf-8", "replace").decode(), path.as_posix())
         else:  # as MLflow does it, without its 20 ms
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8", errors="replace")
@@ -254,10 +260,14 @@ class RunWriter:
 
 
 class Uploader:
-    """Applies journal records to one store, through its writer. Connects when first used, and again after a failure."""
+    """Applies journal records to one store, through its writer. Connects when first used, and again after a failure.
 
-    def __init__(self, writer: RunWriter) -> None:
-        self._writer = writer
+    Args:
+        gives_up: reject a record that fails twice while the store takes another one; else it is tried again for ever.
+    """
+
+    def __init__(self, writer: RunWriter, *, gives_up: bool = False) -> None:
+        self._writer, self._gives_up = writer, gives_up
         self._forget()
 
     def _forget(self) -> None:
@@ -273,6 +283,16 @@ class Uploader:
         """
         try:
             self._apply(record, is_new)
+        except Failing:
+            self._forget()
+            if not self._gives_up:
+                raise
+            self._writer.check_takes(str(record["study"]))
+            try:
+                self._apply(record, is_new=False)
+            except Failing as error:
+                self._forget()
+                raise Rejected(str(error)) from error
         except Unreachable:
             self._forget()
             raise
@@ -528,7 +548,8 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
             for path in journal.journal_paths(project_dir):
                 uri = tracking_uri or journal.read_ack(path)[0] or default_tracking_uri(project_dir)
                 if uri not in outages:
-                    done = _sync_one(path, uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir))), uri)
+                    uploader = uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir), gives_up=True))
+                    done = _sync_one(path, uploader, uri)
                     total.num_uploaded += done.num_uploaded
                     total.num_rejected += done.num_rejected
                     total.problems += done.problems

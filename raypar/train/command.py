@@ -12,6 +12,7 @@ import os
 import re
 import selectors
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,10 +27,11 @@ from typing import Any
 
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
-from raypar.study.command import PLACES, Command
+from raypar.study.command import PLACES, Command, number_in
+from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
-from raypar.train.laps import UNTIMED, LapTimer, num_steps_of
+from raypar.train.laps import COUNTS, UNTIMED, LapTimer
 
 MAX_ERROR_LINES = 20
 STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
@@ -45,38 +47,66 @@ class OutputReader:
     """Reads reports out of a command's output: JSON lines, and values by regular expressions.
 
     A line ``{"loss": 0.5, "step": 10}`` is a report. Values by expression make a report once every metric has one, or
-    one of them comes again.
+    one of them comes again. An epoch or a step by expression holds for the lines after it, until another one comes.
+    A report is as old as the last line that it takes a value from.
     """
 
     def __init__(self, metrics: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in metrics.items()}
+        self._num_metrics = len(self._patterns.keys() - COUNTS.keys())
+        self._counts: dict[str, float] = {}
         self._pending: dict[str, float] = {}
+        self._at_s = 0.0
 
-    def reports(self, line: str) -> Iterator[dict[str, float]]:
-        """Yield the reports that a line completes."""
+    def reports(self, line: str, at_s: float = 0.0) -> Iterator[tuple[dict[str, float], float]]:
+        """Yield the reports that a line of this moment completes, each with its moment."""
         text = line.strip()
         if text.startswith("{") and text.endswith("}"):
             with contextlib.suppress(ValueError):
                 content = json.loads(text)
                 if numbers := numbers_of(content):
-                    yield numbers
+                    yield numbers, at_s
                 return
-        values = {}
-        for name, pattern in self._patterns.items():
-            if match := pattern.search(line):
-                with contextlib.suppress(ValueError, TypeError):
-                    values[name] = float(match[1])
-        if self._pending.keys() & values.keys():
+        values = {name: value for name, p in self._patterns.items() if (value := number_in(p, line)) is not None}
+        counts = {name: values.pop(name) for name in COUNTS if name in values}
+        if self._pending.keys() & values.keys() or self._counts != {**self._counts, **counts}:
             yield from self.rest()
+        self._counts |= counts
         self._pending |= values
-        if values and len(self._pending) == len(self._patterns):
+        if values:
+            self._at_s = at_s
+        if values and len(self._pending) == self._num_metrics:
             yield from self.rest()
 
-    def rest(self) -> Iterator[dict[str, float]]:
+    def rest(self) -> Iterator[tuple[dict[str, float], float]]:
         """Yield the report that is not complete at the end, if there is one."""
         if self._pending:
             pending, self._pending = self._pending, {}
-            yield pending
+            yield {**self._counts, **pending}, self._at_s
+
+
+_FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: ([1-9]\d*)", re.DOTALL)  # in torchrun's last lines
+RANK_FOLDER = "ranks"  # in a trial's folder: output of the ranks that torchrun starts, but for the first
+
+
+def without_other_ranks(folder: Path) -> dict[str, str]:
+    """Return variables by which torchrun prints what its first rank prints, and writes the others' output to files.
+
+    Lines of several ranks mix, and a metric would be that of any of them. Options of the command itself come first.
+    """
+    # Of more than ten ranks torchrun can't be told: the filter drops their output.
+    files = ",".join(f"{rank}:3" for rank in range(1, 10))
+    return {"PET_REDIRECTS": files, "PET_LOCAL_RANKS_FILTER": "0", "PET_LOG_DIR": str(folder)}
+
+
+def lines_of_other_ranks(folder: Path) -> Iterator[str]:
+    """Yield the lines in the files of `without_other_ranks`, each with its rank."""
+    for path in sorted(
+        folder.glob("*/attempt_*/*/std*.log"), key=lambda path: (path.parent, path.name == "stderr.log")
+    ):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                yield f"[local rank {path.parent.name}] {line.rstrip()}"
 
 
 def run_command(
@@ -120,7 +150,8 @@ def run_command(
         folder = study_folder / command.folder.format_map(values)
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
-        process = _CommandProcess(command, command.filled(values), folder, job, channel if is_first else None, stack)
+        words, reports_to = command.filled(values), channel if is_first else None
+        process = _CommandProcess(command, words, folder, job, reports_to, context, stack)
         startup_s = time.monotonic() - context.requested_at_s
         telemetry.start()
         process.wait(None if is_first else links[0])
@@ -140,7 +171,7 @@ def run_command(
         train_time_s=laps.train_time_s,
         step_times_s=laps.times_s,
         wall_s=time.monotonic() - context.requested_at_s,
-        environment={**telemetry.summary(), **environment, "steps_from": laps.source},
+        environment={**telemetry.summary(), **environment, "steps_from": laps.source, "laps_cover": laps.cover},
         counters=telemetry.counters(),
     )
 
@@ -252,10 +283,14 @@ class _CommandProcess:
         folder: Path,
         job: TrialJob,
         channel: Channel | None,
+        context: RankContext,
         stack: contextlib.ExitStack,
     ) -> None:
         self.laps, self.is_stopped = LapTimer(), False
         self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
+        self._launched_at_s = context.requested_at_s
+        self._rank_folder = job.folder / f"{RANK_FOLDER}-{context.node_rank}"  # machines may share the trial's folder
+        stack.callback(shutil.rmtree, self._rank_folder, ignore_errors=True)
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
         fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
         os.mkfifo(fifo, 0o600)
@@ -265,6 +300,7 @@ class _CommandProcess:
         inherited = _original_environment()
         environment = {
             **inherited,
+            **without_other_ranks(self._rank_folder),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")]),
             "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
             "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
@@ -330,9 +366,14 @@ class _CommandProcess:
         os.close(has_ended)
         if buffers["output"]:
             self._take("output", buffers["output"].decode(errors="replace"))
-        for report in self._reader.rest():
-            self._report(report, time.monotonic(), is_ordered=False)
+        for report, at_s in self._reader.rest():
+            self._report(report, at_s, is_ordered=False)
         process.stdout.close()
+        failed = _FIRST_FAILED.search("\n".join(self._last_lines))
+        for text in lines_of_other_ranks(self._rank_folder):
+            print(text, flush=True)
+            if failed and text.startswith(f"[local rank {failed[1]}] "):
+                self._last_lines.append(text)
         if process.returncode and not self.is_stopped:
             raise CommandFailed(self._failure(process.returncode))
 
@@ -346,17 +387,17 @@ class _CommandProcess:
         moments_s = [at_s for at_s, _ in scalars.values()]
         if self.laps.source == UNTIMED and moments_s == sorted(moments_s):
             self.laps = laps
+        to_monotonic_s = time.monotonic() - time.time()
         for step, (at_s, values) in scalars.items():
             if not self.is_stopped:
-                laps.report(at_s, num_steps=step)
-                self._send({"step": float(step), **values})
+                laps.report({"step": float(step)}, at_s)
+                self._send({"step": float(step), **values}, at_s + to_monotonic_s)
 
     def _take(self, source: str, line: str) -> None:
         if source == "output":
-            at_s = time.monotonic()
             print(line, flush=True)
             self._last_lines.append(line)
-            for report in self._reader.reports(line):
+            for report, at_s in self._reader.reports(line, time.monotonic()):
                 self._report(report, at_s, is_ordered=False)
             return
         with contextlib.suppress(ValueError, KeyError):
@@ -367,12 +408,13 @@ class _CommandProcess:
                 self.laps.step(content["at_s"])
 
     def _report(self, metrics: Mapping[str, float], at_s: float, *, is_ordered: bool) -> None:
-        self.laps.report(at_s, num_steps=num_steps_of(metrics), is_ordered=is_ordered)
-        self._send(metrics)
+        self.laps.report(metrics, at_s, is_ordered=is_ordered)
+        self._send(metrics, at_s)
 
-    def _send(self, metrics: Mapping[str, float]) -> None:
+    def _send(self, metrics: Mapping[str, float], at_s: float) -> None:
         self._num_reports += 1
-        if self._channel is not None and not self._channel.report({"epoch": self._num_reports, **metrics}):
+        report = {"epoch": self._num_reports, **metrics, SINCE_LAUNCH: at_s - self._launched_at_s}
+        if self._channel is not None and not self._channel.report(report):
             self._channel = None
             self._stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ class RunSettings:
     """Settings of a run, none of which determines a result.
 
     Attributes:
-        log_dir: for the ranks' output, a folder per trial; an absolute path, the same on every node.
+        log_dir: for the ranks' output, a folder per trial; an absolute path, on this machine. See `here`.
         isolation: "warm": ranks are forks in gangs that serve trial after trial; "fresh": every trial gets a gang
             and interpreters of its own.
         environment: variables that every rank gets, before torch looks at them.
@@ -116,6 +117,12 @@ class RunSettings:
     exclusive: bool = False
     sources: Mapping[str, bytes] = field(default_factory=dict)
     revisions: tuple[Revision, ...] = ()
+
+    def here(self) -> RunSettings:
+        """Return the settings with this node's folder of logs, which is among its temporary files on other nodes."""
+        if self.driver_dir is None:
+            return self
+        return replace(self, log_dir=Path(tempfile.gettempdir()) / self.log_dir.name)
 
     def revision(self, label: str = "") -> Revision:
         """Return the code that trials with this label run: that of the study's only version where there is no other.
@@ -169,9 +176,10 @@ class TrialJob:
         return self.settings.driver_dir is not None and not self.shares_driver_dir
 
     def on_this_node(self) -> TrialJob:
-        """Return the job with its artifacts in the driver's folder, if this node can write to it."""
+        """Return the job with this node's folder of logs, and the driver's for artifacts if it can write there."""
         folder = self.settings.driver_dir  # by its name that of one execution: another machine has no such folder
-        return replace(self, shares_driver_dir=folder is not None and os.access(folder, os.W_OK | os.X_OK))
+        is_shared = folder is not None and os.access(folder, os.W_OK | os.X_OK)
+        return replace(self, settings=self.settings.here(), shares_driver_dir=is_shared)
 
     @property
     def profiling(self) -> Profiling:

@@ -13,8 +13,9 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.hooks import numbers_of, receive_with
+from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
-from raypar.train.laps import LapTimer, num_steps_of
+from raypar.train.laps import LapTimer
 from raypar.train.memory import MemoryMonitor
 from raypar.train.telemetry import Telemetry
 
@@ -28,7 +29,7 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
     def __init__(self, context: RankContext, channel: Channel) -> None:
         same = {name: getattr(context, name) for name in ("world_size", "local_rank", "local_world_size", "node_rank")}
         super().__init__(experiment_name="raypar", world_rank=context.rank, **same)
-        self._channel = channel
+        self._channel, self._launched_at_s = channel, context.requested_at_s
         self._count = 0
         self.laps = LapTimer()
 
@@ -37,8 +38,9 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         super().report(metrics, checkpoint, *args, **kwargs)
         self._count += 1
         numbers = numbers_of(metrics)
-        goes_on = self._channel.report({"epoch": self._count, **numbers})
-        self.laps.report(reported_at_s, time.monotonic(), num_steps=num_steps_of(numbers))
+        launch = {SINCE_LAUNCH: reported_at_s - self._launched_at_s}
+        goes_on = self._channel.report({"epoch": self._count, **numbers, **launch})
+        self.laps.report(numbers, reported_at_s, time.monotonic())
         if not goes_on:
             raise StopTrial
 
@@ -86,6 +88,11 @@ def run_train_loop(
         startup_s=startup_s,
         train_time_s=session.laps.train_time_s,
         step_times_s=session.laps.times_s,
-        environment={**telemetry.summary(), **memory.summary(), "steps_from": session.laps.source},
+        environment={
+            **telemetry.summary(),
+            **memory.summary(),
+            "steps_from": session.laps.source,
+            "laps_cover": session.laps.cover,
+        },
         counters=telemetry.counters(),
     )

@@ -11,13 +11,17 @@ import os
 import pickle
 import random
 import re
+import signal
 import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,10 +30,13 @@ from raypar.errors import ClusterError, DoesNotFit, Mistake, WorkloadError, cut,
 from raypar.gpus import VISIBLE, VISIBLE_AMD, all_gpus, torch_problem
 from raypar.masking import masked
 from raypar.provenance import cpu_model
+from raypar.scratch import room_for
+from raypar.search_path import put_first
 from raypar.study.trial import FailureKind
 from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import CHECKPOINT_FOLDER, CheckJob, RankContext, RankOutcome, TrialJob
+from raypar.train.position import Position, PositionWatch, calls
 from raypar.units import counted
 
 # The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
@@ -85,6 +92,7 @@ def _has_gpu_alone() -> bool:
     return torch.cuda.is_available() and has_gpu_alone(torch.device("cuda", torch.cuda.current_device()))
 
 
+LOADER_END_S = 1.0  # a loader process whose connection is lost has ended within
 COLLECTIVE_TIMEOUT_S = 1800.0
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # 1: NCCL takes several ranks on one GPU, and so does raypar
 # An empty list hides all GPUs from CUDA, and none from HIP.
@@ -92,6 +100,7 @@ NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
 NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
 NO_GPU_HINT = "`raypar doctor` on that node checks its GPUs, driver and torch; device=cpu needs none"
 # Of what a failure says; the rank's log has more.
+LISTENER_LENGTH = len("pymp-12345678/listener-12345678")  # of the sockets of multiprocessing
 MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
 
 
@@ -100,30 +109,44 @@ class PipeChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._lock = threading.Lock()  # what is sent meanwhile waits: a report is answered before anything else
 
     def report(self, metrics: Mapping[str, float]) -> bool:
-        self._connection.send(("report", dict(metrics)))
-        return bool(self._connection.recv())
+        with self._lock:
+            self._connection.send(("report", dict(metrics), Position(calls())))
+            return bool(self._connection.recv())
+
+    def send_position(self, look: Callable[[], Position | None]) -> None:
+        """Send the position that `look` returns, if any."""
+        with self._lock:
+            if (position := look()) is not None:
+                self._connection.send(("position", position))
 
 
 def main(connection: Connection, listen_fd: int | None = None) -> None:
     """Run the `TrialJob` and `RankContext` that the connection sends, and answer.
 
     The answer is ``("done", RankOutcome)`` or ``("error", kind, type, message, traceback)``. For a `CheckJob` (and
-    None) it is the mistakes.
+    None) it is ``("checked", mistakes)``.
 
     Args:
         listen_fd: rank 0 of several: the listening socket behind ``context.master_address``.
     """
-    job, context = connection.recv()
-    mark("rank: starts")
-    if isinstance(job, CheckJob):
-        connection.send(check(job))
-        return
     try:
-        connection.send(("done", run_rank(job, context, PipeChannel(connection), listen_fd)))
-    except BaseException as error:
-        text = masked(traceback.format_exc())  # it may quote a password or a key
+        try:
+            job, context = connection.recv()  # fails where a class in it can't be imported here
+            mark("rank: starts")
+            if isinstance(job, CheckJob):
+                connection.send(("checked", check(job)))
+                return
+            outcome = run_rank(job, context, PipeChannel(connection), listen_fd)
+        finally:
+            _ignore_loaders()
+        connection.send(("done", outcome))
+    except BaseException as caught:
+        _ignore_loaders()  # again: torch's handler may have come before it
+        error = _loader_error(caught) or caught
+        text = masked("".join(traceback.format_exception(error)))  # it may quote a password or a key
         print(text, file=sys.stderr)
         message = cut(masked(message_of(error)), MAX_MESSAGE_CHARS)
         connection.send(("error", failure_kind(error), type(error).__name__, message, cut(text, MAX_TRACEBACK_CHARS)))
@@ -134,10 +157,32 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
 def check(job: CheckJob) -> list[Mistake]:
     """Return the mistakes in data and model of a job's points."""
     os.environ.update({**job.environment, **NO_GPUS})
-    sys.path[:0] = [folder for folder in job.sys_path if folder not in sys.path]
+    put_first(job.sys_path)
     from raypar.train.data_check import mistakes_of_points
 
     return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
+
+
+def _ignore_loaders() -> None:
+    """Take no more notice of loader processes that end: torch raises an error then, wherever the rank is."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _loader_error(error: BaseException) -> BaseException | None:
+    """Return torch's error where a loader process has failed, which explains what the rank raised.
+
+    The rank may have noticed a lost connection first, a moment before the process has ended.
+    """
+    until_s = time.monotonic() + (LOADER_END_S if isinstance(error, (EOFError, ConnectionError)) else 0)
+    while (torch := sys.modules.get("torch")) is not None:
+        try:
+            torch._C._error_if_any_worker_fails()
+        except RuntimeError as of_loader:
+            return of_loader
+        if time.monotonic() >= until_s:
+            break
+        time.sleep(0.05)
+    return None
 
 
 def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
@@ -148,7 +193,9 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})
-    sys.path[:0] = [folder for folder in job.revision.sys_path if folder not in sys.path]
+    put_first(job.revision.sys_path)
+    # Else loader processes would hang; a command gets the user's TMPDIR all the same.
+    tempfile.tempdir = str(room_for(LISTENER_LENGTH, Path(tempfile.gettempdir())))
 
     import numpy as np
     import torch
@@ -164,7 +211,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
 
         return run_command(workload.command, job, context, channel, listen_fd)
     device = _device(config, context)
-    with _process_group(context, device, listen_fd):
+    with _process_group(context, device, listen_fd), _position_said(channel, context, device) as note_end:
         if workload.train_loop is not None:
             from raypar.train.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
@@ -186,6 +233,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
                 checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
                 profiling=job.profiling,
             )
+        note_end(outcome)
     environment = {
         "cores": list(cores),
         "num_threads": torch.get_num_threads(),
@@ -195,6 +243,27 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     }
     wall_s = time.monotonic() - context.requested_at_s
     return replace(outcome, wall_s=wall_s, environment={**outcome.environment, **environment})
+
+
+@contextlib.contextmanager
+def _position_said(channel: PipeChannel, context: RankContext, device: Any) -> Iterator[Callable[[RankOutcome], None]]:
+    """Say where this rank stands among several. What is yielded gets its outcome, at the end of its loop."""
+    if context.world_size == 1:
+        yield lambda _: None
+        return
+    watch = PositionWatch(channel.send_position, on_cpu=device.type == "cpu")
+    watch.start()
+    # One that a report has stopped leaves where the others are stopped as well.
+    ends: list[Position] = []
+
+    def note_end(outcome: RankOutcome) -> None:
+        ends.append(Position(calls(), is_out=not outcome.stopped, has_left=not outcome.stopped))
+
+    try:
+        yield note_end
+    finally:  # before the group is destroyed, by which the others may notice it first
+        watch.close()
+        channel.send_position(lambda: ends[0] if ends else Position(calls()))
 
 
 def _device(config: Mapping[str, Any], context: RankContext) -> Any:

@@ -26,7 +26,8 @@ from raypar.analysis.compare import Gate, Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend
-from raypar.analysis.scaling import read_table, worker_groups
+from raypar.analysis.scaling import worker_groups
+from raypar.analysis.table import read_table
 from raypar.analysis.time_to_target import Start, Target
 from raypar.analysis.verdict import break_even_lines
 from raypar.errors import RayparError

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,28 @@ dist.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)
 """
+
+
+def uneven_loop(config):
+    """A train loop whose last rank does as `case` says; ranks that stand say so at once."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    import raypar
+    from raypar.train import position
+
+    position.EVERY_S, position.STANDS_S = 0.05, 0.5
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    layer = DistributedDataParallel(nn.Linear(4, 1))
+    for _ in range(10 + (is_last if config["case"] == "longer" else -is_last if config["case"] == "shorter" else 0)):
+        layer(torch.ones(2, 4)).sum().backward()
+    if config["case"] == "evaluates" and is_last:
+        matrix = torch.ones(200, 200)
+        until_s = time.monotonic() + 2.0  # four times as long as a rank may stand
+        while time.monotonic() < until_s:
+            matrix = (matrix @ matrix).clamp(-1, 1)
+    distributed.barrier()
+    raypar.report({"loss": 1.0})
+
+
+uneven = Workload.from_train_loop(uneven_loop, options={"case": "even"}, metric="loss", mode="min")

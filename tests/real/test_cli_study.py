@@ -183,3 +183,14 @@ def test_doctor_checks_everything_and_starts_ray(tmp_path):
     done = cli.run("doctor", "--address", "127.0.0.1:1")
     assert done.returncode == 1 and "→ is the cluster up" in done.stdout
     assert "FAIL  cluster: no Ray cluster at --address 127.0.0.1:1" in done.stdout
+
+
+@pytest.mark.ray
+def test_files_beside_a_study_that_are_called_like_modules_break_neither_ray_nor_trials(tmp_path):
+    cli = Cli(tmp_path)
+    for name in ("cmd", "json", "logging", "ray", "torch", "mlflow", "click"):
+        cli.write(f"{name}.py", "raise RuntimeError('imported')\n")
+    text = "from raypar import Study, grid\nfrom raypar.workloads import digits\n"
+    text += 'study = Study(workload=digits, space={"lr": grid(0.1)}, config={"epochs": 1}, num_repeats=1)\n'
+    cli.write("random.py", text)
+    assert "[1/1] lr=0.1 #1" in cli.done("study", "random.py")

@@ -76,6 +76,13 @@ def test_a_command_that_fails_is_a_failed_trial_with_its_last_words(tmp_path, co
     assert result.failure.kind is kind and message in result.failure.summary
 
 
+def test_of_a_rank_that_torchrun_starts_and_that_fails_the_last_words_are_told(tmp_path):
+    (tmp_path / "train.py").write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('no such luck')")
+    command = "torchrun --standalone --nproc-per-node=2 train.py"
+    (result,) = run(tmp_path, study_of(command))
+    assert "ended with exit code 1: [local rank 1] ValueError: no such luck" in result.failure.summary
+
+
 def test_a_command_runs_in_its_folder_and_the_lines_of_a_progress_bar_are_lines(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "train.py").write_text(

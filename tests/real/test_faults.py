@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from faultlab import Faulty, find, kill, kill_rank, next_held
 from harness import TIMEOUT_S, Cli, finished, ray_head, results_of, run, runs_of, settings_at
-from loops import acting
+from loops import acting, uneven
 
 from raypar import Study
-from raypar.run import ranks
+from raypar.run import ranks, standstill
 from raypar.run.local import LocalRunner
 from raypar.study.trial import FailureKind
 
@@ -38,12 +38,14 @@ IN_A_TRIAL = [
     (rank_killed, None, 2),
     (act("raise"), FailureKind.ERROR, 1),
     (act("ask for too much"), FailureKind.OUT_OF_MEMORY, 1),
+    (killed("fork server"), None, 2),
 ]
 IN_RAY = [*IN_A_TRIAL[:2], (killed("Tune trainable"), None, 1)]
 # Each costs a start of a gang.
 WITH_THE_GANG = [
     (killed("gang controller"), None, 2),
     (killed("gang worker"), None, 2),
+    (killed("fork server"), None, 2),
     (killed("broker"), None, 1),  # the next one counts anew
 ]
 
@@ -86,6 +88,27 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(tmp_path
         (result,) = run(runner, study, [study.trial({"act": "kill"}, 0)]).results
     assert result.failure is not None and (result.failure.kind, result.attempts) == (FailureKind.OUT_OF_MEMORY, 1)
     assert "was killed by the kernel: the machine, or its group, is out of memory" in result.failure.message
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("longer", r"rank 0 in barrier \(.*\) and rank 1 in backward \(.*\) wait for each other"),
+        ("shorter", r"rank 0 in backward \(.*\) and rank 1 in barrier \(.*\) wait for each other"),
+        ("evaluates", ""),
+    ],
+)
+def test_ranks_with_uneven_numbers_of_batches_are_named_and_slow_ones_left_alone(tmp_path, monkeypatch, case, text):
+    monkeypatch.setattr(standstill, "STANDS_S", 0.5)
+    monkeypatch.setattr(standstill, "DIFFER_S", 1.0)
+    study = Study(workload=uneven, space={}, config={"num_workers": 2}, max_retries=1)
+    with LocalRunner(settings_at(tmp_path)) as runner:
+        (result,) = run(runner, study, [study.trial({"case": case}, 0)]).results
+    if text:
+        assert (result.failure.kind, result.attempts) == (FailureKind.ERROR, 1)
+        assert re.match(f"uneven numbers of batches per rank: {text}; ", result.failure.message)
+    else:
+        assert result.failure is None
 
 
 @pytest.mark.ray

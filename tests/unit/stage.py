@@ -37,6 +37,7 @@ class Stage:
 
     def __init__(self, monkeypatch, tmp_path):
         self.happened, self.stored, self.shown, self.notices, self.code = [], [], [], [], {}
+        self.origins = []
         self.trial, self.report = finished, lambda: "<html>"
         self.error, self.error_at = None, 1  # instead of a trial's result
         self.num_unsent, self.tmp_path, self.machine, self.load = 0, tmp_path, TWO_CORES, ""
@@ -44,6 +45,7 @@ class Stage:
             check_writable=lambda: self.happened.append("checked"),
             results=lambda _: tuple(self.stored),
             artifact=lambda *_: None,
+            origins=lambda _: iter(self.origins),
         )
         # Drawing takes seconds.
         monkeypatch.setattr("raypar.reporting.html.html_report", lambda *_: self.report())

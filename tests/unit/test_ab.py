@@ -391,12 +391,18 @@ def test_the_verdict_is_a_claim_that_its_interval_shows(slowdown, change, text):
 
 
 def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
-    noise = tuple(10 * each for each in NOISE)
+    noise = tuple(4 * each for each in NOISE)
     (point,) = compare_revisions(question(), results(0.01, noise=noise)).points
     assert point.change is Change.INCONCLUSIVE and point.num_more > 0
     assert not what_is_open(question(), results(0.01, noise=noise)).stopped
     line = verdict_lines(compare_revisions(question(), results(0.01, noise=noise)))[0]
     assert line.startswith(f"inconclusive: about {point.num_more} more block") and "no difference" not in line
+    # A few pairs that scatter much can't tell how many thousand more it takes.
+    wild = compare_revisions(question(), results(0.01, noise=tuple(40 * each for each in NOISE[:4])))
+    assert wild.points[0].num_more > 1000
+    line = verdict_lines(wild)[0]
+    assert line.startswith("inconclusive, and more than 100 more blocks would be needed: make trials longer")
+    assert str(wild.points[0].num_more) not in line.replace(",", "")
 
 
 def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():

@@ -151,13 +151,16 @@ CASES = {
         ([*sound(), FAILED, *SKIPPED], "1 trial failed, 2 not run; num_workers=2 #10: CUDA out of memory"),
     ],
     "baseline_missing": [(sound()[6:], "1 point without a speedup: no timed * the baseline num_workers=1.")],
-    "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials: *")],
+    "includes_start_up": [([replace(r, train_time_s=None) for r in sound()], "Times are of whole trials, *")],
     "reported_steps": [
         (
             sound(environment={"steps_from": ["raypar.step", ""]}),
             "Times are of * between two calls of raypar.step;*",
         ),
-        (sound(environment={"steps_from": ["reports"]}), "Times are of what * between two of its reports; *"),
+        (
+            sound(environment={"steps_from": ["reports"], "laps_cover": ["epochs 1 to 4"]}),
+            "Times are of what * between two of its reports, epochs 1 to 4 in every trial; *",
+        ),
         (sound(environment={"steps_from": "?"}), None),
         (sound(), None),
     ],
@@ -334,6 +337,8 @@ ON_DEVICES = [
     for device, name in (("cpu", "cpu"), ("cuda", "H100"))
     for r in range(6)
 ]
+NOW = Question("s", {"num_workers": 1}, ("num_workers",), code={"": {"model.py": "py3.11:2", "s.py": "py3.11:1"}})
+OF_ANOTHER_PYTHON = replace(NOW, code={"": {"model.py": "py3.10:1", "s.py": "py3.10:1"}})
 UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_size=8192 (57,344 against 60,000). *"
 
 
@@ -347,6 +352,21 @@ UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_
         ("mixed_hardware", ON_DEVICES, against("device", "cpu"), None),
         ("more_than_linear", scaled("batch_size", 9.0), against("batch_size", 1), None),
         ("more_than_linear", BOTH, WORKERS_AND_BATCH, None),
+        (
+            "other_code",
+            of_code("py3.11:1", "py3.11:1"),
+            NOW,
+            "12 of 12 * than the study has now: model.py *",
+        ),
+        (
+            "other_code",
+            of_code("py3.11:1", "py3.11:2"),
+            NOW,
+            "6 of 12 * than the study has now: model.py *",
+        ),
+        ("other_code", of_code("py3.11:2", "py3.11:2"), NOW, None),
+        ("other_code", of_code("py3.11:1", "py3.11:2"), OF_ANOTHER_PYTHON, "6 of 12 * than the latest one: *"),
+        ("other_code", sound(), NOW, None),
     ],
 )
 def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):

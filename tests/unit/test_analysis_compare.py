@@ -179,11 +179,31 @@ def test_values_without_scatter_differ_if_there_are_many(first, second, low):
     assert estimate.low == (low if low is None else pytest.approx(low))
 
 
-def test_where_most_trials_of_a_side_were_disturbed_that_is_reported():
+def disturbed(results, num=None):
+    """The first trials of them, or all, with half of their cores' time taken by others."""
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
-    disturbed = [make_result({"num_workers": 1}, r, t, environment=busy) for r, t in enumerate(STEADY)]
-    doubts = compared(trials(), disturbed).doubts
-    assert doubts == ("", "other processes used up to 50 % of the cores in 5 of 5 trials")
+    num = len(results) if num is None else num
+    return [replace(r, environment=busy) for r in results[:num]] + list(results[num:])
+
+
+@pytest.mark.parametrize("factor", [3.59, 1.0, 0.5])
+@pytest.mark.parametrize("is_disturbed", [(False, True), (True, False), (True, True)])
+def test_where_most_trials_of_a_side_were_disturbed_nothing_is_claimed_on_times(factor, is_disturbed):
+    a, b = (disturbed(r) if d else r for r, d in zip((trials(), trials(scaled(factor))), is_disturbed, strict=True))
+    comparison = compared(a, b, 0.05)
+    why = "other processes used up to 50 % of the cores in 5 of 5 trials"
+    assert comparison.doubts == tuple(why if d else "" for d in is_disturbed)
+    assert comparison.matched[0].difference is Difference.DISTURBED
+    assert (comparison.matched[0].gate, comparison.gate) == (UNCLEAR, UNCLEAR)
+    # A search has no doubt of its own, for it asks for a metric; here its times are what is compared.
+    searched = compare(replace(side(a), question=Question("a", {}, ("num_workers",), num_repeats=1)), side(b), 0.05)
+    assert searched.gate is UNCLEAR
+
+
+def test_disturbed_times_hide_neither_what_b_lost_nor_what_half_of_the_trials_show():
+    assert compared(disturbed(trials()), FAILED, 0.05).gate is LOST
+    half = disturbed(trials(scaled(1.2)), 2)
+    assert (compared(trials(), half, 0.05).gate, compared(trials(), half).doubts) == (LOST, ("", ""))
 
 
 def test_the_change_of_the_metric_has_an_interval():

@@ -31,6 +31,15 @@ def point(*results):
     return time_to_target(samples, TARGET)
 
 
+def foreign(accuracies, *since_launch_s):
+    """A trial of training code that raypar didn't write, with the seconds of its reports from launch on."""
+    made = trial(accuracies)
+    reports = made.reports
+    if since_launch_s:
+        reports = tuple({**r, "since_launch_s": at_s} for r, at_s in zip(reports, since_launch_s, strict=True))
+    return replace(made, reports=reports, environment={**made.environment, "steps_from": ["reports"]})
+
+
 PLAIN = make_result({}, 0, 4.0)  # whose reports have no times
 LOSS = Target("val_loss", 0.3, "min")
 CASES = {
@@ -44,6 +53,8 @@ CASES = {
     "no times": (replace(PLAIN, reports=({"accuracy": 0.95}, {"accuracy": 0.96})), TARGET, (UNKNOWN, None, None, 0.96)),
     # The times in its reports are not raypar's.
     "a train loop": (replace(trial([0.95]), train_time_s=None), TARGET, (UNKNOWN, None, None, 0.95)),
+    "a train loop of an earlier version": (foreign([0.95]), TARGET, (UNKNOWN, None, None, 0.95)),
+    "a script": (foreign([0.5, 0.91, 0.95], 7.5, 12.0, 20.0), TARGET, (REACHED, 12.0, None, 0.95)),
     "stopped": (replace(trial([0.92]), state=TrialState.STOPPED), TARGET, (REACHED, 2.0, 1000.0, 0.92)),
     "failed": (replace(trial([0.95]), state=TrialState.FAILED), TARGET, (FAILED, None, None, None)),
 }

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from results import clear, curve_of, make_result, tied
 
 from raypar.analysis.analyse import analyse
+from raypar.analysis.pairwise import Outcome
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
-from raypar.analysis.verdict import CrossingKind, Outcome, break_even_lines, crossing_of, crossings_of
+from raypar.analysis.verdict import CrossingKind, break_even_lines, crossing_of, crossings_of
 
 QUESTION = Question("s", {"num_workers": 1}, ("hidden_size", "num_samples", "num_workers"))
 
@@ -87,6 +88,36 @@ def test_only_two_numbers_or_more_against_a_baseline_make_a_curve():
     for values in (("a", "b"), (True, False), ((1,), (2,)), (None, 5)):
         assert crossings_of(QUESTION, curve_of(dict.fromkeys(values, clear(0.5)))) == []
     assert crossings_of(QUESTION, curve_of({64: None, 128: 2.0})) == []
+
+
+# ---- the metric
+
+
+def metric_study(values, num_repeats=6, spread=0.0005):
+    """A study of worker counts and learning rates whose accuracies are these, by (lr, workers)."""
+    results = [
+        make_result({"lr": lr, "num_workers": n}, r, 4.0 / n, value + spread * ((r * (n + 1)) % 3 - 1))
+        for (lr, n), value in values.items()
+        for r in range(num_repeats)
+    ]
+    return analyse(Question("s", {"num_workers": 1}, ("lr", "num_workers")), results)
+
+
+def test_a_metric_that_is_called_equivalent_is_not_called_inconclusive_as_well():
+    for more in ({}, {(0.3, 1): 0.9, (0.3, 2): 0.9002}):
+        said = " ".join(metric_study({(0.1, 1): 0.95, (0.1, 2): 0.9501, **more}).statements)
+        assert "accuracy is equivalent within 0.5 points for all numbers of workers." in said
+        assert ", equivalent within 0.5 points to lr=0.1 num_workers=" in said
+        assert "inconclusive against" not in said
+    noisy = " ".join(metric_study({(0.1, 1): 0.95, (0.1, 2): 0.951}, spread=0.02).statements)
+    assert ", inconclusive against lr=0.1 num_workers=" in noisy and "equivalent" not in noisy
+
+
+@given(st.lists(st.floats(0.9, 0.95), min_size=2, max_size=6), st.floats(1e-5, 0.01))
+def test_no_report_calls_one_pair_equivalent_and_inconclusive(values, spread):
+    analysis = metric_study({(0.1, 2**i): v for i, v in enumerate(values)}, spread=spread)
+    said = " ".join(analysis.statements)
+    assert not ("accuracy is equivalent" in said and "inconclusive against" in said)
 
 
 # ---- doubt

@@ -49,6 +49,11 @@ def a_folder(path):
     path.mkdir()
 
 
+def a_link(path):
+    path.rename(path.with_name("moved.db"))
+    path.symlink_to("gone.db")
+
+
 # What is wrong with the database, a part of the message, and of its hint where it is to be written.
 STORES = {
     "older": (older, "older MLflow", "mlflow db upgrade sqlite:///"),
@@ -56,6 +61,7 @@ STORES = {
     "no database": (lambda path: path.write_bytes(b"mine, and dear to me\n" * 100), "mlflow.db", "--tracking-uri"),
     "of another program": (of_another_program, "not one of MLflow's", "--tracking-uri"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:99_999]), "mlflow.db", "--tracking-uri"),
+    "a link to nowhere": (a_link, "mlflow.db is a link to gone.db, which is not there", "remove the link"),
     "a folder": (a_folder, "mlflow.db", "--tracking-uri"),
 }
 BAD_URIS = [

@@ -1,12 +1,15 @@
 """Exit codes, logs of commands, and what a store without the study is reported as."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from command import raypar, refused
-from recording import make_result, record
+from command import joined, raypar, refused
+from recording import make_result, new_store, record
 
 from raypar.cli import study
 from raypar.cli.app import app
@@ -14,14 +17,65 @@ from raypar.cli.common import DRIVER_LOG, quiet
 from raypar.errors import BrokeOff, RayparError, StoreError, closest, suggest
 from raypar.execution.options import Options
 from raypar.execution.stored import unknown_study
+from raypar.reporting.text import TerminalConsole
 from raypar.run.locks import Holder, one_execution
+from raypar.signals import EXIT_NOBODY_READS, Interrupted
 from raypar.study.options import OPTIONS
 from raypar.track.client import store_identity
+from raypar.track.store import default_tracking_uri
 
 
 def test_a_study_without_a_result_is_reported_with_the_command_that_runs_it():
     error = unknown_study("mine", SimpleNamespace(studies=lambda: [SimpleNamespace(name="mine")]))
     assert str(error) == "study `mine` has no result yet\n  → `raypar resume mine` runs what is missing"
+
+
+@pytest.mark.parametrize(("name", "here"), [("mnist", ""), ("mnist", "other"), ("nope", "")])
+def test_in_a_subfolder_both_stores_are_named_this_one_and_that_of_the_folder_above(
+    project, uri, monkeypatch, name, here
+):
+    record(project, uri, make_result())
+    (project / "sub" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(project / "sub" / "folder")
+    if here:
+        new_store(project / "sub" / "folder")
+        record(Path.cwd(), default_tracking_uri(Path.cwd()), make_result(study=here), study=here)
+    said = "has other studies" if here else "is empty: `raypar study FILE` makes a study"
+    both = f"→ the store {default_tracking_uri(Path.cwd())} {said}; the store of {project} has `mnist`: `cd {project}`"
+    refused(f"no study `{name}` in the store {both}, or --tracking-uri {uri}", "show", name, out=None)
+    assert here or f"the store of {project} has `mnist`" in joined(raypar("list")[1])
+    code, _, err = raypar("show", name, "--tracking-uri", f"sqlite:///{project}/another.db")
+    assert code == 2 and "of a folder" not in err and "`cd " not in err
+
+
+@pytest.mark.parametrize("words", [["workloads"], ["--help"], ["init", "-o", "-"], ["init", "nope.py"]])
+def test_a_reader_who_has_gone_ends_a_command_quietly(words, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [Path(sys.executable).with_name("raypar"), *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, timeout=120)
+    os.close(writer)
+    if "nope.py" in words:
+        assert done.returncode == 2 and done.stderr.startswith(b"error: ")
+    else:
+        assert (done.returncode, done.stderr) == (EXIT_NOBODY_READS, b"")
+
+
+def test_a_study_whose_reader_has_gone_ends_as_one_that_is_interrupted():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        console = TerminalConsole(file=file)
+        with pytest.raises(Interrupted) as caught:
+            console.print("the first trial")
+        assert caught.value.exit_code == EXIT_NOBODY_READS
+        console.print("what is said while all is put away")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-1", "many", "\N{SUPERSCRIPT TWO}"])
+def test_columns_that_are_none_are_those_of_a_pipe(columns):
+    assert raypar("workloads", width=columns) == raypar("workloads", width=80)
+    assert raypar("--help", width=columns)[1].strip()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ def stores(tmp_path_factory):
     gone = [replace(r, state=TrialState.DIVERGED) for r in trials(counts=(2,))]
     studies |= {"lacking": trials(counts=(1,)), "broken": [*trials(counts=(1,)), *gone]}
     studies |= {"once": trials(1.2, num_repeats=1), "apart": trials(counts=(4,))}
+    busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
+    studies["disturbed"] = [replace(r, environment=busy) for r in trials(3.59)]
     for name, results in studies.items():
         recorded(here, replace(question, study_name=name), results, ORIGIN)
     recorded(there, question, trials(0.5), {**ORIGIN, "version.torch": "2.16.0"})
@@ -54,6 +56,9 @@ def compared(*args):
         ("slow", "5% --inconclusive ok", 1, "--fail-if-slower: failed, exit code 1."),
         ("same", "5% --inconclusive fail", 0, "--fail-if-slower: passed, exit code 0."),
         ("lacking", "5%", 3, "Inconclusive at 1 of 2 points: num_workers=2 (not in B)."),
+        ("disturbed", "5%", 3, "Inconclusive at 2 of 2 points: num_workers=1 (3.59× ["),
+        ("disturbed", "5%", 3, "disturbed). --fail-if-slower: inconclusive, exit code 3."),
+        ("disturbed", "5% --inconclusive fail", 1, "--fail-if-slower: inconclusive, exit code 1."),
         ("broken", "5% --inconclusive ok", 1, "B has no finished trial at 1 of 2 points: num_workers=2 (diverged)."),
     ],
 )
@@ -63,6 +68,12 @@ def test_the_exit_code_says_whether_b_is_slower_than_allowed(stores, study, flag
     exit_code, out = compared("base", study, "--tracking-uri", stores[0], "--fail-if-slower", allowed, *options)
     assert exit_code == code and verdict in out
     assert compared("base", study, "--tracking-uri", stores[0])[0] == 0
+
+
+def test_nothing_is_claimed_on_times_that_are_called_untrustworthy(stores):
+    code, out = compared("base", "disturbed", "--tracking-uri", stores[0])
+    assert code == 0 and "Times of B are not to be trusted" in out and "B is slower" not in out
+    assert "Inconclusive at 2 of 2 points: most trials of A or of B were disturbed." in out
 
 
 def test_the_reference_may_be_in_another_store(stores):

@@ -38,6 +38,12 @@ def project(tmp_path_factory):
         "wide": [trial(n, 64, 0, 0.01) for n in (2, 4)],
         "piped": [trial(1, 64, 0, 0.01, strategy="pipeline")],
     }
+    busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
+    stored["disturbed"] = [replace(r, environment=busy) for r in stored["scaled"]]
+    slow = {(1, 64): 0.0104, (1, 256): 0.0592, (2, 64): 0.009, (2, 256): 0.0166, (4, 256): 0.0142}
+    stored["contradicted"] = [trial(n, b, r, step_s * f) for r, f in factors for (n, b), step_s in slow.items()]
+    doubled = [replace(r, environment=busy, train_time_s=2 * r.train_time_s) for r in stored["scaled"][:2]]
+    stored["partly"] = [*doubled, *stored["scaled"][2:]]
     for name, results in stored.items():
         resume = {"file": str(outside)} if name == "elsewhere" else {}
         recorded(folder, Question(name, {"num_workers": 1}, ("num_workers",)), results, resume=resume)
@@ -93,6 +99,11 @@ def test_flags_and_what_is_assumed_without_them(flags, words, absent):
     assert not absent or absent not in text
 
 
+def test_disturbed_trials_are_not_calibrated_from():
+    text = predicted(POINT + "--workers 8 --network 1Gbit", "partly")
+    assert "2 of 15 trials were disturbed by other load and are not used" in text and "at most 0." in text
+
+
 def test_a_plot_is_drawn_into_a_file(project):
     for name, begins in (("curve.png", b"\x89PNG"), ("curve.svg", b"<svg")):
         predicted(NODES + f"--plot {name}")
@@ -129,6 +140,12 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),
         ("wide", "--network 1Gbit", "no trial of one worker was measured"),
+        ("disturbed", POINT + "--network 1Gbit", "other load disturbed all trials of one worker (15 of 15 trials"),
+        (
+            "contradicted",
+            POINT + "--network 1Gbit",
+            "so nothing is predicted: 2 workers, batch 256 took 16.6 ms a step",
+        ),
         ("lost", "--network 1Gbit", "its network can't be inspected → give its size: --parameters"),
         ("lost", "--parameters 1M", "the study has no data on a network"),
         ("piped", "--network 1Gbit", "strategy=pipeline: the step model knows"),

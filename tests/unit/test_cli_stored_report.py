@@ -12,6 +12,8 @@ from command import joined, raypar, refused
 from html_studies import question, results
 from recording import recorded
 
+from raypar.provenance import source_files
+
 TAGS = {"git.commit": "0123abcd", "host": "node-7", "command": "raypar study s.py"}
 
 
@@ -29,7 +31,7 @@ def in_a_folder_of_its_own(monkeypatch, tmp_path):
 
 
 def reported(store, *args):
-    code, out, err = raypar("report", "scaling", "--tracking-uri", store, *args)
+    code, out, err = raypar("report", "scaling", *(["--tracking-uri", store] if store else []), *args)
     assert (code, err) == (0, "")
     return joined(out)
 
@@ -40,6 +42,22 @@ def test_the_page_is_made_from_the_store_alone(store, tmp_path):
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     words = ("How far does it scale?", "0123abcd", "node-7", "raypar study s.py", "a = &#39;b&#39;", "out of memory")
     assert all(word in text for word in words) and text.count("<figure ") == 10
+
+
+@pytest.mark.parametrize(("before", "now"), [("a = 1", "a = 2"), ("a = 1", "a = 1  # the same"), ("a = 1", None)])
+def test_trials_of_other_code_than_the_file_has_now_are_a_caveat(tmp_path, before, now):
+    file = tmp_path / "scaling.py"
+    file.write_text(before)
+    digests = source_files(file, before).digests
+    stored = [replace(result, code=digests) for result in results()]
+    recorded(tmp_path, question(), stored, resume={"file": str(file)})
+    file.unlink() if now is None else file.write_text(now)
+    told = "ran other code than the study has now: scaling.py changed since." in reported(None, "--verbose")
+    assert told == (now == "a = 2")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.chdir(elsewhere)  # what lies outside of the folder is not looked at
+    assert "ran other code" not in reported(f"sqlite:///{tmp_path}/mlflow.db", "--verbose")
 
 
 @pytest.mark.parametrize(("args", "path"), [(("--html", "r.html"), "r.html"), ((), ".raypar/reports/scaling.html")])

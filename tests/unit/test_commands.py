@@ -1,23 +1,31 @@
 """Commands and train loops as workloads: templates, output, hooks, step times, and what is refused."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar import Study, StudyError, Workload, grid, hooks
+from raypar import Study, StudyError, Workload, choice, grid, hooks, uniform
 from raypar.analysis.analyse import analyse
+from raypar.analysis.question import WALL_TIME, question_of
+from raypar.analysis.recommend import Constraints, recommend
+from raypar.analysis.time_to_target import Start, Target
+from raypar.reporting.points import legend
+from raypar.reporting.recommend import recommended_lines
 from raypar.study.command import Command
 from raypar.study.metric import Metric
 from raypar.study.options import resolve
+from raypar.study.script import NUMBER
 from raypar.study.trial import TrialResult, TrialState
-from raypar.train.command import OutputReader
-from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer, num_steps_of
+from raypar.train.command import OutputReader, lines_of_other_ranks, without_other_ranks
+from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
 
 TORCHRUN = "torchrun --nproc-per-node={num_workers} train.py --lr {lr}"
 
@@ -57,6 +65,20 @@ def test_a_name_in_braces_is_an_option_and_raypars_own_keep_their_meaning():
         ("train.py {lr", {}, {"lr": 1}, "a literal brace is written twice"),
         ("train.py {a.b}", {}, {}, "{a.b} is no name of a hyperparameter"),
         ("", {}, {}, "is no command line"),
+        ("  \n", {}, {}, "is no command line"),
+        ((), {}, {}, "is no command line"),
+        (("", "train.py"), {}, {}, "is no command line"),
+        ("  ", {"shell": True}, {}, "is no command line"),
+        ("train.py {lr:d}", {}, {"lr": 0.5}, "can't be filled in with lr=0.5: Unknown format code 'd'"),
+        ("train.py {lr:.2f}", {}, {"lr": "fast"}, "can't be filled in with lr='fast'"),
+        ("train.py {lr:{width}}", {}, {"lr": 0.5}, "width = None: is in braces in the command and has no value"),
+        ("train.py {lr:{width}}", {}, {"lr": 0.5, "width": "x"}, "can't be filled in with lr=0.5, width='x'"),
+        ("train.py {lr:{a.b}}", {}, {"lr": 0.5}, "{a.b} is no name of a hyperparameter"),
+        ("train.py", {"folder": "run{lr:d}"}, {"lr": 0.5}, "can't be filled in with lr=0.5"),
+        ("train.py {seed:.1f} {output_dir:d}", {}, {}, "can't be filled in"),
+        ("{program} train.py", {}, {"program": " "}, "begins with an empty word"),
+        ("train.py {note}", {}, {"note": "a\0b"}, "holds a null character"),
+        ("train.py {note}", {}, {"note": "x" * 200_000}, "has a word of 200,000 bytes, and may have 131,071"),
         ("train.py", {"metrics": {"loss": "loss"}}, {}, "has no group for the value"),
         ("train.py", {"metrics": {"loss": "("}}, {}, "is no regular expression"),
         ("train.py", {"defaults": {"epochs": 3}}, {}, "unknown option 'epochs'"),
@@ -66,6 +88,17 @@ def test_a_faulty_command_is_refused_before_anything_starts(command, more, confi
     with pytest.raises(StudyError) as error:
         Study(workload=Workload.from_command(command, **more), name="s", config=config)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [{"lr": grid(1, 0.5)}, {"lr": choice(1, 0.5)}, {"lr": uniform(0.0, 1.0)}, {"lr": grid(1), "a": choice(1, 0.5)}],
+)
+def test_every_point_is_filled_in_before_anything_starts(space):
+    workload = Workload.from_command("train.py {lr:d} {a:d}")
+    with pytest.raises(StudyError, match="Unknown format code 'd'"):
+        Study(workload=workload, name="s", config={} if "a" in space else {"a": 1}, space=space)
+    assert Command("train.py {lr:{width}}").filled({"lr": 0.5, "width": 5}) == ("train.py", "  0.5")
 
 
 def test_a_train_loop_takes_options_and_a_metric_as_other_workloads_do():
@@ -93,54 +126,158 @@ def test_a_train_loop_takes_options_and_a_metric_as_other_workloads_do():
             [{"loss": 2}, {"loss": 1, "accuracy": 0.5}],
         ),
         ({"loss": r"loss(:)?"}, ["loss", "loss:"], []),
+        (
+            {"epoch": r"epoch (\d+)", "train": r"train loss (\S+)", "val": r"val loss (\S+)"},
+            ["epoch 1 train loss 3", "epoch 1 val loss 4", "epoch 2", "train loss 2", "epoch 3 train loss 1"],
+            [{"epoch": 1, "train": 3, "val": 4}, {"epoch": 2, "train": 2}],
+        ),
     ],
 )
 def test_reports_are_read_from_output(patterns, lines, reports):
     reader = OutputReader(patterns)
-    read = [report for line in lines for report in reader.reports(line)]
+    read = [report for line in lines for report, _ in reader.reports(line)]
     assert read == reports
     rest = list(reader.rest())
-    assert [str(r) for r in rest] == (["{'loss': nan}"] if "acc 0.5" in lines else [])
+    assert [str(r) for r, _ in rest] == (["{'loss': nan}"] if "acc 0.5" in lines else []) or "epoch" in patterns
 
 
-def test_the_first_step_is_not_counted_and_what_lies_beside_a_report_is_in_no_step():
+def test_a_report_is_as_old_as_the_last_line_that_it_has_a_value_from():
+    reader = OutputReader({"loss": r"^loss (\S+)", "val": r"val (\S+)"})
+    lines = [("loss 3", 1.0), ("nothing", 2.0), ("loss 2", 5.0), ("val 1", 7.0)]
+    assert [report for line, at_s in lines for report in reader.reports(line, at_s)] == [
+        ({"loss": 3}, 1.0),
+        ({"loss": 2, "val": 1}, 7.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [
+        ("1.25E-05", 1.25e-05),
+        ("1.25e+3", 1250),
+        ("12,345.6", 12345.6),
+        ("1,234,567", 1234567),
+        ("12_345.6", 12345.6),
+        ("93.21%", 93.21),
+        ("-0.5", -0.5),
+        ("+.5", 0.5),
+        ("3.", 3),
+        ("0.5, 7", 0.5),
+        ("0.5,0.7", 0.5),
+        ("7/10", 7),
+        ("10-20", 10),
+        ("15.25s", 15.25),
+        ("-inf", -math.inf),
+    ],
+)
+@pytest.mark.parametrize("pattern", [r"loss: ([-+\d.]*\d|\S+)", r"loss:(.*)", NUMBER])
+def test_a_number_is_read_whole_whatever_part_of_it_the_expression_takes(printed, value, pattern):
+    reader = OutputReader({"loss": pattern if pattern != NUMBER else rf"loss: {NUMBER}"})
+    assert [report["loss"] for report, _ in reader.reports(f"epoch 1,2 loss: {printed}")] == [value]
+
+
+def test_torchrun_prints_the_first_rank_alone_and_the_others_are_in_files(tmp_path):
+    code = "import os, sys; rank = os.environ['RANK']; print('loss', rank); print('acc', rank, file=sys.stderr)"
+    (tmp_path / "train.py").write_text(code)
+    environment = {**os.environ, **without_other_ranks(tmp_path / "ranks"), "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "loss 0\n" and "acc 0" in done.stderr and "1" not in done.stderr.split("acc ")[1]
+    assert list(lines_of_other_ranks(tmp_path / "ranks")) == ["[local rank 1] loss 1", "[local rank 1] acc 1"]
+
+
+def test_the_first_step_counts_as_an_average_one_and_what_lies_beside_a_report_is_in_no_step():
     laps = LapTimer()
     for at_s in (10, 11, 13):
         laps.step(at_s)
-    laps.report(20, until_s=21)  # evaluated before, and reported for a second
+    laps.report({}, 20, until_s=21)  # evaluated before, and reported for a second
     laps.step(22)
-    assert laps.times_s == (1, 2, 1) and laps.train_time_s == 4 and laps.source == BY_STEP
+    assert laps.times_s == (1, 2, 1) and laps.train_time_s == 4 / 3 * 4 and laps.source == BY_STEP
+
+
+@pytest.mark.parametrize("num_steps", [2, 4, 8])
+def test_the_time_of_all_steps_is_in_proportion_to_their_number(num_steps):
+    laps = LapTimer()
+    for i in range(num_steps):
+        laps.step(10 + 0.5 * i)
+    assert laps.train_time_s == 0.5 * num_steps
 
 
 def test_a_report_in_the_output_begins_no_step_as_it_may_be_read_late():
     laps = LapTimer()
     laps.step(10)
-    laps.report(13, is_ordered=False)  # written before the next step, and read after it
+    laps.report({}, 13, is_ordered=False)  # written before the next step, and read after it
     laps.step(12)
     laps.step(14)
     assert laps.times_s == (2, 2)
 
 
-def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
+def laps_of(*reports):
     laps = LapTimer()
-    for at_s, num_steps in ((0, 100), (10, 200), (14, 204), (15, 204), (17, None)):
-        laps.report(at_s, num_steps=num_steps)
-    assert laps.times_s == (0.1, 1.0, 1.0, 2.0) and laps.train_time_s == 17
-    assert num_steps_of({"loss": 1.0, "global_step": 7.0}) == 7 and num_steps_of({"epoch": 7.0}) is None
+    for at_s, counts in reports:
+        laps.report(counts, at_s)
+    return laps
+
+
+def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
+    laps = laps_of((0, {"step": 100}), (10, {"step": 200}), (14, {"step": 204}))
+    assert (laps.times_s, laps.train_time_s, laps.source) == ((0.1, 1.0), 14, BY_REPORT)
+    assert laps.cover == "steps 100 to 204" and laps_of((0, {"global_step": 1}), (3, {"global_step": 2})).times_s
+
+
+def test_one_report_for_each_epoch_gives_their_times_but_for_the_first_one():
+    laps = laps_of((5, {}), (7, {"epoch": 1}), (9, {"epoch": 2}), (12, {"epoch": 3}), (20, {"test_loss": 1}))
+    assert (laps.times_s, laps.train_time_s, laps.cover) == ((2, 3), 5, "epochs 1 to 3")
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [(0, {}), (1, {}), (2, {})],  # say every 100 batches
+        [(0, {"epoch": 0}), (1, {"epoch": 0}), (2, {"epoch": 1}), (3, {"epoch": 1})],
+        [(0, {"epoch": 0}), (1, {"epoch": 2})],
+        [(0, {"epoch": 0.5}), (1, {"epoch": 1.5})],
+        [(0, {"epoch": 0}), (1, {}), (2, {"epoch": 1})],
+        [(0, {"epoch": 0}), (1, {"epoch": 1}), (2, {"epoch": 0}), (3, {"epoch": 1})],  # the next fold
+        [(0, {"step": 5}), (1, {"step": 5})],
+        [(0, {"epoch": 1})],
+        [],
+    ],
+)
+def test_reports_that_do_not_say_what_lies_between_them_give_no_times(reports):
+    laps = laps_of(*reports)
+    assert (laps.times_s, laps.train_time_s, laps.source, laps.cover) == ((), None, UNTIMED, "")
+
+
+def batches(num_batches, step_s, every, epochs, last):
+    """Yield the moments at which a script prints every so many batches."""
+    at_s = 5.0
+    for epoch in range(epochs):
+        for i in range(num_batches):
+            at_s += step_s
+            if (i + 1) % every == 0 if last else i % every == 0:
+                yield at_s, {"epoch": epoch}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("num_batches", "every", "epochs"),
+    [(350, 100, 1), (350, 100, 3), (1250, 500, 1), (938, 10, 2), (190, 100, 2), (350, 350, 3), (400, 200, 3)],
+)
+def test_prints_every_so_many_batches_give_the_true_speedup_or_none(num_batches, every, epochs, last):
+    one, two = (
+        laps_of(*batches(num, step_s, every, epochs, last))
+        for num, step_s in ((num_batches, 0.010), (math.ceil(num_batches / 2), 0.0065))
+    )
+    if one.train_time_s and two.train_time_s and one.cover == two.cover:
+        assert one.train_time_s / two.train_time_s == pytest.approx(num_batches / math.ceil(num_batches / 2) / 0.65)
+    else:
+        assert num_batches != every or last
 
 
 def test_the_files_of_a_command_are_its_scripts_and_modules():
     command = Command("python -m parts.train --config a.yaml helpers/run.py /opt/other.py")
     assert command.files == ("helpers/run.py", "parts/train.py") and command.title == "run.py"
-
-
-def test_without_steps_reports_are_timed_and_without_both_nothing_is():
-    laps = LapTimer()
-    assert (laps.times_s, laps.train_time_s, laps.source) == ((), None, UNTIMED)
-    laps.report(5, until_s=6)
-    assert laps.source == UNTIMED  # where it began is unknown
-    laps.report(8)
-    assert (laps.times_s, laps.source) == ((2,), BY_REPORT)
 
 
 def test_the_hooks_need_no_other_package_and_do_nothing_outside_of_a_study(tmp_path):
@@ -170,28 +307,96 @@ def test_only_the_first_rank_of_a_command_writes_and_what_is_no_number_is_left_o
     assert report["report"] == {"loss": 1.5} and report["at_s"] >= step["at_s"]
 
 
-def result_of(spec, loss, time_s, source):
-    environment = {"steps_from": [source]}
+def result_of(spec, loss, time_s, environment):
     reports = ({"epoch": 1.0, "loss": loss},)
     return TrialResult(
         spec, TrialState.FINISHED, wall_s=9.0, train_time_s=time_s, reports=reports, environment=environment
     )
 
 
-@pytest.mark.parametrize(
-    ("losses", "source", "sentences"),
-    [
-        ((0.5, 0.51), BY_STEP, ("between two calls of raypar.step", "Their last loss agrees: 0.5 to 0.51.")),
-        ((0.5, 0.8), BY_REPORT, ("between two of its reports", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2).")),
-        ((0.5, 0.5), UNTIMED, ("Times are of whole trials", "Their last loss agrees: 0.5 to 0.5.")),
-    ],
-)
-def test_the_report_says_what_was_timed_and_that_equal_work_is_not_proven(losses, source, sentences):
-    workload = Workload.from_command("train.py {num_workers}")
+def analysed(of_workers, **parts):
+    """Return the analysis of two points, each with the loss, time and environment of its trials."""
+    workload = Workload.from_command("train.py {num_workers}", **parts)
     space = {"num_workers": grid(1, 2)}
     study = Study(workload=workload, name="s", space=space, baseline={"num_workers": 1})
-    time_s = None if source == UNTIMED else 5.0
-    results = [result_of(spec, losses[spec.config["num_workers"] - 1], time_s, source) for spec in study.trials()]
-    details = " ".join(finding.detail for finding in analyse(study, results).warnings)
+    return analyse(study, [result_of(spec, *of_workers[spec.config["num_workers"] - 1]) for spec in study.trials()])
+
+
+BY_EPOCH = {"steps_from": ["reports", ""], "laps_cover": ["epochs 1 to 4", ""]}
+
+
+@pytest.mark.parametrize(
+    ("losses", "environment", "sentences"),
+    [
+        (
+            (0.5, 0.51),
+            {"steps_from": [BY_STEP]},
+            ("between two calls of raypar.step", "Their last loss agrees: 0.5 to 0.51."),
+        ),
+        (
+            (0.5, 0.8),
+            BY_EPOCH,
+            ("between two of its reports, epochs 1 to 4", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2)."),
+        ),
+        ((0.5, 0.5), {"steps_from": [UNTIMED]}, ("Times are of whole trials", "Their last loss agrees: 0.5 to 0.5.")),
+    ],
+)
+def test_the_report_says_what_was_timed_and_that_equal_work_is_not_proven(losses, environment, sentences):
+    time_s = None if environment["steps_from"] == [UNTIMED] else 5.0
+    analysis = analysed([(loss, time_s, environment) for loss in losses])
+    details = " ".join(finding.detail for finding in analysis.warnings)
     assert all(sentence in details for sentence in sentences)
     assert "Equal work of the points is not proven" in details
+    what = {None: "the whole trial, from launch to exit", 5.0: "epochs 1 to 4"}[time_s]
+    assert f"time: {what}" in legend(analysis) or environment["steps_from"] == [BY_STEP]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (BY_EPOCH, {"steps_from": ["reports"], "laps_cover": ["epochs 1 to 8"]}, "(epochs 1 to 4, epochs 1 to 8)"),
+        (BY_EPOCH, {"steps_from": [BY_STEP], "laps_cover": [""]}, "(epochs 1 to 4, raypar.step)"),
+        # Results of earlier versions, whose laps may cover anything.
+        ({"steps_from": ["reports"]}, {"steps_from": ["reports"]}, "can't look into this training code"),
+    ],
+)
+def test_laps_of_other_work_are_not_compared_but_whole_trials_are(first, second, why):
+    analysis = analysed([(0.5, 5.0, first), (0.5, 1.0, second)])
+    assert analysis.time_metric == WALL_TIME and [p.time_s.value for p in analysis.points] == [9.0, 9.0]
+    assert analysis.points[1].speedup.value == 1
+    assert any("Times are of whole trials" in each.detail and why in each.detail for each in analysis.warnings)
+
+
+@pytest.mark.parametrize(
+    ("parts", "chooser"),
+    [
+        ({}, "raypar"),
+        ({"metric": "loss"}, None),
+        ({"metric": "loss", "metric_chosen_by": "raypar init"}, "raypar init"),
+        ({"metric": "accuracy", "metric_chosen_by": "raypar init"}, None),  # which no trial reports
+    ],
+)
+def test_a_recommendation_names_a_metric_that_nobody_chose(parts, chooser):
+    analysis = analysed([(0.5, 5.0, BY_EPOCH), (0.5, 1.0, BY_EPOCH)], **parts)
+    lines = " ".join(recommended_lines(analysis.verdict))
+    assert ("It rests on loss" in lines) == (chooser is not None)
+    assert chooser is None or f"which {chooser} chose, not you" in lines
+
+
+def test_a_study_that_names_another_metric_has_chosen_it():
+    workload = Workload.from_command("train.py")
+    assert question_of(Study(workload=workload, name="s", metric="accuracy")).metric_chosen_by == ""
+    assert question_of(Study(workload=workload, name="s")).metric_chosen_by == "raypar"
+
+
+def test_the_time_to_a_target_of_a_script_is_from_launch_to_the_report_that_reaches_it():
+    study = Study(workload=Workload.from_command("train.py {num_workers}"), name="s", space={"num_workers": grid(1, 2)})
+    results = []
+    for spec in study.trials():
+        at_s = 10.0 / spec.config["num_workers"]
+        reports = tuple({"epoch": i, "loss": 1.0 / i, "since_launch_s": at_s * i} for i in (1, 2, 3))
+        made = result_of(spec, 0.5, None, {"steps_from": [UNTIMED]})
+        results.append(replace(made, reports=reports))
+    advice = recommend(question_of(study), results, Constraints(target=Target("loss", 0.5, "min")))
+    assert [c.time_s.value for c in advice.candidates] == [20.0, 10.0]
+    assert advice.constraints.start is Start.LAUNCH and advice.chosen.point == {"num_workers": 2}

@@ -31,7 +31,7 @@ from raypar.gpus import visible_gpus
 from raypar.run import locks
 from raypar.run.cluster import Cluster
 from raypar.run.locks import CoreLease, GpuLease, Holder
-from raypar.run.runner import Notice, TrialEnded, TrialsAdded
+from raypar.run.runner import Notice, TrialEnded, TrialsAdded, TrialStarted
 from raypar.scratch import LOCK_FILE, PREFIX
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.options import Auto
@@ -212,6 +212,9 @@ def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage):
     of_functions = finished(first, code={"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"})
     assert notices(*kept) == [CHANGED_CODE.format("2 trials", "model.py")]
     assert notices() == notices(*kept, rerun_all=True) == []
+    stage.stored = [finished(spec, code=old) for spec in a_study().trials()]
+    (finding,) = [each for each in stage.execute(a_study()).analysis.warnings if each.check == "other_code"]
+    assert finding.summary == "8 of 8 trials ran other code than the study has now"
     assert notices(finished(first, code=stage.code), finished(second)) == []
     assert notices(TrialResult.from_json(of_functions.to_json())) == []  # of an earlier store: unknown, not changed
 
@@ -622,6 +625,28 @@ def test_no_block_is_begun_that_would_end_after_the_budget(stage, monkeypatch):
     assert [len(specs) for specs in stage.of("ran")] == [9, 2, 2]
     sentence = outcome.analysis.statements[0]
     assert sentence.startswith("Stopped after 13 trials, as the budget allows no further block; still open: width=6")
+
+
+@pytest.mark.parametrize(("waited_s", "between_s"), [(0.0, 0.0), (1000.0, 0.0), (1000.0, 400.0)])
+def test_the_clock_of_the_budget_starts_with_the_first_trial(stage, monkeypatch, waited_s, between_s):
+    wavers, passed_s = wavering(30), [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
+
+    def run(specs, listener):
+        if not stage.of("ran"):
+            listener(Notice("starting Ray"))
+            passed_s[0] += waited_s
+        stage.happened.append(("ran", tuple(specs)))
+        for spec in specs:
+            listener(TrialStarted(spec, 1))
+            passed_s[0] += 10.0 + between_s * (spec.order == 8)  # of the first blocks' last trial
+            listener(TrialEnded(wavers(spec)))
+
+    stage._run_specs = run
+    outcome = stage.execute(until_settled(budget=130))
+    blocks = [9] if between_s else [9, 2, 2]
+    assert [len(specs) for specs in stage.of("ran")] == blocks
+    assert outcome.analysis.verdict.status == "not settled (budget spent)"
 
 
 def test_the_maximum_of_repeats_ends_it(stage):

@@ -64,6 +64,18 @@ def test_intervals_that_are_only_noise_have_no_ends_and_no_place_in_a_chart():
     assert {step for _, _, step in speedup_curves(analysis)} == {1, 2, 4}
 
 
+def test_points_whose_times_are_disturbed_have_no_speedup_to_sort_by():
+    busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
+    for num_disturbed, has_speedup in ((4, True), (5, False)):
+        results = timed((32,))
+        results = [replace(r, environment=busy) for r in results[:num_disturbed]] + results[num_disturbed:]
+        analysis = analyse(QUESTION, results)
+        runs = point_runs(analysis)
+        compared = {key for run in runs for key in run.metrics if "speedup" in key or "efficiency" in key}
+        assert (bool(compared), bool(speedup_curves(analysis))) == (has_speedup, has_speedup)
+        assert all("median_train_time_s" in run.metrics for run in runs)
+
+
 def test_points_have_rounded_medians_their_outcome_and_one_is_recommended():
     analysis = analyse(replace(QUESTION, text="Does it pay?"), timed((32,)))
     runs = {run.name: run for run in point_runs(analysis)}

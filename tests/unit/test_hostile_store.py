@@ -1,9 +1,13 @@
 """Content of a store or a journal is data: it runs nothing, reads nothing else, and fills no disk."""
 
+import os
 import pickle
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
+import psutil
 import pytest
 from recording import make_result as a_result
 from recording import recorder
@@ -78,6 +82,50 @@ def test_a_cluster_of_this_machine_is_joined_again(address, tmp_path):
     inside = str(tmp_path / "studies" / "good.py")
     flags = last_flags(tmp_path, {"address": address, "file": inside})
     assert (flags.file, flags.set, flags.repeats, flags.address) == (inside, ["epochs=1"], 3, address)
+
+
+@pytest.mark.parametrize("who", ["nobody", "me", "another user", "somebody", "me and another user"])
+def test_a_cluster_of_this_machine_has_to_be_named_where_another_user_may_listen(who, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        plain, real = psutil.net_connections, psutil.Process.username
+        if who == "nobody":
+            server.close()
+        elif who != "me":
+            # A user sees no process behind the sockets of others; root does.
+            pid = None if who == "somebody" else os.getppid()
+            mine = plain("tcp") if who.startswith("me and") else []
+            other = SimpleNamespace(
+                status=psutil.CONN_LISTEN, laddr=SimpleNamespace(port=server.getsockname()[1]), pid=pid
+            )
+            monkeypatch.setattr(psutil, "net_connections", lambda kind: [*mine, other])
+
+            def username(process):
+                return "mallory" if process.pid == os.getppid() else real(process)
+
+            monkeypatch.setattr(psutil.Process, "username", username)
+        if who in ("nobody", "me"):
+            assert last_flags(tmp_path, {"address": address}).address == address
+        else:
+            with pytest.raises(RayparError, match="what listens there now is not known to be yours") as refused:
+                last_flags(tmp_path, {"address": address})
+            assert f"raypar resume good --address {address}" in str(refused.value)
+        assert last_flags(tmp_path, {"address": address}, address=address).address == address
+
+
+@pytest.mark.parametrize("found", ["10.9.8.7:6379", None])
+def test_auto_has_to_be_named_where_ray_takes_it_for_another_machine(found, tmp_path, monkeypatch):
+    def resolve(_):
+        if found is None:
+            raise ConnectionError("no Ray here")
+        return found
+
+    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", resolve)
+    if found is None:
+        assert last_flags(tmp_path, {"address": "auto"}).address == "auto"
+    else:
+        with pytest.raises(RayparError, match="--address auto"):
+            last_flags(tmp_path, {"address": "auto"})
 
 
 WRONG = (("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_ray", None), ("seed", {}))

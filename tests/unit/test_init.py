@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import re
 import shutil
 import sys
@@ -11,10 +12,13 @@ import pytest
 import torch
 from command import raypar, refused
 
+from raypar import Study, grid, uniform
+from raypar.analysis.question import question_of
 from raypar.study.loader import load_study
 from raypar.study.script import ScriptKind, read_script
 from raypar.study.validation import validate
 from raypar.train.command import OutputReader
+from raypar.workloads import digits
 
 SCRIPTS = Path(__file__).parents[1] / "golden" / "scripts"
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")
@@ -64,8 +68,8 @@ def test_a_printed_metric_is_read_by_the_expression_that_is_guessed(code, metric
     reader = OutputReader({metric.name: metric.pattern for metric in script.metrics if metric.pattern})
     values = {}
     for line in printed.getvalue().splitlines():
-        values |= {key: value for report in reader.reports(line) for key, value in report.items()}
-    values |= next(iter(reader.rest()), {})
+        values |= {key: value for report, _ in reader.reports(line) for key, value in report.items()}
+    values |= next(iter(reader.rest()), ({}, 0.0))[0]
     assert {key: value for key, value in values.items() if key != "step"} == metrics
     assert {metric.name for metric in script.metrics} == set(metrics)
 
@@ -74,9 +78,91 @@ def test_logging_calls_are_read_too_and_a_tensor_shows_its_number(folder):
     script = read(folder, "import logging\nlogging.info('step %d: loss %.3f', 3, loss)\nprint('val loss:', val_loss)\n")
     patterns = {metric.name: metric.pattern for metric in script.metrics}
     reader = OutputReader(patterns)
-    assert [*reader.reports("INFO:root:step 3: loss 0.250"), *reader.reports("val loss: tensor(0.5000)")] == [
-        {"loss": 0.25, "val_loss": 0.5}
-    ]
+    lines = ["INFO:root:step 3: loss 0.250", "val loss: tensor(0.5000)"]
+    assert [report for line in lines for report, _ in reader.reports(line)] == [{"loss": 0.25, "val_loss": 0.5}]
+
+
+LOSSES = "import logging, sys\nlosses = {'train': 0.1, 'val': 0.2}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "metrics"),
+    [
+        ("for phase in ['train', 'val']:\n"
+         "    print(f'{phase} Loss: {losses[phase]:.4f} Acc: {losses[phase] * 2:.4f}')\n"
+         "print(f'Best val Acc: {0.9:4f}')",
+         {"train_loss": 0.1, "accuracy": 0.2, "val_loss": 0.2, "val_accuracy": 0.4, "best_val_accuracy": 0.9}),
+        ("for epoch in range(2):\n    print(f'[Train] Epoch: {epoch} | Loss: {losses[\"train\"]:.4f}')\n"
+         "    print(f'[Valid] Epoch: {epoch} | Loss: {losses[\"val\"]:.4f}')",
+         {"loss": 0.1, "val_loss": 0.2}),
+        ("for epoch in range(2):\n"
+         "    print(f'(val) loss={losses[\"val\"]}')\n    print(f'(train) loss={losses[\"train\"]}')",
+         {"val_loss": 0.2, "loss": 0.1}),
+        ("def show(split, loss):\n    print('%s: loss %.3f' % (split.upper(), loss))\n"
+         "show('train', 0.1)\nshow('val', loss=0.2)",
+         {"loss": 0.1, "val_loss": 0.2}),
+        ("for name, loss in zip(('train', 'val'), (0.1, 0.2)):\n"
+         "    print('{} loss: {:.3f}'.format(name.capitalize(), loss))",
+         {"train_loss": 0.1, "val_loss": 0.2}),
+        ("for phase, loss in losses.items():\n    print(phase, 'loss', loss)", {"train_loss": 0.1, "val_loss": 0.2}),
+        ("for training in (True, False):\n"
+         "    print(f'{\"train\" if training else \"val\"} loss {0.1 if training else 0.2:.2e}')",
+         {"train_loss": 0.1, "val_loss": 0.2}),
+        ("logging.info('train | loss %.3f', 0.1)\nlogging.info('val | loss %.3f', 0.2)",
+         {"loss": 0.1, "val_loss": 0.2}),
+        ("print(f'Loss: {1.25e-5:.3E}')\nprint(f'samples | perplexity: {12345.6:,.1f}')",
+         {"loss": 1.25e-5, "perplexity": 12345.6}),
+        ("print(f'val acc: {93.21:.2f}% (loss {0.1:.2f})')\nprint(f'test acc: {0.5:.1%}')",
+         {"val_accuracy_percent": 93.21, "val_loss": 0.1, "test_accuracy_percent": 50}),
+    ],
+)  # fmt: skip
+def test_each_phase_has_its_own_expression_and_what_it_finds_is_shown(code, metrics, folder, monkeypatch):
+    script = read(folder, LOSSES + code)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        handler = logging.StreamHandler(printed)
+        handler.setFormatter(logging.Formatter("INFO:%(message)s"))
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+        monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+        exec(LOSSES + code, {})
+    reader = OutputReader({metric.name: metric.pattern for metric in script.metrics})
+    values = {}
+    for line in printed.getvalue().splitlines():
+        for report, _ in reader.reports(line):
+            values |= report
+    assert values | next(iter(reader.rest()), ({}, 0))[0] == metrics
+    assert [metric.name for metric in script.metrics] == list(metrics)
+    for metric in script.metrics:
+        assert metric.value in metric.sample and not metric.is_mixed
+        assert ("%" in metric.pattern.rpartition(")")[2]) == ("percent" in metric.name)
+    _, out, _ = raypar("init", "train.py", "--output", "-")
+    assert 'metric_chosen_by="raypar init"' in out
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def train():\n    print(f'loss: {loss:.3f}')\ndef evaluate():\n    print(f'loss: {loss:.3f}')",
+        "phase = sys.argv[1]\nprint(f'{phase} loss: {loss:.3f}')",
+    ],
+)
+def test_phases_that_print_the_same_words_are_named(code, folder):
+    assert read(folder, code).metrics[0].is_mixed
+    assert "note: loss (line 2): the same words are printed elsewhere too" in raypar("init", "train.py")[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_printed"),
+    [
+        ("print(f'Epoch {epoch + 1}/{num} loss: {loss:.3f}')", True),
+        ("print('epoch:', epoch, 'loss:', loss)", True),
+        ("print(f'loss: {loss:.3f} per epoch')", False),
+    ],
+)
+def test_the_number_of_the_epoch_is_read_where_it_is_printed(code, is_printed, folder):
+    assert bool(read(folder, code).epoch_pattern) == is_printed
+    raypar("init", "train.py")
+    metrics = load_study(folder / "train_study.py").study.workload.command.metrics
+    assert ("epoch" in metrics) == is_printed and "loss" in metrics
 
 
 # ---- options
@@ -157,7 +243,8 @@ def test_a_train_loop_that_trains_when_it_is_imported_is_run_as_a_command_and_th
 def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_no_default_for(name, folder):
     shutil.copy(SCRIPTS / f"{name}.py", folder)
     code, out, err = raypar("init", f"{name}.py")
-    assert (code, err) == (0, "") and 3 <= len(out.splitlines()) <= 6
+    num_metrics = sum(" in: " in line for line in out.splitlines())
+    assert (code, err) == (0, "") and 3 <= len(out.splitlines()) - num_metrics <= 7
     assert f"raypar study {name}_study.py" in out
     if "fill in" in out:
         missing = out.split("fill in ")[1].split(", then")[0].replace(" and ", ", ").split(", ")
@@ -165,7 +252,7 @@ def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_
         assert missing and all(f"{option} = None" in refusal for option in missing)
         return
     study = load_study(folder / f"{name}_study.py").study
-    assert study.description.endswith("?") or study.description
+    assert question_of(study).text.endswith("?")
     assert len(study.points()) == 2 and study.baseline
     assert all(validate(trial.config, study.workload) == [] for trial in study.trials())
 
@@ -175,6 +262,43 @@ def test_what_the_documentation_shows_is_what_it_prints(folder):
     (shown,) = re.findall(r"^```text\n(torchrun_script.py: .*?)^```", docs, re.MULTILINE | re.DOTALL)
     shutil.copy(SCRIPTS / "torchrun_script.py", folder)
     assert raypar("init", "torchrun_script.py")[1] == shown
+
+
+def test_the_question_follows_from_what_is_swept(folder):
+    options = "".join(f"p.add_argument('--{name}', type=int, default=8)\n" for name in ("epochs", "bs"))
+    (folder / "train.py").write_text(f"import argparse\np = argparse.ArgumentParser()\n{options}p.parse_args()\n")
+    raypar("init", "train.py")
+    questions = {
+        (): "What does bs change for train.py?",
+        ("bs=8,64",): "What does bs change for train.py?",
+        ("bs=8,64", "epochs=1,2"): "What does bs change for train.py?",  # it alone is compared with a baseline
+        ("cpus_per_worker=1,2", "bs=8"): "Do more cores pay off for train.py?",
+    }
+    for settings, question in questions.items():
+        sets = [word for setting in settings for word in ("--set", setting)]
+        code, out, _ = raypar("plan", "train_study.py", *sets)
+        assert code == 0 and out.startswith(question), out
+
+
+@pytest.mark.parametrize(
+    ("space", "baseline", "question"),
+    [
+        ({"num_workers": grid(1, 2)}, {"num_workers": 1}, "Does a second worker pay off for digits?"),
+        (
+            {"num_workers": grid(1, 2, 4), "lr": grid(0.1, 0.2)},
+            {"num_workers": 1},
+            "Do more workers pay off for digits?",
+        ),
+        ({"batch_size": grid(16, 64), "lr": uniform(0.1, 0.2)}, {}, "What do batch_size and lr change for digits?"),
+        ({"lr": grid(0.1)}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_study_without_a_question_in_words_has_that_of_what_it_compares(space, baseline, question):
+    study = Study(workload=digits, name="s", space=space, baseline=baseline)
+    assert question_of(study).text == question
+    own = Study(workload=digits, name="s", space=space, baseline=baseline, description="Is it fast? Maybe.")
+    assert question_of(own).text == "Is it fast?"
 
 
 def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(folder):

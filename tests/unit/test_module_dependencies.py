@@ -11,14 +11,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = (
-    "hooks units errors masking files scratch trace signals gpus provenance study workloads parallel train run track "
+    "hooks units errors masking files scratch trace signals gpus search_path provenance study workloads parallel train "
 )
-ORDER = (ORDER + "analysis predict reporting execution doctor cli").split()
+ORDER = (ORDER + "run track analysis predict reporting execution doctor cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("reporting", "cli")}
 OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydantic"), ("reporting",))
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
+OWNERS["pandas"] = ("reporting", "analysis")
 OWNERS["pynvml"] = ("gpus",)
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
 MAY_START_WITH = {"torch": ("train", "run", "parallel", "predict"), "ray": ("train", "run")}

@@ -231,7 +231,7 @@ def test_workers_are_replicas_times_stages_times_splits(chosen, sizes):
     [
         *((grid(1, 2, 4), (1, 2, 4)), (choice("sgd", "adam"), ("sgd", "adam")), (uniform(0.1, 0.9), (0.1, 0.9))),
         *((loguniform(1e-4, 1e-1), (1e-4, 1e-1)), (randint(1, 9), (1, 8))),
-        (grid(True, 1), (True, 1)),  # different values, though equal in Python
+        (grid("a" * 200 + "b" + "a" * 200, "a" * 401), ("a" * 200 + "b" + "a" * 200, "a" * 401)),
         (choice(1, 1, 2), (1, 1, 2)),  # the first is likelier
     ],
 )
@@ -245,6 +245,11 @@ def test_a_domain_is_judged_by_all_of_its_values_or_by_both_ends(domain, values)
         ((grid(), choice()), "is empty"),
         ((grid(1, 2, 1),), "duplicate values: 1"),
         ((grid("a", "b", "b", "a"),), "duplicate values: a, b"),
+        ((grid(1, 2, True), grid(1, True, "1")), "count as the same: 1 and True"),
+        ((grid(1, 1.0), choice(1, 1.0, 2)), "count as the same: 1 and 1.0"),
+        ((grid(0.0, -0.0),), "count as the same: 0.0 and -0.0"),
+        ((grid((1, 2), (1.0, 2)),), "count as the same: (1, 2) and (1.0, 2)"),
+        ((grid(None, "None", 2), choice(None, "None")), "count as the same: None and 'None'"),
         ((uniform(1.0, 1.0), randint(5, 5)), "low < high"),
         ((uniform(2.0, 1.0),), "has 2.0 and 1.0"),
         ((loguniform(0.0, 1.0), loguniform(-1.0, 1.0), loguniform(1.0, 0.1)), "0 < low < high, has "),

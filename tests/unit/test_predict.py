@@ -19,6 +19,7 @@ from raypar.predict.calibration import (
     epoch_samples,
     fit_study_network,
     observed_points,
+    quiet_results,
     variation_of,
 )
 from raypar.predict.network import Network, Topology
@@ -145,7 +146,57 @@ def test_a_network_is_fitted_to_the_steps_of_several_workers(counts, latency_s, 
     assert network.latency_s == pytest.approx(latency_s, rel=0.1) and source.endswith(note)
 
 
+BUSY, BUSIER = ({"cores": [[0]], "foreign_cpu_share": [share]} for share in (0.2, 0.5))
+
+
+def test_disturbed_trials_are_no_measure_of_a_step():
+    quiet = [result(n, 64, r) for n in (1, 2) for r in range(2)]
+    kept, sentence = quiet_results(quiet)
+    assert (kept, sentence) == (tuple(quiet), "")
+    mixed = [replace(quiet[0], environment=BUSIER), quiet[1], replace(quiet[2], environment=BUSY), quiet[3]]
+    kept, sentence = quiet_results(mixed)
+    assert kept == (quiet[1], quiet[3]) and sentence == "2 of 4 trials were disturbed by other load and are not used"
+    # As much as Ray's own processes make on two cores is no reason to predict nothing.
+    little = [replace(r, environment=BUSY) for r in quiet]
+    assert quiet_results(little) == (tuple(little), "")
+    with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in all\)"):
+        quiet_results([replace(r, environment=BUSIER) for r in quiet[:3]] + quiet[3:])
+
+
+def scaled(factors):
+    """The points of the study, the steps of some worker counts so many times as long."""
+    return [
+        replace(p, step_times_s=tuple(t * factors.get(p.num_workers, 1.0) for t in p.step_times_s)) for p in points()
+    ]
+
+
+@pytest.mark.parametrize(("factor", "problem"), [(0.3, "links of 2.00 TB/s or more"), (9e5, "which no machine has")])
+def test_a_network_that_no_machine_has_is_refused(factor, problem):
+    with pytest.raises(RayparError, match="the steps of several workers show no network: ") as caught:
+        fit_study_network(calibrate(scaled(dict.fromkeys((2, 4, 8), factor)), LAYERS), HOW)
+    assert problem in caught.value.message and "--network" in caught.value.hint
+
+
 # ---- prediction
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+@pytest.mark.parametrize("batch_size", [256, 64, 128])
+def test_a_model_that_the_measurements_exceed_predicts_nothing(is_measured, batch_size):
+    calibration = calibrate(scaled({2: 0.4}), LAYERS)
+    with pytest.raises(RayparError, match="contradicts the measurements, so nothing is predicted: 2 workers, batch"):
+        predict(calibration, strong(batch_size), HOW, [64], is_measured_network=is_measured)
+
+
+@given(st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(0.3, 3), min_size=1), st.booleans())
+def test_no_measurement_in_the_table_is_much_faster_than_its_bound(factors, is_measured):
+    calibration = calibrate(scaled(factors), LAYERS)
+    try:
+        sweep = predict(calibration, strong(), HOW, [1, 2, 4, 8], is_measured_network=is_measured)
+    except RayparError:
+        return
+    shown = [p for p in sweep.predictions if p.measured]
+    assert shown and all(p.measured.value > 0.95 * p.step_time_s.value for p in shown)
 
 
 def test_a_prediction_is_the_step_that_made_the_measurements():

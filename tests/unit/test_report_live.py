@@ -229,6 +229,28 @@ def test_one_error_is_printed_once_on_a_terminal_and_with_each_trial_in_a_log():
         assert "3 failed" in drawn(view)
 
 
+def test_the_time_that_is_left_does_not_stand_still_while_nothing_ends():
+    now_s = [0.0]
+    done = [make_result({"num_workers": 1}, 0, wall_s=10.0)]
+    specs = [make_spec({"num_workers": 1}, repeat) for repeat in (1, 2)]
+    view = LiveView(terminal(), 3, done=done, queued=specs, clock=lambda: now_s[0], now=lambda: datetime(2026, 3, 2))
+
+    def left_s():
+        return float(view._finish_text().rpartition("(")[2].partition(" s left")[0])
+
+    def after(seconds):
+        now_s[0] += seconds
+        return left_s()
+
+    # Ray starts, or the cores are another study's: nobody knows how long.
+    assert [left_s(), after(5), after(20)] == [20, 25, 45]
+    view(TrialStarted(specs[0], 1))
+    assert [left_s(), after(5), after(5)] == [20, 15, 10]
+    assert [after(5), after(5), after(15)] == [15, 20, 35]  # it takes longer than the others did
+    view(TrialEnded(replace(done[0], spec=specs[0])))
+    assert [left_s(), after(5)] == [10, 15]
+
+
 def test_the_end_is_expected_after_what_is_still_to_be_decided_on():
     question = Question("s", {"num_workers": 1}, ("num_workers",), max_repeats=30)
     view = LiveView(terminal(), 2, question=question, clock=lambda: 0.0, now=lambda: datetime(2026, 3, 2, 23, 59))

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
+from raypar.analysis.recommend import Decision
 from raypar.reporting.console import print_report
 from raypar.reporting.listings import print_trials
 from raypar.reporting.sentences import header
@@ -143,3 +144,35 @@ def test_trials_that_do_not_fit_are_counted_in_plain_english():
     question = Question("mnist", {}, ("batch_size",))
     assert "3 trials, 2 do not fit" in header(analyse(question, results))
     assert "2 trials, 1 does not fit" in header(analyse(question, results[:2]))
+
+
+def tied_study(num_points):
+    """Points that are all as fast, but for noise that no block shares."""
+    results = [
+        make_result({"lr": 10.0**-i}, r, 4.0 * (1 + 0.002 * ((r * 7 + i * 3) % 5 - 2)))
+        for i in range(num_points)
+        for r in range(8)
+    ]
+    return analyse(Question("s", {}, ("lr",)), results)
+
+
+@pytest.mark.parametrize(("num_points", "expected"), [(2, "tied with lr="), (3, " and lr="), (8, "tied with 7 others")])
+def test_a_recommendation_among_tied_points_says_so(num_points, expected):
+    analysis = tied_study(num_points)
+    assert analysis.verdict.recommendation.decision is Decision.TIED
+    (line,) = [line for line in shown(analysis, width=200).splitlines() if line.startswith("Recommended: ")]
+    assert "tied with " in line and expected in line
+    clear = [make_result({"lr": lr}, r, t + r / 99) for lr, t in ((0.1, 4.0), (0.2, 9.0)) for r in range(6)]
+    assert "tied" not in shown(analyse(Question("s", {}, ("lr",)), clear), width=200)
+
+
+def test_a_speedup_that_differs_from_the_ratio_of_the_times_beside_it_is_explained():
+    def study(two):
+        times = {1: (1.5, 1.95, 3.0), 2: two}
+        results = [make_result({"num_workers": n}, r, t) for n, of in times.items() for r, t in enumerate(of)]
+        return shown(analyse(Question("s", {"num_workers": 1}, ("num_workers",)), results))
+
+    explained = "speedups are medians of ratios within blocks, not ratios of these times"
+    text = study((1.9, 2.66, 3.75))
+    assert "1.95 s" in text and "2.66 s" in text and "0.78×" in text and explained in " ".join(text.split())
+    assert explained not in " ".join(study((3.0, 3.9, 6.0)).split())

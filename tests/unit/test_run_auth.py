@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import AuthenticationError
 
+from raypar import scratch
 from raypar.errors import ClusterError
 from raypar.run import private_ray
 from raypar.run.auth import MODE, TOKEN, TOKEN_PATH, VARIABLES, admitted, own_token, token_source
@@ -53,7 +54,8 @@ def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs
 ):
     parent = tmp_path / "a name too long for sockets"
     monkeypatch.setenv("RAY_TMPDIR", str(parent))
-    monkeypatch.setattr(private_ray, "MAX_PARENT_LENGTH", len(str(parent)))
+    most = len(str(parent / "raypar-12345678" / "")) + 1 + private_ray.RAY_SOCKET_LENGTH
+    monkeypatch.setattr(scratch, "MAX_SOCKET_LENGTH", most)
     with contextlib.suppress(KeyboardInterrupt, ClusterError), private_ray.private_folder() as folder:
         assert folder.parent == parent and stat.S_IMODE(folder.stat().st_mode) == 0o700
         (folder / "ray").mkdir()
@@ -62,7 +64,7 @@ def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs
     assert (folder / "ray").is_dir() == is_kept
     remove_abandoned(parent)  # what this process has kept is not
     assert (folder / "ray").is_dir() == is_kept
-    monkeypatch.setattr(private_ray, "MAX_PARENT_LENGTH", len(str(parent)) - 1)
+    monkeypatch.setattr(scratch, "MAX_SOCKET_LENGTH", most - 1)
     with private_ray.private_folder() as folder:
         assert folder.parent == Path("/tmp")
 

@@ -34,6 +34,7 @@ from raypar.run.scheduler import GangPhase
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import Core
 from raypar.train.job import RankOutcome, RunSettings
+from raypar.train.position import Position
 
 CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
 HEALTH = WorkerHealthCheckFailedError("Worker info: …", ActorUnavailableError("it refused", None))
@@ -432,6 +433,51 @@ def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_th
         run.lose_gang(gang, OSError("no"))
     assert run.results[0].failure == Failure(FailureKind.GANG_LOST, "its gang did not start: OSError: no", None, "no")
     assert run.results[0].attempts == 2 and not run.pool.gangs
+
+
+@pytest.mark.parametrize("num_up", [0, 1])
+def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up, monkeypatch):
+    freed = []
+    monkeypatch.setattr("ray.util.remove_placement_group", freed.append)
+    run = Run(specs(2), cluster(1, 1, 1), max_retries=0)
+    run.define("a")
+    (lost,) = run.pool.gangs.values()
+    gone, *others = lost.nodes
+    for node in others[:num_up]:
+        run.it.worker_is_up(lost.id, Greeting(node, "", node, "ip", 1, 1, 0, 1, 2, "its group", ()))
+    run.pool.nodes = [node for node in run.pool.nodes if node.id != gone]
+    run.it.check()
+    assert lost.phase is GangPhase.CLOSING and freed == ["its group"] * num_up
+    _, new = run.pool.gangs.values()
+    assert gone not in new.nodes
+    run.comes_up(new)
+    assert run.it.trial("a").phase is TrialPhase.RUNNING
+    run.lose_gang(lost, OSError("no such node"))  # a minute later
+    run.end("a")
+    assert [result.state for result in run.results] == [TrialState.FINISHED] and not run.of(TrialRetried)
+
+
+def test_a_trial_whose_ranks_wait_in_vain_is_killed_and_not_retried():
+    run = one_running(num_workers=2)
+    attempt = run.running("a")
+    run.it.note_position(attempt, 1, Position({"0": 10}, is_out=True))
+    assert not attempt.kill_requested
+    run.it.note_position(attempt, 0, Position({"0": 11}, stands_s=20.0, operation="backward"))
+    assert attempt.kill_requested
+    killed = RankEnd(failure=CRASH, was_killed=True)
+    run.end("a", killed, killed)
+    (result,) = run.results
+    assert result.failure.kind is FailureKind.ERROR and result.failure.log_path.endswith("attempt1-rank0.log")
+    assert result.failure.message.startswith("uneven numbers of batches per rank: rank 0 in backward waits for rank 1")
+
+
+def test_a_rank_that_lost_one_that_had_left_is_not_retried():
+    run = one_running(num_workers=2)
+    lost = Failure(FailureKind.PEER_LOST, "RuntimeError: Connection closed by peer", 1)
+    left = RankEnd(RankOutcome(), position=Position({"0": 20}, is_out=True, has_left=True))
+    run.end("a", left, RankEnd(failure=lost, position=Position({"0": 21})))
+    assert run.results[0].failure.message.startswith("uneven numbers of batches per rank: rank 1 was still in a step")
+    assert not run.of(TrialRetried)
 
 
 def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():

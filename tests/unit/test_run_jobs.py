@@ -217,3 +217,14 @@ def test_a_home_folder_does_not_travel(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(RayparError, match="give the study a folder of its own"):
         pack(folder / "study.py", [], tmp_path)
+
+
+@pytest.mark.parametrize(("file", "module"), [("cmd.py", "cmd"), ("email/__init__.py", "email"), ("ray.py", "ray")])
+def test_a_folder_with_a_module_that_would_hide_one_on_the_cluster_does_not_travel(folder, tmp_path, file, module):
+    make(folder, "utils.py", "sub/json.py", "queue/data.txt", file)
+    with pytest.raises(RayparError, match=f"hides the module `{module}` ") as refused:
+        packed(folder, tmp_path)
+    assert "rename" in refused.value.hint and not list((tmp_path / "packed").iterdir())
+    (folder / file).unlink()
+    (tmp_path / "packed").rmdir()
+    assert packed(folder, tmp_path) == {"study.py", "utils.py", "sub/json.py", "queue/data.txt"}

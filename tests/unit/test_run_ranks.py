@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +52,34 @@ def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
         client.fork(tmp_path / "log").kill()  # and it goes on as before
 
 
+def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_server_and_its_ranks_import(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names = {*sys.stdlib_module_names, "torch", "numpy", "psutil", "cloudpickle", "packaging"} - {"antigravity", "this"}
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})")
+    (tmp_path / "utils.py").touch()
+    server = ForkServer(("utils",), (str(tmp_path),))
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        client.wait_until_ready()
+        rank = client.fork(tmp_path / "log")
+        code = f"import cmd, utils, turtledemo; open({str(tmp_path / 'seen')!r}, 'w').write(utils.__file__)"
+        rank.connection.send(Runs(code))
+        assert rank.join(60) is not None
+    assert (tmp_path / "seen").read_text() == str(tmp_path / "utils.py"), (tmp_path / "log").read_text()
+    assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
+
+
+def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    (long := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        client.wait_until_ready()
+    assert not Path(server.address).parent.exists() and list(long.iterdir()) == []
+
+
 # NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
@@ -82,13 +112,16 @@ class Runs:
         self.code = code
 
     def __reduce__(self):
-        return exec, (self.code,)
+        return exec, (self.code, {})
 
 
 def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
     """Return what a rank sees of a server that was to import these modules of a folder, and the server's notice."""
-    (folder / "pynvml.py").write_text(pynvml)
-    server = ForkServer(modules, (str(folder),))
+    (installed := folder / "installed").mkdir()
+    (installed / "pynvml.py").write_text(pynvml)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")])))
+        server = ForkServer(modules, (str(folder),))
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         notice = client.wait_until_ready()
         rank = client.fork(folder / "log")
@@ -266,6 +299,59 @@ def test_a_failure_has_its_exceptions_type_and_the_ends_of_what_is_long(error, n
     assert traceback.startswith("Traceback (most recent call last):\n") and name in traceback and len(traceback) < 21000
 
 
+def answer_of_a_rank(folder, job):
+    """Return the last message of a rank that gets this job, and its exit code."""
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        rank = client.fork(folder / "log")
+        rank.connection.send((job, RankContext(0, 1, 0, 1, 0, ("", 0), 0.0)))
+        return rank.connection.recv(), rank.join(60)
+
+
+def test_what_cannot_be_unpickled_in_a_rank_is_reported_with_its_text(tmp_path):
+    answer, code = answer_of_a_rank(tmp_path, Runs("import no_such_module"))
+    assert answer[:4] == ("error", FailureKind.ERROR, "ModuleNotFoundError", "No module named 'no_such_module'")
+    assert code == 0 and "no_such_module" in (tmp_path / "log").read_text()
+
+
+LOADER = """
+import os
+from types import SimpleNamespace
+from torch.utils.data import DataLoader
+from raypar.train import worker
+
+class Exits:
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        import torch
+        if i == 20:
+            os._exit(3)
+        return torch.zeros(3)
+
+worker.run_rank = lambda *_: list(DataLoader(Exits(), num_workers=NUM))
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["1", "3"])
+def test_a_loader_process_that_exits_is_named_whatever_the_rank_notices_first(tmp_path, num_workers):
+    answer, _ = answer_of_a_rank(tmp_path, Runs(LOADER.replace("NUM", num_workers)))
+    assert answer[:3] == ("error", FailureKind.CRASH, "RuntimeError")
+    assert re.search(r"DataLoader worker .* exited unexpectedly", answer[3])
+
+
+def test_an_error_that_the_rank_could_not_report_is_in_its_log(tmp_path):
+    code = "from raypar.train import worker; worker.cut = None; worker.run_rank = None"
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        rank = client.fork(tmp_path / "log")
+        rank.connection.send((Runs(code), None))
+        with pytest.raises(EOFError):
+            rank.connection.recv()
+        assert rank.join(60) == 70
+    assert "TypeError: 'NoneType' object is not callable" in (tmp_path / "log").read_text()
+
+
 LOUD = """
 import os
 os.write(1, b"first" + b"x" * 10_000_000)
@@ -285,16 +371,17 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
         how = {"pass_fds": [theirs.fileno()], "stdout": out, "stderr": out, "start_new_session": True}
         child = subprocess.Popen([sys.executable, "-c", LOUD], **how)
     context = RankContext(0, 1, 0, 1, 0, ("", 0), 0.0)
-    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True)
+    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True, [].append)
     assert end.failure.message == "rank 0 ended with exit code 3" and end.failure.traceback.endswith("ylast")
     text = log.read_text()
     assert re.fullmatch("firstx+\n… 17.0 MB omitted …\ny+last", text)
     assert len(text) == pytest.approx(3_000_000, abs=100)
 
 
-def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path):
+def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path, monkeypatch):
     driver_dir, logs = tmp_path / "driver", tmp_path / "logs"
-    job = TrialJob(make_spec({}), 1, b"", RunSettings(logs, driver_dir=driver_dir))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(Path("/of/the/driver/logs"), driver_dir=driver_dir))
     here = job.on_this_node()
     assert here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
     driver_dir.mkdir()

@@ -2,15 +2,27 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from raypar import scratch
-from raypar.scratch import LOCK_FILE, PREFIX, make_folder, remove_abandoned, remove_folder, scratch_folder
+from raypar.scratch import (
+    LOCK_FILE,
+    PREFIX,
+    make_folder,
+    remove_abandoned,
+    remove_folder,
+    remove_logs,
+    room_for,
+    scratch_folder,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +99,31 @@ def test_links_and_folders_of_other_users_are_left_alone(temporary, tmp_path_fac
     assert abandoned.is_dir()
     remove_abandoned()
     assert not abandoned.exists() and (target / LOCK_FILE).exists() and len(list(temporary.iterdir())) == 2
+
+
+def test_a_socket_has_room_in_the_folder_that_is_chosen_for_it_however_long_its_parent_is(temporary):
+    for length in range(40, 140, 3):
+        parent = temporary / ("x" * max(1, length - len(str(temporary)) - 1))
+        folder = make_folder(parent, socket=len("fork"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "fork"))
+        assert folder.parent in (parent, Path("/tmp"))
+        remove_folder(folder)
+        assert not folder.exists()
+    assert (room_for(31, Path("/tmp")), room_for(31, temporary / ("x" * 100))) == (Path("/tmp"), Path("/tmp"))
+
+
+def test_logs_of_a_node_go_with_their_execution_but_for_failed_trials_and_those_are_kept_for_a_month(temporary):
+    mine, recent, old = (temporary / f"{scratch.LOGS_PREFIX}{name}" for name in ("mine", "recent", "old"))
+    for path in (mine / "good" / "log", mine / "gangs" / "x", mine / "failed" / "log", recent / "a", old / "a"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    month_ago = time.time() - scratch.STALE_LOGS_S - 60
+    os.utime(old, (month_ago, month_ago))
+    (temporary / f"{scratch.LOGS_PREFIX}link").symlink_to(recent)
+    remove_logs(mine.name, ["failed"])
+    assert [path.name for path in mine.iterdir()] == ["failed"] and (mine / "failed" / "log").exists()
+    assert (recent / "a").exists() and not old.exists()
+    remove_logs(recent.name, [])
+    remove_logs("raypar-logs-never-there", [])
+    assert not recent.exists() and mine.exists()

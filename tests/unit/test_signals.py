@@ -146,3 +146,13 @@ def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number):
                 print("in good order")
     """)
     assert done.stdout == "in good order\n" and done.returncode == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_whoever_notices_a_signal_that_a_library_swallowed_exits_as_the_signal_asks(number, code):
+    with pytest.raises(Interrupted) as caught, handle_signals():  # noqa: PT012
+        with pytest.raises(Interrupted):
+            signal.raise_signal(number)
+        assert Interrupted().exit_code == code
+        raise KeyboardInterrupt
+    assert caught.value.exit_code == code and Interrupted().exit_code == 130

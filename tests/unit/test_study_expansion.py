@@ -2,13 +2,21 @@
 
 import itertools
 import json
+import pickle
+import re
 from collections import Counter
 from dataclasses import asdict, replace
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
 
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar import Study, Workload, choice, grid, uniform
+from raypar import Option, Study, Workload, choice, grid, uniform
+from raypar.errors import StudyError
 from raypar.study.options import Auto, resolve
 from raypar.study.trial import spec_from_dict
 
@@ -116,3 +124,66 @@ def test_a_train_loop_keeps_its_own_keys_whatever_they_are_called():
     loop = Workload.from_train_loop(lambda config: None, name="loop")
     for trial in a_study(workload=loop, config={"batch_size": "large", "mine": 3}).trials():
         assert trial.config["batch_size"] == "large" and trial.config["mine"] == 3
+
+
+class Mode(str, Enum):  # noqa: UP042 - as people write it
+    SGD = "sgd"
+
+
+class Size(IntEnum):
+    BIG = 32
+
+
+class Ratio(float):
+    pass
+
+
+class Pair(NamedTuple):
+    low: Any
+    high: Any
+
+
+OF_CLASSES = {
+    "mode": (Mode.SGD, "sgd"),
+    "size": (Size.BIG, 32),
+    "ratio": (Ratio(0.5), 0.5),
+    "name": (np.str_("x"), "x"),
+    "flag": (np.bool_(True), True),
+    "scale": (np.float64(0.25), 0.25),
+    "steps": (torch.tensor(3), 3),
+    "pair": (Pair(Size.BIG, np.int64(2)), (32, 2)),
+    "nested": ({Mode.SGD: [Size.BIG, {"a": Mode.SGD}]}, {"sgd": [32, {"a": "sgd"}]}),
+}
+
+
+@pytest.mark.parametrize("key", OF_CLASSES)
+def test_values_of_classes_reach_trials_as_pythons_own_types(key):
+    value, plain = OF_CLASSES[key]
+    loop = Workload.from_train_loop(print, options={"mine": value} if key != "nested" else {})
+    study = Study(workload=loop, space={key: grid(value, "other")}, config={f"{key}_too": value}, baseline={key: value})
+    config = study.trials()[0].config
+    for reached in (config[f"{key}_too"], study.baseline[key], config.get("mine", plain)):
+        assert repr(reached) == repr(plain) and not re.search(rb"test_study|numpy|torch", pickle.dumps(reached))
+
+
+def test_an_option_whose_kind_is_an_enumeration_takes_its_members_and_their_values():
+    loop = Workload.from_train_loop(print, options={"mode": Option(Mode.SGD, Mode, "optimizer"), "size": Size.BIG})
+    for value in (Mode.SGD, "sgd"):
+        trial = Study(workload=loop, space={"mode": grid(value)}, config={"size": 64}).trials()[0]
+        assert (type(trial.config["mode"]), trial.config["mode"], trial.config["size"]) == (str, "sgd", 64)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("options", [{}, {"colour": ()}])
+@pytest.mark.parametrize("value", [(Colour.RED,), (1, (Colour.RED,))])
+def test_what_no_trial_could_be_given_is_refused(options, value):
+    with pytest.raises(StudyError, match="can't be kept with the results"):
+        Study(workload=Workload.from_train_loop(print, options=options), space={"colour": grid(value)})
+
+
+def test_a_commands_value_that_is_no_text_or_number_is_refused():
+    with pytest.raises(StudyError, match="can't be kept with the results"):
+        Study(workload=Workload.from_command("train {colour}"), space={"colour": grid(Colour.RED)})

@@ -2,6 +2,7 @@
 
 import socket
 import stat
+import subprocess
 
 import pytest
 
@@ -58,3 +59,32 @@ def test_a_refused_user_learns_what_to_give(given, problem, tmp_path, monkeypatc
     error = unreachable("http://head:5000", ANSWER)
     assert str(error).startswith(f"The tracking store http://head:5000 {problem}")
     assert "MLFLOW_TRACKING_USERNAME" in str(error) and "~/.mlflow/credentials" in str(error)
+
+
+def test_a_server_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_UVICORN_OPTS", "--timeout-keep-alive 30")
+    for name in ("click", "colorama", "json", "mlflow", "uvicorn"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
+    started = []
+
+    class Started(BaseException):
+        pass
+
+    def start(command, **flags):
+        started.append((command, flags["env"]))
+        raise Started
+
+    monkeypatch.setattr(server.subprocess, "Popen", start)
+    with pytest.raises(Started), (tmp_path / "log").open("w+b") as log:
+        server._launch("127.0.0.1", 5000, (), {}, log, None)
+    monkeypatch.undo()
+    ((command, environment),) = started
+    options = command[command.index("--uvicorn-opts") + 1].split()
+    assert options[:2] == ["--timeout-keep-alive", "30"]
+    # uvicorn's own command line, as MLflow starts it, with an application that isn't there.
+    uvicorn = [command[0], "-m", "uvicorn", *options, "cmd:absent", "--port", "0"]
+    for each in ([*command[:3], "--version"], uvicorn):
+        done = subprocess.run(each, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr and not (tmp_path / "mark").exists(), done
+    assert 'Attribute "absent" not found' in done.stderr, done

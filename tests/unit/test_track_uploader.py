@@ -343,6 +343,42 @@ def test_a_record_that_the_store_refuses_is_kept_aside_and_holds_up_nothing(proj
     assert "refused" in caplog.text
 
 
+# No database holds such a step; MLflow says no more than that something went wrong.
+NEVER_TAKEN = {**COMPLETE, "kind": "metrics", "points": [["a", 1.0, 10**30]]}
+
+
+@pytest.mark.parametrize("has_outage", [False, True])
+def test_sync_keeps_aside_what_fails_for_ever_and_waits_where_the_store_takes_nothing_else(
+    project, uri, monkeypatch, has_outage
+):
+    rec = recorder(project, uri)
+    (path,) = journal_paths(project)
+    Journal(path).append(json.dumps(NEVER_TAKEN))
+    rec.record(SMALL)
+    assert rec.close("finished") == 3 and rec.outage, "a running study waits"
+    if has_outage:
+        monkeypatch.setattr(RunWriter, "check_takes", Mock(side_effect=Unreachable("the disk is full")))
+        sent = sync(project)
+        assert (sent.num_left, sent.num_rejected) == (3, 0) and "the disk is full" in sent.problems[0]
+        monkeypatch.undo()
+    sent = sync(project)
+    assert (sent.num_uploaded, sent.num_left, sent.num_rejected) == (2, 0, 1) and "was refused" in sent.problems[0]
+    assert json.loads(path.with_suffix(".rejected").read_text())["record"] == NEVER_TAKEN
+    assert results_of(uri, project) == stripped(SMALL) and statuses(uri) == ["FINISHED"]
+    assert sync(project) == UploadReport()
+
+
+def test_half_a_character_in_any_text_of_a_record_holds_up_nothing(project, uri):
+    text = "a\ud800b"
+    rec = recorder(project, uri, execution={"tags": {text: text}, "params": {text: text}, "description": text})
+    rec.record(replace(SMALL, spec=replace(SMALL.spec, point={text: text}), reports=({text: 1.0},)))
+    tags = {"mlflow.note.content": text}
+    rec.record_summary(text, [PointRun(identity, text, {"key": text}, {text: 1.0}, tags) for identity in ("a", "b")])
+    rec.add_artifact("x", text)
+    assert rec.close("finished") == 0 and {run.info.run_name for run in runs(uri, kind="point")} >= {"a?b"}
+    assert list(project.rglob("*.rejected")) == []
+
+
 @pytest.mark.parametrize("method", ["", "create", "log", "write_file", "end"])
 def test_without_a_journal_a_result_is_in_the_store_or_an_error_that_does_not_count(project, uri, monkeypatch, method):
     rec = recorder(project, uri)

@@ -40,6 +40,21 @@ SHOWN = {
 }
 
 
+def test_a_long_value_is_cut_and_stays_another_than_one_that_differs_in_its_middle():
+    texts = ["a" * 10_000 + letter + "a" * 10_000 for letter in "ab"]
+    shown = [*map(units.value_of, [*texts, *((text,) for text in texts)])]
+    assert len(set(shown)) == 4 and all(len(text) < 100 for text in shown)
+    assert units.value_of("a" * 200) == "a" * 200
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.5, 9.9, 10.1, 1e4])
+def test_an_interval_is_too_noisy_by_one_rule_however_it_is_shown(factor):
+    of = SimpleNamespace(value=3.0, low=3.0 / math.sqrt(factor), high=3.0 * math.sqrt(factor))
+    shows = [units.ratio_interval, units.percent_interval, units.rate_interval, units.seconds_interval]
+    shown = [show(of) for show in (*shows, units.plus_minus, units.energy_interval)]
+    assert {units.TOO_NOISY in text for text in shown} == {units.is_noise(of)} == {factor > 10}
+
+
 @pytest.mark.parametrize("show", SHOWN, ids=lambda show: show.__name__)
 def test_a_value_is_shown_as_a_person_would_write_it(show):
     def of(arguments):

@@ -1,0 +1,502 @@
+"""Tables of measurements from elsewhere for `raypar fit`: roles and units of the columns, notation of the numbers.
+
+A role follows from a column's name and unit (``GPUs``, ``images/sec``, ``time (ms)``), or is given. Where two readings
+of a table are possible and would give different speedups, the table is refused and both are shown:
+
+- A throughput that falls with the workers may be that of each worker, or a total that gets worse.
+- A time that hardly falls may be of the same work on all worker counts, or of weak scaling.
+- ``1.100`` may be a thousand and a hundred, or a little more than one.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from raypar import units
+from raypar.analysis.laws import Scaling
+from raypar.analysis.scaling import Quantity, Runs
+from raypar.errors import Mistake, RayparError
+
+DELIMITERS = ",;\t"
+MAX_WORKERS = 1_000_000
+# Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
+MIN_VALUE, MAX_VALUE = 1e-15, 1e15
+MAX_MISTAKES = 20  # reported one by one
+MAX_SHOWN = 60  # characters of a cell
+# Of a table, whose laws are fitted within seconds.
+MAX_BYTES, MAX_LINES, MAX_COUNTS = 5_000_000, 5_000, 200
+TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a law as well"
+EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
+# A speedup over N times as many workers up to which these may have worked N times as much: no more than perfect.
+MAX_DOUBTED = 1.1
+
+REPEATS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")  # of one thing
+WORKERS = {"worker", "gpu", "cpu", "device", "accelerator", "process", "proc", "rank", "core", "thread", "node"}
+WORKERS |= {"replica", "tpu", "npu"}
+COUNTS = {"num", "number", "no", "nr", "nb", "n", "count", "of", "total"}
+GLUED = {f"n{noun}{s}" for noun in WORKERS for s in ("", "s")} | {"np"}  # "ngpus"
+SECONDS = {"ns": 1e-9, **dict.fromkeys(("us", "µs", "usec", "microsecond", "microseconds"), 1e-6)}
+SECONDS |= dict.fromkeys(("ms", "msec", "millis", "millisecond", "milliseconds"), 1e-3)
+SECONDS |= dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0)
+SECONDS |= dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
+SECONDS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), units.HOUR_S)
+NO_NAMES = {"s", "us", "min", "h"}  # units that are no name of a column by themselves
+TIMES = {"time", "times", "duration", "elapsed", "runtime", "walltime", "wallclock", "wall", "latency", "makespan"}
+RATES = {"throughput", "fps", "ips", "qps", "rps", "tps", "flops", "gflops", "tflops", "bandwidth"}
+TOTALS = {"total", "global", "aggregate", "aggregated", "overall", "all", "cluster", "system", "combined"}
+NO_TIMES = {"start", "started", "end", "ended", "finish", "finished", "date"}  # "start_time"
+SPREADS = {"std", "stdev", "stddev", "sd", "sem", "var", "variance", "err", "error", "ci", "cv", "low", "high"}
+
+
+class Role(StrEnum):
+    """Role of a column; of those that are measured the first one present counts, for the others follow from it."""
+
+    WORKERS = "workers"
+    TIME = "time"
+    THROUGHPUT = "throughput"
+    SPEEDUP = "speedup"
+    EFFICIENCY = "efficiency"
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """TableColumn with a role.
+
+    Attributes:
+        index: from 0.
+        name: as the head has it.
+        unit_s: seconds of the unit of a time.
+        unit: name of that unit; empty: the name has none, and seconds are taken.
+        is_of_each: whether a rate is that of each worker; None: the name doesn't say.
+    """
+
+    index: int
+    name: str
+    role: Role
+    unit_s: float = 1.0
+    unit: str = ""
+    is_of_each: bool | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Answers to what a table leaves open.
+
+    Attributes:
+        columns: names of columns by their roles.
+        decimal: what separates a number's decimals, "." or ","; None: as the numbers show it.
+        is_of_each: whether a throughput is that of each worker; None: as the column's name or the numbers show it.
+        scaling: what grows with the workers; None: nothing, unless the times leave that open.
+    """
+
+    columns: Mapping[Role, str] = field(default_factory=dict)
+    decimal: str | None = None
+    is_of_each: bool | None = None
+    scaling: Scaling | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Runs in a file.
+
+    Attributes:
+        runs: those of each assignment of the columns grouped by, under its label; else all under an empty one.
+        scaling: what grows with the workers.
+        reading: a sentence on what the columns were understood to be.
+    """
+
+    runs: Mapping[str, Runs]
+    scaling: Scaling
+    reading: str
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Line of a table: its number, from 1, and a cell for each column."""
+
+    number: int
+    cells: list[str]
+
+
+def role_of(index: int, name: str) -> TableColumn | None:
+    """Return the role that a column has by its name and unit; None for none."""
+    words = _words(name)
+    pairs = list(pairwise(words))
+    is_of_each = True if any(a == "per" and _noun(b) for a, b in pairs) else False if TOTALS & set(words) else None
+    kept = [w for w in words if w not in COUNTS]
+    if (GLUED & set(words) and len(kept) == 1) or kept == ["world", "size"]:
+        return TableColumn(index, name, Role.WORKERS)
+    # "gpu" alone may be the name of one.
+    if len(kept) == 1 and _noun(kept[0]) and (kept[0].endswith("s") or len(words) > 1):
+        return TableColumn(index, name, Role.WORKERS)
+    if SPREADS & set(words):
+        return None
+    if "speedup" in words or ("speed", "up") in pairs:
+        return TableColumn(index, name, Role.SPEEDUP, is_of_each=False)
+    if {"efficiency", "eff"} & set(words):
+        return TableColumn(index, name, Role.EFFICIENCY, is_of_each=True)
+    if RATES & set(words) or any(a == "per" and b in SECONDS and words[0] not in TIMES for a, b in pairs):
+        return TableColumn(index, name, Role.THROUGHPUT, is_of_each=is_of_each)
+    # "gpu_hours" and "cpu_time" are sums over workers.
+    is_summed = any(_noun(w) and ("per", w) not in pairs for w in words)
+    at = next((i for i, w in enumerate(words) if w in TIMES), 0)
+    is_unit = bool(words) and words[0] in SECONDS and (words[0] not in NO_NAMES or "per" in words)
+    if is_summed or NO_TIMES & set(words) or not (is_unit or (words and words[at] in TIMES)):
+        return None
+    unit = words[0] if is_unit else next((w for w in reversed(words[at:]) if w in SECONDS), "")  # before: a minimum
+    return TableColumn(index, name, Role.TIME, SECONDS.get(unit, 1.0), unit)
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case; a slash is a "per"."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    return re.findall(r"[^\W\d_]+", parted.replace("/", " per ").replace("#", " num ").lower())
+
+
+def _noun(word: str) -> bool:
+    return word in WORKERS or word.removesuffix("es") in WORKERS or word.removesuffix("s") in WORKERS
+
+
+def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -> Table:
+    """Read the runs in a CSV file; cells are separated by commas, semicolons, tabs or spaces.
+
+    The first line names the columns. Lines with the same worker count are repeats. Empty lines and those that start
+    with ``#`` are skipped.
+
+    Args:
+        path: of the file.
+        by: names of columns whose values tell runs apart.
+        asked: answers to what the table leaves open.
+
+    Raises:
+        RayparError: the file can't be read, has mistakes, which it lists, or has two readings, which it shows.
+    """
+    asked = asked or Asked()
+    rows, delimiter = _rows(path)
+    if not rows:
+        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
+    head, *lines = rows
+    columns, by_columns, mistakes = _columns_of(head, by, asked.columns)
+    if mistakes:
+        raise _error(path, mistakes)
+    cells = [[_bare(c, line.cells[c.index]) for line in lines] for c in columns]
+    decimal = asked.decimal or _decimal_of(path, cells, delimiter)
+    workers, measured = columns
+    groups: dict[str, dict[int, list[float]]] = {}
+    read: list[tuple[_Line, str, int]] = []
+    for line in lines:
+        if any(line.cells[len(head.cells) :]):
+            num_cells = max(i for i, cell in enumerate(line.cells, 1) if cell)
+            problem = f"has {num_cells} cells, the head {len(head.cells)}"
+            hint = "write numbers with a point, such as 12.5, and name every column"
+            mistakes.append(Mistake(f"line {line.number}", _clipped(",".join(line.cells[:num_cells])), problem, hint))
+            continue
+        numbers = []
+        for column, parse in ((workers, _workers), (measured, _value)):
+            cell = line.cells[column.index]
+            try:
+                numbers.append(parse(_bare(column, cell), decimal))
+            except ValueError as error:  # its problem and hint
+                mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
+        if len(numbers) == len(columns):
+            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by_columns)
+            groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1] * measured.unit_s)
+            read.append((line, label, int(numbers[0])))
+    has_role = {c.index for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None}
+    has_role |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(_words(name))}
+    mistakes += _mixed_columns(head.cells, read, has_role | {workers.index, measured.index, *by_columns})
+    if mistakes:
+        raise _error(path, mistakes)
+    if not groups:
+        raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
+    if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
+        raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
+    measured, scaling = _settled(path, measured, groups, asked)
+    quantity = Quantity.TIME if measured.role is Role.TIME else Quantity.THROUGHPUT
+    unit = f"total {measured.name}" if measured.is_of_each else measured.name
+    of_ratios = {Role.TIME: "", Role.SPEEDUP: "as given", Role.EFFICIENCY: "eff. × workers"}
+    runs = {
+        label: Runs(
+            {n: tuple(v * (n if measured.is_of_each else 1) for v in values) for n, values in of.items()},
+            quantity,
+            unit=of_ratios.get(measured.role, unit),
+        )
+        for label, of in groups.items()
+    }
+    return Table(runs, scaling, _reading(path, workers, measured, decimal))
+
+
+def _settled(
+    path: Path, measured: TableColumn, groups: Mapping[str, Mapping[int, Sequence[float]]], asked: Asked
+) -> tuple[TableColumn, Scaling]:
+    """Return the measured column and the kind of scaling, with nothing left open.
+
+    Raises:
+        RayparError: both readings are possible; it shows them.
+    """
+    of_each = measured.is_of_each if asked.is_of_each is None else asked.is_of_each
+    if measured.role is not Role.THROUGHPUT:
+        of_each = measured.is_of_each
+    is_open = of_each is None if measured.role is Role.THROUGHPUT else measured.role is Role.TIME and not asked.scaling
+    ratios = [ratio for of in groups.values() for ratio in _ratios(of, is_time=measured.role is Role.TIME)]
+    if is_open and ratios and max(speedup for _, _, speedup in ratios) <= MAX_DOUBTED:
+        readings = ("of all workers together", "of each worker")
+        hint = "say which: --throughput-of all, or --throughput-of worker"
+        if measured.role is Role.TIME:
+            readings = ("strong scaling, the same work for all", "weak scaling, N workers do N times as much")
+            hint = "say which: --scaling strong, or --scaling weak"
+        shown = [ratios[0], ratios[-1]] if len(ratios) > 1 else ratios
+        texts = []
+        for reading, is_second in zip(readings, (False, True), strict=True):
+            each = []
+            for base, num_workers, speedup in shown:
+                times = num_workers / base if is_second else 1.0
+                share = units.percent(speedup * times * base / num_workers)
+                each.append(f"{units.ratio(speedup * times)} with {num_workers} workers ({share} efficient)")
+            texts.append(f"  {reading}: {', '.join(each)}")
+        raise RayparError("\n".join([f"{path}: `{measured.name}` has two readings", *texts]), hint=hint)
+    return replace(measured, is_of_each=bool(of_each)), asked.scaling or Scaling.STRONG
+
+
+def _ratios(of: Mapping[int, Sequence[float]], *, is_time: bool) -> list[tuple[int, int, float]]:
+    """Return (fewest workers, more workers, speedup) for every larger count, as if all had done the same work."""
+    base, *others = sorted(of)
+    medians = {n: median(values) for n, values in of.items()}
+    return [(base, n, medians[base] / medians[n] if is_time else medians[n] / medians[base]) for n in others]
+
+
+def _reading(path: Path, workers: TableColumn, measured: TableColumn, decimal: str) -> str:
+    what = {
+        Role.TIME: f"time in {measured.unit or 's'}",
+        Role.THROUGHPUT: f"throughput of {'each worker' if measured.is_of_each else 'all workers together'}",
+    }.get(measured.role, str(measured.role))
+    commas = ", with decimal commas" if decimal == "," else ""
+    return f"Read {path.name}: workers from `{workers.name}`, {what} from `{measured.name}`{commas}."
+
+
+def _columns_of(
+    head: _Line, by: Sequence[str], given: Mapping[Role, str]
+) -> tuple[tuple[TableColumn, ...], list[int], list[Mistake]]:
+    """Return the columns of workers and of what was measured, those that `by` names, and the mistakes."""
+    names, mistakes = [name.lower() for name in head.cells], list[Mistake]()
+    roles = [column for i, name in enumerate(head.cells) if (column := role_of(i, name)) is not None]
+    chosen: dict[Role, list[TableColumn]] = {}
+    for role, name in given.items():
+        same = [i for i, other in enumerate(names) if other == name.lower()]
+        if len(same) != 1:
+            hint = f"columns: {', '.join(head.cells)}"
+            mistakes.append(
+                Mistake(f"--{role}-column", name, "no such column" if not same else "several columns", hint)
+            )
+        else:
+            by_name = next((c for c in roles if c.index == same[0] and c.role is role), None)
+            chosen.setdefault(role, []).append(by_name or TableColumn(same[0], head.cells[same[0]], role))
+    if mistakes:
+        return (), [], mistakes
+    of = {role: chosen.get(role) or [c for c in roles if c.role is role] for role in Role}
+    taken = [c.index for cs in chosen.values() for c in cs]
+    primary = [c for role in (Role.TIME, Role.THROUGHPUT) for c in chosen.get(role, ())]
+    primary = primary or [*of[Role.TIME], *of[Role.THROUGHPUT]] or of[Role.SPEEDUP] or of[Role.EFFICIENCY]
+    candidates = [c for c in primary if c.index not in taken or c in (*chosen.get(c.role, ()),)]
+    counted = [c for c in of[Role.WORKERS] if c.index not in taken or c in chosen.get(Role.WORKERS, ())]
+    for what, matches, flags in (
+        ("how many workers", counted, "--workers-column COLUMN"),
+        ("how long they took", candidates, "--time-column COLUMN or --throughput-column COLUMN"),
+    ):
+        if len(matches) != 1:
+            shown = ",".join(c.name for c in matches) or ",".join(head.cells)
+            problem = f"{len(matches)} columns give {what}" if matches else f"no column gives {what}"
+            mistakes.append(Mistake(f"line {head.number}, head", shown, problem, f"name it: {flags}"))
+    measured = (*counted[:1], *candidates[:1])
+    others = [name for i, name in enumerate(names) if i not in {c.index for c in measured}]
+    for name in by:
+        if name.lower() not in others:
+            problem = "no such column" if name.lower() not in names else "is what was measured"
+            hint = f"columns to group by: {', '.join(others)}" if others else "leave out --by"
+            mistakes.append(Mistake("--by", name, problem, hint))
+    return measured, [names.index(name.lower()) for name in by if name.lower() in others], mistakes
+
+
+def _mixed_columns(
+    head: Sequence[str], lines: Sequence[tuple[_Line, str, int]], ignored: Collection[int]
+) -> Iterator[Mistake]:
+    """Yield the columns with several values at one worker count of a group: its lines are no repeats of one run."""
+    for column in sorted(set(range(len(head))) - set(ignored)):
+        first: dict[tuple[str, int], _Line] = {}
+        for line, label, num_workers in lines:
+            before, cell = first.setdefault((label, num_workers), line), line.cells[column]
+            if before.cells[column] != cell:
+                workers = units.counted(num_workers, "worker")
+                other = _clipped(before.cells[column])
+                problem = f"differs from {other!r} in line {before.number}, which has {workers} too"
+                hint = f"fit each value on its own with --by {head[column]}, or delete the column"
+                yield Mistake(f"line {line.number}, {head[column]}", _clipped(cell), problem, hint)
+                break
+
+
+def _rows(path: Path) -> tuple[list[_Line], str]:
+    """Return the lines that have cells, all of the same number of them, and what separates these."""
+    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
+            limits = f"{MAX_LINES:,} lines or {MAX_BYTES // 10**6} MB"
+            raise RayparError(f"{path}: the table is longer than {limits}", hint=TOO_LARGE)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
+    except OSError as error:
+        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a CSV file") from None
+    except UnicodeDecodeError as error:
+        message = f"{path}: is not text in UTF-8, at byte {error.start}"
+        raise RayparError(message, hint="save the table as CSV in UTF-8") from None
+    numbered = [(i, line.rstrip("\r")) for i, line in enumerate(text.split("\n"), 1)]
+    numbered = [(i, line) for i, line in numbered if line.strip() and not line.startswith("#")]
+    if numbered and re.fullmatch(r"sep=.", numbered[0][1].strip(), re.IGNORECASE):  # for Excel
+        del numbered[0]
+    if not numbered:
+        return [], ","
+    if (at := next((i for i, line in numbered if line.count('"') % 2), None)) is not None:
+        raise RayparError(f"{path}: is no CSV file: the quote in line {at} is not closed", hint=EXAMPLE)
+    lines = [line for _, line in numbered]
+    delimiter = max(DELIMITERS, key=lines[0].count)
+    if delimiter not in lines[0]:
+        delimiter = " "
+    width = max(line.count(delimiter) for line in lines) + 1
+    try:
+        frame = pd.read_csv(
+            io.StringIO("\n".join(lines)),
+            sep=r"\s+" if delimiter == " " else delimiter,
+            header=None,
+            names=range(width),
+            index_col=False,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            skipinitialspace=True,
+        )
+    except (ValueError, pd.errors.ParserError) as error:
+        raise RayparError(f"{path}: is no CSV file: {error}", hint=EXAMPLE) from None
+    cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
+    rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
+    if rows:
+        while rows[0].cells and not rows[0].cells[-1]:  # cells that other lines have, and the head has no name for
+            rows[0].cells.pop()
+    return rows, delimiter
+
+
+# ---- numbers
+
+_GAPS = re.compile(r"(?<=\d)[ '’\u00a0\u2009\u202f](?=\d{3})")  # between thousands, whatever the decimals
+_PLAIN = re.compile(r"[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?")
+
+
+def _decimal_of(path: Path, columns: Sequence[Sequence[str]], delimiter: str) -> str:
+    """Return what separates the decimals of the numbers in some columns, "." or ",".
+
+    Raises:
+        RayparError: the numbers have two readings, or some have a decimal point and others a decimal comma.
+    """
+    shown: dict[str, str] = {}  # a number that shows each of them
+    doubted: list[str] = []
+    for cells in columns:
+        numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
+        marked = [(text, _shows(text)) for text in numbers]
+        shown |= {decimal: text for text, decimal in reversed(marked) if decimal in (".", ",")}
+        groups = [text for text, decimal in marked if decimal == "?"]
+        whole = [text for text, decimal in marked if decimal == "" and "e" not in text.lower()]
+        if any(len(text) > 3 for text in whole):  # their thousands have no mark
+            shown |= {("." if "." in text else ","): text for text in groups}
+        # Three decimals everywhere are decimals, unless the table looks like one from where these have a comma.
+        elif whole or delimiter == ";" or any("," in text for text in groups):
+            doubted += groups
+    if len(shown) > 1:
+        problem = f"{shown['.']} has a decimal point, {shown[',']} a decimal comma"
+        raise RayparError(
+            f"{path}: {problem}", hint="write all numbers alike, or say which: --decimal . or --decimal ,"
+        )
+    if not shown and doubted:
+        text = doubted[0]
+        mark = "." if "." in text else ","
+        readings = f"{text.replace(mark, '')}, with a mark between thousands, or {text.replace(mark, '.')}"
+        hint = f"say what separates decimals: --decimal {',' if mark == '.' else '.'} for the first, --decimal {mark}"
+        raise RayparError(f"{path}: {text} has two readings: {readings}", hint=hint)
+    return next(iter(shown), ".")
+
+
+def _shows(text: str) -> str:
+    """Return what a number shows to separate decimals: "." or ",", "?" where it is open, nothing for a whole number."""
+    marks = re.sub(r"[^.,]", "", text)
+    if not marks:
+        return ""
+    if len(set(marks)) > 1:
+        return marks[-1]
+    if len(marks) > 1:
+        return "." if marks[0] == "," else ","
+    return "?" if re.fullmatch(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", text) else marks
+
+
+def _bare(column: TableColumn, cell: str) -> str:
+    """Return a cell without the unit that a speedup or an efficiency may have."""
+    return cell.rstrip("%×xX ") if column.role in (Role.SPEEDUP, Role.EFFICIENCY) else cell
+
+
+def _number(cell: str, decimal: str) -> float | None:
+    """Return the number in a cell; None for words, infinity and NaN among them, and for Python's own ``1_000``."""
+    text, mark = _GAPS.sub("", cell), "," if decimal == "." else "."
+    if not _PLAIN.fullmatch(text):
+        return None
+    whole, *rest = text.split(decimal)
+    if mark in text:
+        if not re.fullmatch(rf"[+-]?\d{{1,3}}(\{mark}\d{{3}})+", whole) or any(mark in part for part in rest):
+            return None
+        whole = whole.replace(mark, "")
+    try:
+        number = float(".".join([whole, *rest]))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _workers(cell: str, decimal: str) -> float:
+    number = _number(cell, decimal)
+    # Tools with one kind of number write 4 workers as 4.0.
+    if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
+        return number
+    problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
+    raise ValueError(problem, "write the worker count, such as 4")
+
+
+def _value(cell: str, decimal: str) -> float:
+    number = _number(cell, decimal)
+    if not cell:
+        raise ValueError("is missing", "leave out the line of a run that failed")
+    if number is None:
+        raise ValueError("is no number", "write it without a unit and with a point, such as 12.5")
+    if number <= 0:
+        raise ValueError("is not greater than 0", "leave out the line of a run that failed")
+    if not MIN_VALUE <= number <= MAX_VALUE:
+        raise ValueError(f"is not within {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds")
+    return number
+
+
+def _clipped(cell: str) -> str:
+    return cell if len(cell) <= MAX_SHOWN else f"{cell[:MAX_SHOWN]}…"
+
+
+def _error(path: Path, mistakes: Sequence[Mistake]) -> RayparError:
+    head = f"{path}: {units.counted(len(mistakes), 'mistake')} in the table"
+    lines = [head, *(f"  {mistake}" for mistake in mistakes[:MAX_MISTAKES])]
+    if more := units.and_more(len(mistakes) - MAX_MISTAKES):
+        lines.append(f" {more}")
+    return RayparError("\n".join(lines))

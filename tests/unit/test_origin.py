@@ -1,0 +1,179 @@
+"""A study is its name and the place of its code: projects that share a store are kept apart."""
+
+import contextlib
+import platform
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from stage import Stage, a_study, finished
+
+from raypar.cli import cluster
+from raypar.errors import RayparError
+from raypar.execution.options import Options
+from raypar.execution.origin import ORIGIN_VARIABLE, CodeOrigin
+from raypar.run.jobs import Job
+
+ELSEWHERE = "http://127.0.0.1:5000"
+
+
+def git(folder, *words):
+    identity = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    environment = {**identity, "GIT_CONFIG_GLOBAL": "/dev/null", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, env=environment)
+
+
+def made(folder, text="study"):
+    """Put a study's file into a folder, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "s.py").write_text(text)
+    return folder / "s.py"
+
+
+def repository(folder, text="study", within="studies", remote=""):
+    file = made(folder / within, text)
+    git(folder, "init", "-q")
+    if remote:
+        git(folder, "remote", "add", "origin", remote)
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    return file
+
+
+def are_same(one, other, uri=ELSEWHERE):
+    origins = [CodeOrigin.of(file, uri) for file in (one, other)]
+    assert [CodeOrigin.from_json(origin.to_json()) for origin in origins] == origins
+    assert origins[0].is_of(origins[1]) == origins[1].is_of(origins[0])
+    return origins[0].is_of(origins[1])
+
+
+def test_two_folders_are_two_places_and_links_to_one_are_one(tmp_path):
+    one, other = made(tmp_path / "a"), made(tmp_path / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert not are_same(one, other) and are_same(one, tmp_path / "link" / "s.py")
+
+
+def test_a_clone_and_a_worktree_are_the_repository_that_they_are_of_and_other_folders_of_it_are_not(tmp_path):
+    file = repository(tmp_path / "first")
+    other = made(tmp_path / "first" / "others")
+    git(tmp_path, "clone", "-q", "first", "second")
+    git(tmp_path / "first", "worktree", "add", "-q", str(tmp_path / "third"))
+    assert are_same(file, tmp_path / "second/studies/s.py") and are_same(file, tmp_path / "third/studies/s.py")
+    assert not are_same(file, other)
+
+
+def test_a_shallow_clone_is_known_by_its_remote_however_that_is_written(tmp_path):
+    file = repository(tmp_path / "first", remote="git@host.org:me/work.git")
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{tmp_path}/first", "second")
+    assert not are_same(file, tmp_path / "second/studies/s.py")
+    git(tmp_path / "second", "remote", "set-url", "origin", "https://me:secret@host.org/me/work/")
+    assert are_same(file, tmp_path / "second/studies/s.py")
+    assert "secret" not in CodeOrigin.of(tmp_path / "second/studies/s.py", ELSEWHERE).to_json()
+
+
+def test_another_repository_at_the_same_path_is_another_place(tmp_path):
+    first = CodeOrigin.of(repository(tmp_path / "app", "one"), ELSEWHERE)
+    (tmp_path / "app").rename(tmp_path / "app-before")
+    assert not CodeOrigin.of(repository(tmp_path / "app", "another"), ELSEWHERE).is_of(first)
+
+
+def test_a_folder_that_becomes_a_repository_stays_the_same_place(tmp_path):
+    before = CodeOrigin.of(made(tmp_path / "a"), ELSEWHERE)
+    after = CodeOrigin.of(repository(tmp_path / "a", within="."), ELSEWHERE)
+    assert after.repository and not before.repository and after.is_of(before)
+
+
+def test_a_folder_that_is_moved_with_its_store_stays_the_same_place(tmp_path):
+    before = CodeOrigin.of(made(tmp_path / "a/studies"), f"sqlite:///{tmp_path}/a/mlflow.db")
+    (tmp_path / "a").rename(tmp_path / "b")
+    file, uri = tmp_path / "b/studies/s.py", f"sqlite:///{tmp_path}/b/mlflow.db"
+    assert CodeOrigin.of(file, uri).is_of(before)
+    assert not CodeOrigin.of(made(tmp_path / "b/others"), uri).is_of(before)
+
+
+def test_a_study_that_was_submitted_comes_from_where_its_client_is(tmp_path, monkeypatch):
+    client = CodeOrigin.of(repository(tmp_path / "a"), ELSEWHERE)
+    monkeypatch.setenv(ORIGIN_VARIABLE, client.to_json())
+    assert CodeOrigin.of(made(tmp_path / "job"), ELSEWHERE) == client
+    monkeypatch.setenv(ORIGIN_VARIABLE, "{")
+    assert CodeOrigin.of(made(tmp_path / "job"), ELSEWHERE) != client
+
+
+def test_the_client_of_a_cluster_tells_the_head_where_the_code_comes_from(tmp_path, monkeypatch):
+    file, given = repository(tmp_path / "a"), []
+    over = Job("id", "s", "SUCCEEDED", "", 0, 0.0)
+    jobs = SimpleNamespace(submit=lambda *words: given.extend(words), follow=lambda *_: over)
+    monkeypatch.setattr(cluster, "connected_to", lambda _: contextlib.nullcontext(jobs))
+    options = Options(project_dir=tmp_path, tracking_uri=ELSEWHERE)
+    assert cluster.submit("s", file, (), "http://127.0.0.1:8265", {}, options) == 0
+    assert CodeOrigin.from_json(given[-1][ORIGIN_VARIABLE]) == CodeOrigin.of(file, ELSEWHERE)
+
+
+@pytest.fixture
+def stage(monkeypatch, tmp_path):
+    monkeypatch.setattr("raypar.execution.execute.end_abandoned", lambda *_: None)
+    return Stage(monkeypatch, tmp_path)
+
+
+def from_elsewhere(stage, folder="/projects/other", host="", code=""):
+    stored = CodeOrigin(str(folder), host=host or platform.node(), code=code)
+    stage.origins = [({}, ""), ({CodeOrigin.TAG: stored.to_json()}, "")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "host", "is_same"), [("gone", "", True), ("there", "another", True), ("there", "", False)]
+)
+@pytest.mark.parametrize("has_same_code", [False, True])
+def test_a_folder_that_cannot_be_seen_from_here_is_known_by_its_code(stage, folder, host, is_same, has_same_code):
+    stage.code = {"s.py": "py3.11:1"}
+    (stage.tmp_path / "there").mkdir()
+    stage.execute(a_study())
+    code = CodeOrigin.from_json(stage.execution.tags[CodeOrigin.TAG]).code
+    from_elsewhere(stage, stage.tmp_path / folder, host, code if has_same_code else "another")
+    if is_same and has_same_code:
+        stage.execute(a_study())
+    else:
+        with pytest.raises(RayparError, match="of another project: its code is in "):
+            stage.execute(a_study())
+
+
+def test_a_study_of_the_same_name_from_another_folder_is_refused_before_anything_is_started(stage):
+    study = a_study()
+    stage.stored = [finished(spec) for spec in study.trials()]
+    from_elsewhere(stage)
+    with pytest.raises(RayparError) as caught:
+        stage.execute(study)
+    assert stage.happened == ["checked"]
+    assert "`s` of another project: its code is in /projects/other, not in " in caught.value.message
+    hint, file = caught.value.hint, stage.tmp_path / "s.py"
+    assert f'Study(name="{stage.tmp_path.name}_s")' in hint and "--tracking-uri" in hint
+    assert f"raypar resume s --file {file} --tracking-uri sqlite:///x" in hint
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_it_goes_on_where_the_user_says_that_it_has_moved_and_the_store_knows_that_from_then_on(stage, is_complete):
+    study = a_study()
+    stage.stored = [finished(spec) for spec in study.trials()] if is_complete else []
+    from_elsewhere(stage)
+    stage.execute(study, has_moved=True)
+    assert stage.of("closed") == ["finished"] and bool(stage.of("ran")) != is_complete
+    stage.origins = [(stage.execution.tags, "")]
+    stage.execute(study)
+
+
+def test_a_study_of_an_earlier_store_goes_on_and_gets_its_place(stage):
+    stage.origins = [({}, "")]
+    stage.execute(a_study())
+    stored = CodeOrigin.from_json(stage.execution.tags[CodeOrigin.TAG])
+    assert Path(stored.folder) == stage.tmp_path.resolve()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 1, "repository": 2}', '{"repository": [], "other": 1}'])
+def test_what_is_no_origin_counts_as_none(text):
+    assert CodeOrigin.from_json(text) is None

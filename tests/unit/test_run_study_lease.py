@@ -1,0 +1,121 @@
+"""The lease of a study in its store's folder, for machines that have no lock in common."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from raypar.errors import RayparError
+from raypar.run import study_lease
+from raypar.run.locks import Holder
+from raypar.run.study_lease import STALE_S, leased_study
+from raypar.track.client import lease_path
+
+ME = Holder.here("mine", ["raypar", "study", "mine.py"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return lease_path("mine", f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "elsewhere")
+
+
+def left_by(path, age_s=0.0, **changes):
+    """A lease that some process has left, last renewed a while ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    owner = dataclasses.replace(study_lease._Owner.here(ME), host="node7", token="theirs", **changes)
+    path.write_text(json.dumps(dataclasses.asdict(owner)))
+    now = path.stat().st_mtime
+    os.utime(path, (now - age_s, now - age_s))
+
+
+def refusal(path):
+    with pytest.raises(RayparError) as refused, leased_study(ME, path):
+        pass
+    return str(refused.value)
+
+
+def test_a_study_that_another_node_runs_is_refused_with_the_node_until_it_gives_no_sign_of_life(path):
+    left_by(path, age_s=30, machine="another", pid=4711)
+    text = refusal(path)
+    assert "study `mine` is being run already, by process 4711 on node7 (`raypar study mine.py`)" in text
+    assert "last seen 30 s ago" in text and "→" in text
+    left_by(path, age_s=STALE_S + 5, machine="another", pid=4711)
+    with leased_study(ME, path):
+        assert json.loads(path.read_text())["pid"] == os.getpid() and path.stat().st_mode & 0o077 == 0
+        assert "last seen 0 s ago" in refusal(path)
+    assert [*path.parent.iterdir()] == []
+
+
+def test_a_process_of_this_machine_that_was_killed_leaves_nothing_to_wait_for(path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    left_by(path, pid=process.pid)
+    with leased_study(ME, path):
+        pass
+    left_by(path, started_at=1.0)  # its number has been given to another since
+    with leased_study(ME, path):
+        pass
+    left_by(path)
+    assert "is being run already, by process" in refusal(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"pid": 1}', "\0"])
+def test_a_lease_that_says_nothing_counts_while_it_is_young(path, text):
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert "by another process" in refusal(path)
+    os.utime(path, (1, 1))
+    with leased_study(ME, path):
+        pass
+
+
+def test_of_several_that_find_an_abandoned_lease_one_takes_it(path):
+    left_by(path, age_s=STALE_S + 5, machine="another")
+    together, hold = threading.Barrier(8), threading.Event()
+
+    def attempt(_):
+        together.wait()
+        with contextlib.suppress(RayparError), leased_study(ME, path):
+            hold.wait()
+            return True
+        return False
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(attempt, n) for n in range(8)]
+        while sum(future.done() for future in futures) < 7:
+            pass
+        hold.set()
+        assert sum(future.result() for future in futures) == 1
+    assert [*path.parent.iterdir()] == []
+
+
+def test_the_owner_renews_it_until_somebody_else_has_it(path, monkeypatch):
+    monkeypatch.setattr(study_lease, "BEAT_S", 0.01)
+    renewed = threading.Event()
+    utime = os.utime
+    monkeypatch.setattr(study_lease.os, "utime", lambda *given: (utime(*given), renewed.set()))
+    with leased_study(ME, path):
+        assert renewed.wait(60)
+        left_by(path, machine="another")
+    assert json.loads(path.read_text())["token"] == "theirs", "what is another's is not removed"
+
+
+def test_without_a_folder_that_can_be_written_there_is_none_and_what_was_made_for_it_goes(tmp_path, path):
+    with leased_study(ME, path):
+        assert path.exists()
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "file").touch()
+    with leased_study(ME, tmp_path / "file" / "leases" / "x"):
+        pass
+
+
+def test_studies_and_stores_have_leases_of_their_own(tmp_path):
+    uris = [f"sqlite:///{tmp_path / name}" for name in ("a.db", "b.db")] + ["http://head:5000"]
+    paths = {lease_path(study, uri, tmp_path) for uri in uris for study in ("one", "two")}
+    assert len(paths) == 6 and {path.parent for path in paths} == {tmp_path / ".raypar" / "leases"}
