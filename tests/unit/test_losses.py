@@ -16,7 +16,7 @@ from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Strategy, Task
 from raypar.study.options import resolve
 from raypar.train.data import Feed, shares
-from raypar.train.data_check import all_mistakes
+from raypar.train.data_check import mistakes_of_points
 from raypar.train.loop import train
 from raypar.train.loss_kind import find_kind, loss_of
 from raypar.train.precision import numerics_of
@@ -87,7 +87,7 @@ def test_accumulated_gradients_are_those_of_the_batch(name, num_parts):
 @pytest.mark.parametrize("config", [{"num_workers": 2}, {"accumulation_steps": 2}])
 def test_a_loss_of_a_whole_batch_is_refused_where_the_batch_is_cut(name, config):
     workload = KINDS[name].workload
-    mistakes, _ = all_mistakes(workload, resolve(workload, {**TRAINING, **config}), 0)
+    mistakes = mistakes_of_points(workload, [("", resolve(workload, {**TRAINING, **config}))], 0)
     assert [each.field for each in mistakes] == list(config)
     assert "(sum, weight)" in mistakes[0].hint
 
