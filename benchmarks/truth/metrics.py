@@ -135,7 +135,7 @@ def finish(total):
         workload='metrics={"hits": hits}, metric="hits"',
         space="{}",
         expected=REFUSED,
-        words=("hits", PAIR := r"\(sum, weight\)"),
+        words=("hits", "a pair"),
     ),
     Training(
         name="a metric that broadcasts",

@@ -338,7 +338,8 @@ def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: 
         for number, batch in enumerate(islice(loader, num_skipped, num_skipped + num), 1):  # noqa: B007
             x, y = moved(paired(batch), numerics.device)
             size = len(first_tensor(y))
-            yield Batch(feed(x), y, size * num_shares / batch_size, size, batch_size)
+            num_global = size if num_shares == 1 else batch_size  # other ranks' sizes are not known here
+            yield Batch(feed(x), y, size * num_shares / num_global, size, num_global)
         if number < num:
             problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, and its length is "
             raise ValueError(f"{problem}{len(loader)}: ranks with uneven numbers of batches would wait for each other")

@@ -660,7 +660,7 @@ def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss)
             yield Mistake(key, value, NOT_OF_PARTS, HINT_RATIO)
     samples: Any = data.val if data.val is not None else data.val_dataset
     size, num_batches = len(samples), -(-len(samples) // config["eval_batch_size"])
-    if num_batches > 1 and (loss.is_own or not _has_rows(outputs, num_rows(y))):
+    if num_batches > 1 and (loss.is_own or not _has_rows(outputs, num_rows(y)) or _vary_in_shape(data)):
         hint = f"set eval_batch_size={size}, or give the workload a loss= that returns (sum, weight)"
         problem = "is smaller than the validation set, and the loss of its batches is not that of the whole"
         yield Mistake("eval_batch_size", config["eval_batch_size"], problem, hint)
@@ -668,6 +668,20 @@ def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss)
     if num_batches > 1 and num_bytes > MAX_WHOLE_BYTES:
         problem = f"needs the outputs of all {size} validation samples at once, {units.size(num_bytes)}"
         yield Mistake(where, Shown(loss.kind.value), problem, HINT_RATIO)
+
+
+def _vary_in_shape(data: Data) -> bool:
+    """Return whether batches of the validation set can't be joined: `Data.collate` pads each to its longest sample."""
+    if data.collate is None or data.val is not None:
+        return False
+    dataset: Any = data.val_dataset
+    alone = [
+        data.collate([dataset[index]])
+        for index in torch.linspace(0, len(dataset) - 1, min(NUM_COMPARED_SAMPLES, len(dataset))).long().tolist()
+    ]
+    shapes = ([leaf.shape[1:] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in alone)
+    first = next(shapes)
+    return any(each != first for each in shapes)
 
 
 def _has_rows(tree: Any, size: int) -> bool:

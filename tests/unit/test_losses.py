@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from plainlab import KINDS, NUM_TRAIN, largest_difference, rows
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from raypar import Data, Split, Workload
 from raypar.parallel.loss import Kind, Loss
@@ -81,6 +82,46 @@ def test_accumulated_gradients_are_those_of_the_batch(name, num_parts):
     kind = CUT[name]
     right = kind.plain.train(kind.workload, {**TRAINING, "lr": kind.lr}).reports
     assert largest_difference(trained(kind, accumulation_steps=num_parts), right) < 1e-6
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.has_one_tensor])
+def test_a_last_batch_of_an_own_loader_counts_as_one_of_its_size(name, num_parts):
+    kind = KINDS[name]
+    if num_parts > 1 and not kind.cuts:
+        return
+    data = kind.workload.data({})
+    samples = TensorDataset(data.train.inputs, data.train.targets)
+    own = Data(train_loader=lambda rank, num_ranks, batch_size: DataLoader(samples, batch_size), val=data.val)
+    workload = replace(kind.workload, data=lambda config: own)
+    plain = replace(
+        kind.plain,
+        batches=lambda *_: [samples[at : at + 24] for at in range(0, NUM_TRAIN, 24)],
+        samples=lambda *_: (data.val.inputs, data.val.targets),
+    )
+    right = plain.train(workload, {**TRAINING, "lr": kind.lr}).reports
+    assert largest_difference(trained(replace(kind, workload=workload), accumulation_steps=num_parts), right) < 1e-6
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_loss_of_a_whole_batch_is_refused_where_evaluation_batches_can_not_be_joined(is_padded):
+    texts = [torch.arange(1, 2 + (at % 3 if is_padded else 2)) for at in range(12)]
+    samples = [(text, text % 2) for text in texts]
+
+    def padded(some):
+        return tuple(nn.utils.rnn.pad_sequence(column, batch_first=True) for column in zip(*some, strict=True))
+
+    def model(config):
+        return nn.Sequential(nn.Embedding(4, 1), nn.Flatten())
+
+    def loss(outputs, targets):
+        return F.mse_loss(outputs, targets.float()).sqrt()
+
+    data = Data(train_dataset=samples, val_dataset=samples, collate=padded)
+    workload = Workload(name="own", model=model, data=lambda _: data, loss=loss, metrics={}, metric="val_loss")
+    for eval_batch_size, fields in ((5, ["eval_batch_size"] if is_padded else []), (12, [])):
+        config = resolve(workload, {**TRAINING, "eval_batch_size": eval_batch_size})
+        assert [each.field for each in mistakes_of_points(workload, [("", config)], 0)] == fields
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in CUT])
