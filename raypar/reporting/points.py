@@ -162,7 +162,9 @@ def _methods(estimates: Sequence[Estimate]) -> str:
     return " or ".join(dict.fromkeys(e.method for e in estimates))
 
 
-BY_BLOCK = "speedups are medians of ratios within blocks, not ratios of these times"
+# In short, and in full.
+BY_BLOCK = "speedups: medians of ratios within blocks"
+NOT_OF_TIMES = f"{BY_BLOCK}, which need not be the ratios of these times"
 MIN_APART = 0.02  # of a speedup from the ratio of the times beside it: less is no contradiction to a reader
 
 
@@ -205,7 +207,7 @@ def legend(analysis: StudyAnalysis) -> str:
         text += f" with its {_level(times)} interval ({_methods(times)})"
     if speedups:
         text += f"; speedup: simultaneous 95 % intervals, {_level(speedups)} each ({_methods(speedups)})"
-        text += f"; {BY_BLOCK}" * _differs_from_times(analysis)
+        text += f"; {NOT_OF_TIMES}" * _differs_from_times(analysis)
     if any(len(p.samples) != max(analysis.question.num_repeats or 0, len(p.results)) for p in analysis.points):
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
         others = ", ".join(f"{states[state]} {state.said_of(states[state])}" for state in TrialState if states[state])

@@ -87,7 +87,7 @@ def leased_study(me: Holder, path: Path) -> Iterator[None]:
     Where it can't be written there is no lease: the message of the store, which is there too, is better.
 
     Args:
-        path: its folders are made where they are not there, and removed at the end if they are empty then.
+        path: its two folders are made where the store's is there, and removed at the end if they are empty then.
 
     Raises:
         RayparError: another process has it, and has shown signs of life.
@@ -97,8 +97,9 @@ def leased_study(me: Holder, path: Path) -> Iterator[None]:
     beat = threading.Thread(target=_beat, args=(owner, path, over), daemon=True, name="study-lease")
     try:
         with contextlib.suppress(OSError):
-            make_private_folder(path.parent)
-            _take(owner, path)
+            if path.parents[2].is_dir():
+                make_private_folder(path.parent)
+                _take(owner, path)
         beat.start()
         yield
     finally:
