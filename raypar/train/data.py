@@ -72,11 +72,15 @@ class Feed:
     """
 
     def __init__(self, numerics: Numerics, model: nn.Module | None = None, inputs: Any = None) -> None:
-        self._cast = numerics.cast
+        self._cast, self._dtype = numerics.cast, numerics.dtype
         self._is_one_argument = False
         if model is not None:
             self._is_one_argument = _takes_as_one(model, inputs)
             self._cast = fitted(numerics, inputs, partial(self._run, model, inputs)).cast
+
+    def targets(self, targets: Any) -> Any:
+        """Return targets, those of float64, numpy's default, in the model's dtype."""
+        return mapped(lambda each: each.to(self._dtype) if each.dtype == torch.float64 else each, targets)
 
     def _run(self, model: nn.Module, inputs: Any, numerics: Numerics) -> None:
         self._cast = numerics.cast
@@ -267,6 +271,7 @@ def _resident(
     inputs, targets = (
         mapped(lambda each: each[:num_samples].to(device), tree) for tree in (data.train.inputs, data.train.targets)
     )
+    targets = feed.targets(targets)
 
     def stream(order: Tensor, **_: int) -> Iterator[Batch]:
         for indices, weight, size, num_global in split(order.to(device)):
@@ -318,7 +323,7 @@ def _dataloader(
         indices[:] = [share.indices.tolist() for share in whole]
         for share, batch in zip(whole, loader, strict=True):
             x, y = moved(paired(batch), device)
-            yield Batch(feed(transform(x) if transform else x), y, *share[1:])
+            yield Batch(feed(transform(x) if transform else x), feed.targets(y), *share[1:])
 
     return stream
 
@@ -339,7 +344,7 @@ def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: 
             x, y = moved(paired(batch), numerics.device)
             size = len(first_tensor(y))
             num_global = size if num_shares == 1 else batch_size  # other ranks' sizes are not known here
-            yield Batch(feed(x), y, size * num_shares / num_global, size, num_global)
+            yield Batch(feed(x), feed.targets(y), size * num_shares / num_global, size, num_global)
         if number < num:
             problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, and its length is "
             raise ValueError(f"{problem}{len(loader)}: ranks with uneven numbers of batches would wait for each other")

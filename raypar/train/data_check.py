@@ -34,7 +34,7 @@ from raypar.study.options import num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.checkpoint import generators_kept
 from raypar.train.data import Feed, TrainBatches, digest, evaluating, moved, paired
-from raypar.train.loss_kind import IGNORED_CLASS, loss_of, num_rows, takes_classes
+from raypar.train.loss_kind import HINT_RATIO, IGNORED_CLASS, NOT_OF_PARTS, loss_of, num_rows, takes_classes
 from raypar.train.model_check import model_facts
 from raypar.train.precision import Numerics, numerics_of
 from raypar.units import listed
@@ -50,12 +50,7 @@ SPLITS_DIFFER = (
 SAME_DATA = (
     "seed the generator that draws or splits them: numpy.random.default_rng(0), torch.Generator().manual_seed(0)"
 )
-NOT_OF_PARTS = "would train on another loss: that of a batch is not the mean of its samples' losses"
 HINT_MEAN = "return the batch's mean, or a pair (sum, weight)"
-HINT_RATIO = (
-    "return (sum, weight) from the loss, such as (losses.sum(), weights.sum()), which add up over workers and batches; "
-    "or use one worker and accumulation_steps=1"
-)
 FIX = "fix that function"
 HINT_FORWARD = "give the model what data(config) has, or the data what the model takes"
 HINT_LOSS = "fix that function, or give targets of the shape and type that it takes"
@@ -478,6 +473,7 @@ def _check_batch(
 ) -> None:
     """Note what two samples show, run through model, loss and metrics."""
     x, y = moved(_some_samples(data), numerics.device)
+    y = feed.targets(y)
     findings.mistakes += _pipeline_mistakes(x, y, config)
     shapes = f"inputs of {_shape_text(x)}"
     outputs = findings.attempt("model(inputs)", lambda: _run(model, feed(x), numerics), shapes, HINT_FORWARD)
@@ -572,6 +568,7 @@ def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, 
             if not len(rows):
                 continue
             x, y = moved(part_of(_looked_at((split.inputs, split.targets)), rows[:2]), numerics.device)
+            y = feed.targets(y)
             outputs = _outputs(model, feed(data.transform(x) if data.transform else x), numerics)
             shown = Shown(f"{units.counted(len(rows), 'sample')} with NaN")
             if part == "inputs" and isinstance(outputs, Tensor) and bool(outputs.isnan().any()):

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Subset
 
+from raypar.errors import Mistake, Shown, WorkloadError
 from raypar.parallel.loss import Kind, Loss, Value, part_of
 from raypar.parallel.strategy import DistContext, call
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.data import Feed, moved, paired, pins_memory
-from raypar.train.loss_kind import loss_of
+from raypar.train.loss_kind import HINT_RATIO, NOT_OF_PARTS, kind_of_batch, loss_of
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.saved_model import WEIGHTS_FILE
 from raypar.workloads.metrics import default_metrics, sum_and_weight
@@ -43,7 +44,7 @@ class Evaluation:
         loss: Loss,
         feed: Feed | None = None,
     ) -> None:
-        self._loss, self._feed = loss, feed or Feed(numerics)
+        self._loss, self._feed, self._name, self._is_verified = loss, feed or Feed(numerics), workload.name, False
         self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = default_metrics(workload)
         self._numerics, self._context, self._transform = numerics, context, data.transform
         batch_size = config["eval_batch_size"]
@@ -89,6 +90,7 @@ class Evaluation:
                         parts = {}
                     else:
                         parts = {VAL_LOSS: self._sums(self._loss(outputs, y), size)}
+                        self._verify(outputs, y)
                 parts |= {name: _collected(metric, outputs, y, size) for name, metric in self._metrics.items()}
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
             if whole:
@@ -106,6 +108,21 @@ class Evaluation:
                 scores[name] = value if is_sum else value / weight if weight else math.nan
         return scores
 
+    def _verify(self, outputs: Any, targets: Any) -> None:
+        """Compare the loss of the first batch with those of parts of it: the samples looked at before were few.
+
+        Raises:
+            WorkloadError: it is not the mean, or the sum, that it was taken for.
+        """
+        is_open, self._is_verified = not self._is_verified, True
+        if is_open and self._loss.kind in (Kind.MEAN, Kind.SUM) and not self._loss.is_own:
+            kind = kind_of_batch(self._loss.function, outputs, targets)
+            if kind is Kind.WHOLE:
+                mistake = Mistake(
+                    "loss(outputs, targets)", Shown("the first validation batch"), NOT_OF_PARTS, HINT_RATIO
+                )
+                raise WorkloadError.of(self._name, [mistake])
+
     def _sums(self, value: Value, size: int) -> Tensor:
         """Return the sum and the weight of the losses of a batch, shape ``(2,)``."""
         noted = self._loss.noted(value)[None]
@@ -116,12 +133,13 @@ class Evaluation:
         for at in range(self._mine.start, self._mine.stop, batch_size):
             part = slice(at, min(self._mine.stop, at + batch_size))
             x, y = moved(part_of((split.inputs, split.targets), part), device)
-            yield self._feed(self._transform(x) if self._transform else x), y, part.stop - at
+            x = self._transform(x) if self._transform else x
+            yield self._feed(x), self._feed.targets(y), part.stop - at
 
     def _from_loader(self, loader: DataLoader[Any], batch_size: int) -> Iterator[tuple[Any, Any, int]]:
         for at, batch in zip(range(0, len(self._mine), batch_size), loader, strict=True):
             x, y = moved(paired(batch), self._numerics.device)
-            yield self._feed(x), y, min(batch_size, len(self._mine) - at)
+            yield self._feed(x), self._feed.targets(y), min(batch_size, len(self._mine) - at)
 
 
 def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targets: Any, size: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from raypar.parallel.loss import Kind, Loss, Value, part_of
 from raypar.parallel.strategy import call
@@ -23,6 +23,11 @@ from raypar.train.checkpoint import generators_kept
 from raypar.train.data import Feed, evaluating, mapped, moved, paired
 from raypar.train.precision import Numerics
 
+NOT_OF_PARTS = "would train on another loss: that of a batch is not the mean of its samples' losses"
+HINT_RATIO = (
+    "return (sum, weight) from the loss, such as (losses.sum(), weights.sum()), which add up over workers and batches; "
+    "or use one worker and accumulation_steps=1"
+)
 IGNORED_CLASS = -100  # torch's default
 NUM_SAMPLES = 12
 MAX_READ, MAX_READ_S = 64, 0.5  # samples of a data set that is read one by one, among which telling ones are chosen
@@ -75,7 +80,8 @@ class Probe:
         self.num_samples = num_rows(targets)
         if data.transform is not None and data.train is not None:
             inputs = data.transform(inputs)
-        self.inputs, self.targets = moved((inputs, targets), numerics.device)
+        self.inputs, targets = moved((inputs, targets), numerics.device)
+        self.targets = feed.targets(targets)
         self.outputs = self.run(self.inputs)
 
     def run(self, inputs: Any, seed: int = 0) -> Any:
@@ -190,6 +196,15 @@ def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
     return Kind.MEAN
 
 
+def kind_of_batch(loss: Callable[..., Any], outputs: Any, targets: Any) -> Kind:
+    """Return the kind of a loss from a batch of outputs and targets; `MEAN` where they can't be cut."""
+    size = num_rows(targets)
+    leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
+    if any(not leaf.dim() or len(leaf) != size for leaf in leaves):
+        return Kind.MEAN
+    return find_kind(partial(_loss_of_part, loss, (outputs, targets)), size)
+
+
 def _loss_of_part(loss: Callable[..., Any], pair: tuple[Any, Any], part: Tensor | slice) -> Any:
     return loss(*part_of(pair, part))
 
@@ -256,14 +271,31 @@ def telling_samples(data: Data) -> tuple[Any, Any]:
         return paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
     dataset: Any = data.train_dataset
     size, until_s = len(dataset), time.monotonic() + MAX_READ_S
+    collate = data.collate or default_collate
+    if (known := known_targets(dataset)) is not None:
+        return paired(collate([dataset[row] for row in telling_rows(known).tolist()]))
     samples = []
     for index in torch.linspace(0, size - 1, min(MAX_READ, size)).long().tolist():
         samples.append(dataset[index])
         if time.monotonic() > until_s and len(samples) >= NUM_SAMPLES:
             break
-    collate = data.collate or default_collate
     _, targets = paired(collate(samples))
     return paired(collate([samples[row] for row in telling_rows(targets).tolist()]))
+
+
+def known_targets(dataset: Any) -> Tensor | None:
+    """Return the targets of a data set that keeps them in memory, as torch's and torchvision's do; None of others."""
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[-1]
+    if isinstance(dataset, Subset):
+        whole = known_targets(dataset.dataset)
+        return None if whole is None else whole[torch.as_tensor(list(dataset.indices), dtype=torch.int64)]
+    for name in ("targets", "labels"):
+        with contextlib.suppress(Exception):  # whatever a data set has under this name
+            targets = torch.as_tensor(getattr(dataset, name))
+            if targets.dim() and len(targets) == len(dataset):
+                return targets
+    return None
 
 
 def telling_rows(targets: Any, most: int = NUM_SAMPLES) -> Tensor:

@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from raypar import Data, Split, Statistic, Workload
+from raypar.train.model_check import MAX_PASSES
 
 NUM_TRAIN = 256
 NUM_VAL = 101  # two ranks can't share it evenly
@@ -50,8 +51,9 @@ def model(config):
         steps = itertools.count(1)
 
         def fall(module, _):
-            # In the first attempt, in the third epoch of 4 steps, after 2 steps to warm up.
-            if module.training and next(steps) == 2 + 2 * NUM_TRAIN // 64 + 2 and _first_time(config):
+            # In the first attempt, in the third epoch of 4 steps, after the check's passes and 2 steps to warm up.
+            step = MAX_PASSES + 2 + 2 * NUM_TRAIN // 64 + 2
+            if module.training and next(steps) == step and _first_time(config):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         layers.register_forward_pre_hook(fall)

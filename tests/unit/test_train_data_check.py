@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from raypar import Data, Split, Workload
 from raypar.errors import WorkloadError
@@ -335,6 +335,47 @@ def test_a_loss_of_the_batch_as_a_whole_is_refused_where_batches_are_cut(loss):
 )
 def test_losses_that_add_up_are_taken_for_any_cut(loss):
     assert [mistakes(loss, **chosen) for chosen in CUTS] == [[], [], []]
+
+
+class Rare(TensorDataset):
+    """Labels of which one in 200 is rare, read one by one."""
+
+    def __init__(self, has_targets):
+        targets = torch.zeros(2000, dtype=torch.int64)
+        targets[100::200] = 2
+        super().__init__(torch.randn(2000, 4), targets)
+        if has_targets:
+            self.targets = targets.tolist()
+
+
+class Hidden(torch.utils.data.Dataset):
+    """The same, of which only single samples can be seen."""
+
+    def __init__(self):
+        self._rare = Rare(has_targets=False)
+
+    def __len__(self):
+        return len(self._rare)
+
+    def __getitem__(self, index):
+        return self._rare[index]
+
+
+@pytest.mark.parametrize(
+    "dataset", [Rare(True), Subset(Rare(False), range(2000)), Hidden()], ids=["own", "part", "hidden"]
+)
+def test_a_weight_of_a_rare_class_in_a_data_set_is_found_before_training_or_in_the_first_evaluation(dataset):
+    data = Data(train_dataset=dataset, val=Split(*dataset[:][:2]) if isinstance(dataset, Rare) else None)
+    data = replace(data, val_dataset=None if data.val else dataset)
+    workload = Workload(name="mine", model=Net, data=lambda _: data, loss=inverse_frequency, metrics={})
+    config = {"num_workers": 1, "accumulation_steps": 2, "batch_size": 500, "epochs": 1, "lr": 0.01}
+    with pytest.raises(WorkloadError, match="not the mean of its samples' losses"):
+        train(workload, resolve(workload, config), 0, ALONE, Channel(), start_s=0.0)
+
+
+def test_targets_of_float64_are_trained_on_as_those_of_float32():
+    reports = [trained(values(X[:, :1].to(dtype)), **regression()) for dtype in (torch.float32, torch.float64)]
+    assert reports[0][0]["val_loss"] == reports[1][0]["val_loss"]
 
 
 def test_a_pair_of_a_mean_and_a_number_is_refused():

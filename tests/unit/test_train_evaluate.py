@@ -10,13 +10,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from raypar import Data, Split, Workload
-from raypar.parallel.loss import Loss
+from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import DistContext, copied
 from raypar.study.options import resolve
 from raypar.train import data, evaluate
 from raypar.train.data import TrainBatches
 from raypar.train.evaluate import Evaluation
 from raypar.train.loop import train
+from raypar.train.loss_kind import as_ratio
 from raypar.train.precision import numerics_of
 
 SPLIT = Split(torch.randn(8, 3), torch.zeros(8, dtype=torch.int64))
@@ -95,7 +96,7 @@ def test_positions_are_counted_over_all_batches_and_ranks_without_the_ignored_on
     for rank in range(world_size):
         sums.append([])
         context = Rank(rank, world_size, numerics.device)
-        Evaluation(workload, samples, config, numerics, context, Loss(cross_entropy))(Positions())
+        Evaluation(workload, samples, config, numerics, context, Loss(as_ratio(None), Kind.RATIO))(Positions())
     _, accuracy = (sum(parts) for parts in zip(*sums, strict=True))
     counted = targets != -100
     right = (positions(samples.val.inputs).argmax(1) == targets) & counted
