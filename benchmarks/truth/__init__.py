@@ -73,11 +73,12 @@ class User:
         """Run a study."""
         return self.run("study", file, *self.options, *arguments, folder=folder)
 
-    def stored(self, name: str, study: Done) -> Stored:
+    def stored(self, name: str, study: Done, *, is_shown: bool = False) -> Stored:
         """Read the trials and the report of a study that has run.
 
         Args:
             study: its run, which prints its report.
+            is_shown: what other commands show belongs to the text, too.
 
         Raises:
             LookupError: there are none.
@@ -86,12 +87,14 @@ class User:
         if done.code:
             raise LookupError(done.output)
         trials = json.loads((self.folder / "trials.json").read_text())["trials"]
-        return Stored(trials, json.loads(self.run("report", name, "--json").output), study.output)
+        views = ("recommend", "show") if is_shown else ()
+        text = "".join([study.output, *(self.run(view, name).output for view in views)])
+        return Stored(trials, json.loads(self.run("report", name, "--json").output), text)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A study's trials, its report as JSON, and the text of the report."""
+    """A study's trials, its report as JSON, and the texts that a user sees of it."""
 
     trials: Sequence[Mapping[str, Any]]
     report: Mapping[str, Any]
@@ -173,7 +176,7 @@ class Training(Case):
         plain: the training in plain torch; None: no number can be compared.
         truths: the right value of each metric, of outputs and targets of the whole validation set.
         metric: name of the metric that points have to be judged by; empty: any.
-        shown, hidden: expressions that the report's text must have, and must not have.
+        shown, hidden: expressions that the texts must have, and must not have.
         checks: return what is wrong.
     """
 
@@ -210,7 +213,7 @@ study = Study(
         if done.code == BAD_INPUT and " trained " not in done.output:
             return self.refusal(done)
         try:
-            stored = user.stored(self.slug, done)
+            stored = user.stored(self.slug, done, is_shown=bool(self.metric))
         except LookupError:
             return self.refusal(done)
         problems = [

@@ -87,14 +87,14 @@ def judged_value(stored: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def value_is(*allowed: float, shown: Sequence[str] = (), hidden: Sequence[str] = (), name: str = "script") -> Any:
+def value_is(*allowed: float, shown: Sequence[str] = (), hidden: Sequence[str] = ()) -> Any:
     """Return a judge of a study of one point: its metric's value is one of these."""
 
     def judge(case: Steps, user: User) -> Outcome:
         done = user.study("script_study.py")
         if done.code:
             return case.refusal(done)
-        stored = user.stored(name, done)
+        stored = user.stored("script", done, is_shown=bool(shown))
         return outcome_of(_of_value(stored, allowed, shown, hidden))
 
     return judge
@@ -117,7 +117,7 @@ def drafted(*allowed: float, shown: Sequence[str] = (), hidden: Sequence[str] = 
         done = user.study("train_study.py", "--set", f"{key}=3", "--repeats", "1")
         if done.code:
             return case.refusal(done)
-        return outcome_of(_of_value(user.stored("train_study", done), allowed, shown, hidden))
+        return outcome_of(_of_value(user.stored("train_study", done, is_shown=bool(shown)), allowed, shown, hidden))
 
     return judge
 
