@@ -57,7 +57,7 @@ from raypar.run.cluster import (
 )
 from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
 from raypar.run.private_ray import private_ray
-from raypar.run.ranks import ForkServer, check_workload
+from raypar.run.ranks import ForkAgent, check_workload
 from raypar.run.runner import Event, Listener, Notice, Runner, TrialEnded, TrialsAdded, TrialStarted
 from raypar.run.study_lease import leased_study
 from raypar.scratch import LOGS_PREFIX, remove_abandoned, remove_logs
@@ -165,6 +165,7 @@ def execute(
             outcome.plan = plan
             if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
                 notice(Notice(text))
+        ready = stack.enter_context(prepared(loaded, options, plan, log_dir)) if plan.num_missing else None
         answer = note_of(analyse(plan.question, plan.done)) if plan.done else ""
         execution = execution_record(loaded, options, plan.question, answer)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
@@ -173,8 +174,8 @@ def execute(
         code_of = partial(options.code_of, loaded=loaded)
         handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, companions=companions)
         with outcome.noting_the_end():
-            if plan.num_missing:
-                _run(loaded, options, plan, handler, log_dir)
+            if ready is not None:
+                _run(ready, options, plan, handler, log_dir)
             if study.workload.has_test and not outcome.failures:
                 outcome.analysis = final_test(study, outcome.analysis, outcome.results, store, recorder)
             if options.log_model:
@@ -332,30 +333,25 @@ def _recorder(execution: Execution, options: Options, *, upload: bool) -> Iterat
             recorder.close("failed")
 
 
-def _run(
-    loaded: LoadedStudy,
-    options: Options,
-    plan: ExecutionPlan,
-    handler: ResultHandler,
-    log_dir: Path,
-) -> None:
+def _run(ready: Prepared, options: Options, plan: ExecutionPlan, handler: ResultHandler, log_dir: Path) -> None:
     """Run what is missing, and what is decided on meanwhile."""
     log_dir.mkdir(parents=True, exist_ok=True)
-    if loaded.study.until and plan.done:
+    study = plan.study
+    if study.until and plan.done:
         of, _ = next_block(plan, plan.done)
         handler(TrialsAdded((), of.text, of.later_s))
     has_begun = False
     try:
-        with runner_for(loaded, options, plan, log_dir) as runner:
+        with runner_for(ready, options, plan) as runner:
             has_begun = True
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
-                clock = _BudgetClock(loaded.study.budget_s, handler)
-                more = partial(_more, handler, clock) if loaded.study.until else None
+                clock = _BudgetClock(study.budget_s, handler)
+                more = partial(_more, handler, clock) if study.until else None
                 if (next_specs := options.next_specs) is not None:
                     more = partial(_decided, handler, next_specs)
                 raise_again()
-                runner.run(loaded.study, specs, clock, more)
+                runner.run(study, specs, clock, more)
             except KeyboardInterrupt:
                 handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
                 raise
@@ -458,27 +454,25 @@ def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[st
     return {name: environment[name] for name in names if name in environment}
 
 
-def check_workload_of(plan: ExecutionPlan, settings: RunSettings, fork_addresses: Mapping[str, str]) -> None:
-    """Raise WorkloadError where data or model of what is to run have mistakes, in a second or two.
+@dataclass(frozen=True)
+class Prepared:
+    """Settings of a run, and what it needs of this machine, started before anything is recorded.
 
-    Of train loops and commands, of two versions of the code, and without a fork server, the trials show them.
+    Attributes:
+        servers: fork servers, by the label of the revision that they serve.
     """
-    workload, address = plan.study.workload, fork_addresses.get("")
-    if workload.foreign_kind or address is None or settings.revisions:
-        return
-    import cloudpickle
 
-    points = {point_label(spec.point): spec.config for spec in plan.to_check}
-    job = CheckJob(
-        cloudpickle.dumps(workload), tuple(points.items()), plan.study.seed, settings.sys_path, settings.environment
-    )
-    if mistakes := check_workload(address, job, settings.log_dir / CHECK_LOG):
-        raise WorkloadError.of(workload.name, mistakes)
+    settings: RunSettings
+    servers: Mapping[str, ForkAgent]
 
 
 @contextlib.contextmanager
-def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Runner]:
-    """Start what runs the trials, and stop it after."""
+def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Prepared]:
+    """Start the fork servers of this machine, and have one check data and model of what is to run.
+
+    Raises:
+        WorkloadError: with every mistake in them.
+    """
     pickle_by_value(loaded)
     settings = RunSettings(
         # Other nodes don't have this project's folder; each has its own for temporary files.
@@ -495,34 +489,62 @@ def runner_for(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_d
         sources={} if plan.cluster.is_own else loaded.sources,
         revisions=options.revisions,
     )
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, ForkAgent] = {}
+        if options.isolation == "warm" and (plan.cluster.is_own or not options.with_ray):
+            for revision in settings.revisions or (settings.revision(),):
+                servers[revision.label] = stack.enter_context(contextlib.closing(ForkAgent(revision)))
+        if options.with_ray:  # while the servers import
+            threading.Thread(target=_import_ray, daemon=True).start()
+        _check_workload(plan, settings, servers, log_dir)
+        yield Prepared(settings, servers)
+
+
+def _import_ray() -> None:
+    """Import Ray and then what stands on it: of two threads that import Ray at once, one may see half of it."""
+    importlib.import_module("ray")
+    importlib.import_module("raypar.run.tune")
+
+
+def _check_workload(
+    plan: ExecutionPlan, settings: RunSettings, servers: Mapping[str, ForkAgent], log_dir: Path
+) -> None:
+    """Raise WorkloadError where data or model of what is to run have mistakes.
+
+    Of train loops and commands, of two versions of the code, and without a fork server, the trials show them.
+    """
+    workload = plan.study.workload
+    if workload.foreign_kind or settings.revisions or not servers:
+        return
+    import cloudpickle
+
+    points = {point_label(spec.point): spec.config for spec in plan.to_check}
+    job = CheckJob(
+        cloudpickle.dumps(workload), tuple(points.items()), plan.study.seed, settings.sys_path, settings.environment
+    )
+    log_dir.mkdir(parents=True, exist_ok=True)
+    if mistakes := check_workload(servers[""].address(), job, log_dir / CHECK_LOG):
+        raise WorkloadError.of(workload.name, mistakes)
+
+
+@contextlib.contextmanager
+def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan) -> Iterator[Runner]:
+    """Start what runs the trials, and stop it after."""
+    settings = ready.settings
     if not options.with_ray:
         from raypar.run.local import LocalRunner
 
-        with LocalRunner(settings, plan.cluster.cores) as local:
-            check_workload_of(plan, settings, local.fork_addresses)
+        with LocalRunner(settings, plan.cluster.cores, ready.servers) as local:
             yield local
         return
     with contextlib.ExitStack() as stack:
-        fork_addresses: dict[str, str] = {}
+        _import_ray()
         if plan.cluster.is_own:
-            if options.isolation == "warm":
-                # Before Ray, so that its imports run while Ray starts.
-                for revision in settings.revisions or (settings.revision(),):
-                    server = stack.enter_context(contextlib.closing(ForkServer.of(revision)))
-                    fork_addresses[revision.label] = server.address
-            # Ray's start is mostly waiting; Tune's import is not. Ray itself comes first: of two threads that import
-            # it at once, one may see half of it.
-            importlib.import_module("ray")
-            importing = threading.Thread(target=importlib.import_module, args=["raypar.run.tune"])
-            importing.start()
-            check_workload_of(plan, settings, fork_addresses)
             stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
-            importing.join()
         else:
             make_private_folder(settings.log_dir)
             stack.enter_context(watch_of_cluster().watching())
         from raypar.run.tune import TuneRunner
 
-        yield TuneRunner(
-            settings, owns_cluster=plan.cluster.is_own, fork_addresses=fork_addresses, cores=plan.cluster.cores
-        )
+        addresses = {label: server.address() for label, server in ready.servers.items()}
+        yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_addresses=addresses, cores=plan.cluster.cores)

@@ -56,25 +56,26 @@ class LocalRunner:
 
     Args:
         cores: that trials may use; None: all of this machine.
+        servers: fork servers by the label of their revision, which go on when this ends; None: it has its own.
     """
 
-    def __init__(self, settings: RunSettings, cores: Sequence[Core] | None = None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        cores: Sequence[Core] | None = None,
+        servers: Mapping[str, ForkAgent] | None = None,
+    ) -> None:
         self._settings, self._cores = settings, host_cores() if cores is None else cores
-        self._servers: dict[str, ForkAgent] = {}  # by the label of their revision
+        self._owns_servers, self._servers = servers is None, dict(servers or {})
         self._notices: set[str] = set()  # of the servers, as shown
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> LocalRunner:
-        if self._settings.isolation == "warm":
+        if self._owns_servers and self._settings.isolation == "warm":
             for revision in self._settings.revisions or (self._settings.revision(),):
                 server = self._resources.enter_context(contextlib.closing(ForkAgent(revision)))
                 self._servers[revision.label] = server
         return self
-
-    @property
-    def fork_addresses(self) -> dict[str, str]:
-        """Addresses of the fork servers, by the label of their revision."""
-        return {label: server.address() for label, server in self._servers.items()}
 
     def __exit__(self, *error: object) -> None:
         self._resources.close()

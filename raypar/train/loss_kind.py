@@ -272,8 +272,8 @@ def telling_samples(data: Data) -> tuple[Any, Any]:
     dataset: Any = data.train_dataset
     size, until_s = len(dataset), time.monotonic() + MAX_READ_S
     collate = data.collate or default_collate
-    if (known := known_targets(dataset)) is not None:
-        return paired(collate([dataset[row] for row in telling_rows(known).tolist()]))
+    if (targets := known_targets(dataset)) is not None:
+        return paired(collate([dataset[row] for row in telling_rows(targets).tolist()]))
     samples = []
     for index in torch.linspace(0, size - 1, min(MAX_READ, size)).long().tolist():
         samples.append(dataset[index])

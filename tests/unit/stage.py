@@ -51,6 +51,7 @@ class Stage:
         monkeypatch.setattr("raypar.reporting.html.html_report", lambda *_: self.report())
         monkeypatch.setattr(module, "Store", lambda *_: store)
         monkeypatch.setattr(module, "Recorder", self._recorder)
+        monkeypatch.setattr(module, "prepared", self._prepared)
         monkeypatch.setattr(module, "runner_for", self._runner)
         monkeypatch.setattr(module, "this_machine", lambda: self.machine)
         monkeypatch.setattr(module, "other_load", lambda *_: self.load)
@@ -75,9 +76,13 @@ class Stage:
             close=close,
         )
 
+    def _prepared(self, _loaded, _options, plan, log_dir):
+        self.log_dir = log_dir
+        return contextlib.nullcontext(plan)
+
     @contextlib.contextmanager
     def _runner(self, *given):
-        self.cluster, self.log_dir = given[2].cluster, given[-1]
+        self.cluster = given[-1].cluster
         self.happened.append("runner up")
         try:
             yield SimpleNamespace(run=self._run)
