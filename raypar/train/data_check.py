@@ -67,6 +67,7 @@ LIMIT_S = 4.0  # for the points of a study together, before it starts
 MAX_LOADED_TWICE_S = 1.0
 MAX_READ_AGAIN = 1.5  # times that the ranks together may read a data set of their own loaders in an epoch
 MAX_ERROR_CHARS = 300
+NO_GROUP = "process group"  # in torch's errors where there is none
 PACKAGE, STANDARD_LIBRARY = Path(__file__).parents[1], sysconfig.get_path("stdlib")
 
 
@@ -191,7 +192,8 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
             _check_without_outputs(workload, data, None, findings)
     if config["device"] != "cpu":  # the functions may need the device
         findings.raised.clear()
-    return findings.mistakes + findings.raised
+    # Or the process group, which the ranks of a trial have.
+    return findings.mistakes + [each for each in findings.raised if NO_GROUP not in each.problem.lower()]
 
 
 def _first_batch_mistakes(

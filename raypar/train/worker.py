@@ -156,7 +156,9 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
 
 def check(job: CheckJob) -> list[Mistake]:
     """Return the mistakes in data and model of a job's points."""
-    os.environ.update({**job.environment, **NO_GPUS})
+    alone = dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
+    alone |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
+    os.environ.update({**job.environment, **NO_GPUS, **alone})
     put_first(job.sys_path)
     from raypar.train.data_check import mistakes_of_points
 

@@ -1,7 +1,8 @@
 """Studies whose trials stop in mid-epoch for a fault, and the faults: killed processes, locked stores, full disks.
 
-Every trial's first attempt stops in its fourth training step: its last rank writes a file and waits (the other rank
-waits for it in an all-reduce) for another file, by which it continues or misbehaves.
+Every trial's first attempt stops in its fourth training step (those by which the model is checked do not count): its last
+rank writes a file and waits (the other rank waits for it in an all-reduce) for another file, by which it continues or
+misbehaves.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import time
 import psutil
 
 from raypar.run.ranks import is_running
+from raypar.train.model_check import MAX_PASSES
 
 STUDY = """
 from dataclasses import replace
@@ -28,15 +30,15 @@ def model(config):
     import os
     from raypar.workloads.digits import build
 
-    lr, rank, last = config["lr"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
-    if rank == 0:
+    lr, rank, last = config["lr"], int(os.environ["RANK"]), config["num_workers"] - 1
+    if rank == 0 and os.environ["WORLD_SIZE"] != "1":  # else this is the check before anything starts
         with (FOLDER / "starts").open("a") as file:
             file.write(f"{lr}\\n")
     net, steps = build(config), []
 
     def wait(module, _):
-        steps.append(1)
-        if module.training and len(steps) == 4 and rank == last:
+        steps.extend([1] * module.training)
+        if module.training and len(steps) == 4 + NUM_PASSES and rank == last:
             hold(lr)
 
     net.register_forward_pre_hook(wait)
@@ -77,7 +79,9 @@ class Faulty:
 
     def __init__(self, folder, num_trials):
         self.folder = folder
-        (folder / "faulty.py").write_text(STUDY.replace("NUM_TRIALS", str(num_trials)))
+        (folder / "faulty.py").write_text(
+            STUDY.replace("NUM_TRIALS", str(num_trials)).replace("NUM_PASSES", str(MAX_PASSES))
+        )
         (folder / "starts").touch()
         (folder / "holds").touch()
         self._released: set[str] = set()
