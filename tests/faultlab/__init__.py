@@ -1,8 +1,8 @@
 """Studies whose trials stop in mid-epoch for a fault, and the faults: killed processes, locked stores, full disks.
 
-Every trial's first attempt stops in its fourth training step (those by which the model is checked do not count): its last
-rank writes a file and waits (the other rank waits for it in an all-reduce) for another file, by which it continues or
-misbehaves.
+Every trial's first attempt stops in its fourth training step, not counting those by which the model is checked. Its
+last rank writes a file and waits (the other rank waits for it in an all-reduce) for another file, by which it continues
+or misbehaves.
 """
 
 import contextlib
