@@ -302,11 +302,8 @@ def telling_rows(tree: Any) -> Tensor:
     """
     size, chosen = num_rows(tree), list[list[int]]()
     for leaf in (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel()):
-        rows = (
-            leaf[: max(MAX_ROWS, MAX_VALUES // leaf[0].numel())].flatten(1)
-            if leaf.dim() > 1
-            else leaf[:MAX_VALUES, None]
-        )
+        looked_at = leaf[: max(MAX_ROWS, MAX_VALUES // leaf[0].numel())]
+        rows = looked_at.reshape(len(looked_at), -1)
         if rows.is_complex():
             rows = torch.view_as_real(rows).flatten(1)
         if rows.is_floating_point():
