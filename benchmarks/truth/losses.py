@@ -186,6 +186,33 @@ def loss(outputs, targets):
         plain=Plain(Objective(lambda o, y: F.cross_entropy(o, y, weight=torch.tensor([1.0, 50.0])))),
     ),
     Training(
+        name="class weights in a function, and a last layer of zeros",
+        code=NET.format(3).replace("    return nn", "    net = nn")
+        + "    nn.init.zeros_(net[2].weight)\n    nn.init.zeros_(net[2].bias)\n    return net\n"
+        + CLASSES
+        + WEIGHTED,
+        expected=REFUSED,
+        words=("num_workers = 2", PAIR),
+        plain=weighted_steps,
+    ),
+    Training(
+        name="a rare sample weight among the targets",
+        code=NET.format(2)
+        + RARE.replace("    return", "    w = torch.ones(1300)\n    w[700] = 30.0\n    return")
+        .replace("y[:1000]", '{"y": y[:1000], "w": w[:1000]}')
+        .replace("y[1000:]", '{"y": y[1000:], "w": w[1000:]}')
+        + """
+def loss(outputs, targets):
+    losses = F.cross_entropy(outputs, targets["y"], reduction="none")
+    return (losses * targets["w"]).sum() / targets["w"].sum()
+""",
+        expected=REFUSED,
+        words=("num_workers = 2", PAIR),
+        plain=Plain(
+            Objective(lambda o, y: (F.cross_entropy(o, y["y"], reduction="none") * y["w"]).sum() / y["w"].sum())
+        ),
+    ),
+    Training(
         name="ignored targets in torch's loss",
         code=tokens(0),
         workload=f"loss=nn.CrossEntropyLoss(ignore_index=0), {BY_LOSS}",

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -29,9 +30,10 @@ HINT_RATIO = (
     "or use one worker and accumulation_steps=1"
 )
 IGNORED_CLASS = -100  # torch's default
-NUM_SAMPLES = 12
+NUM_SAMPLES, MAX_TELLING = 12, 32
+MAX_SMALL = 64  # values of a sample
 MAX_READ, MAX_READ_S = 64, 0.5  # samples of a data set that is read one by one, among which telling ones are chosen
-MAX_ROWS = 2**14  # of a tensor in memory, among which they are chosen
+MAX_ROWS, MAX_VALUES = 2**14, 2**20  # of a tensor in memory, among which they are chosen; the larger limit counts
 # Relative, between the loss of a batch and that of its parts; what makes a difference differs by far more.
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-7, torch.float32: 1e-4}
 COUPLED = 1e-2  # relative, between a sample's outputs in one batch and in another
@@ -49,10 +51,25 @@ def loss_of(workload: Workload, data: Data, model: nn.Module, numerics: Numerics
     if isinstance(loss, nn.Module):
         loss.to(numerics.device, numerics.dtype)  # what it weights classes by
     try:
-        with generators_kept(numerics.device), warnings.catch_warnings(action="ignore"):
+        with generators_kept(numerics.device), _without_zeros(model), warnings.catch_warnings(action="ignore"):
             return _recognised(workload, data, Probe(model, data, numerics, feed))
     except Exception:  # whatever data, model and loss may raise: such mistakes are reported elsewhere
         return Loss(loss or functional.cross_entropy)
+
+
+@contextlib.contextmanager
+def _without_zeros(model: nn.Module) -> Iterator[None]:
+    """Fill parameters that are zero for a while: a last layer of zeros makes all losses equal, weighted or not."""
+    zeros = [each for each in model.parameters() if each.is_floating_point() and not each.any()]
+    with torch.no_grad():
+        for each in zeros:
+            each.normal_(std=0.1)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for each in zeros:
+                each.zero_()
 
 
 def _recognised(workload: Workload, data: Data, probe: Probe) -> Loss:
@@ -265,7 +282,7 @@ def telling_samples(data: Data) -> tuple[Any, Any]:
         Exception: whatever the data raises.
     """
     if data.train is not None:
-        rows = telling_rows(data.train.targets)
+        rows = telling_rows((data.train.targets, _small_leaves(data.train.inputs)))
         return part_of(data.train.inputs, rows), part_of(data.train.targets, rows)
     if data.train_loader is not None:
         return paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
@@ -279,8 +296,15 @@ def telling_samples(data: Data) -> tuple[Any, Any]:
         samples.append(dataset[index])
         if time.monotonic() > until_s and len(samples) >= NUM_SAMPLES:
             break
-    _, targets = paired(collate(samples))
-    return paired(collate([samples[row] for row in telling_rows(targets).tolist()]))
+    inputs, targets = paired(collate(samples))
+    rows = telling_rows((targets, _small_leaves(inputs)))
+    return paired(collate([samples[row] for row in rows.tolist()]))
+
+
+def _small_leaves(inputs: Any) -> list[Tensor]:
+    """Return what may be labels or weights among several inputs, for a model that computes its loss itself."""
+    leaves = [] if isinstance(inputs, Tensor) else tree_leaves(inputs)
+    return [each for each in leaves if isinstance(each, Tensor) and each.dim() and each[0].numel() <= MAX_SMALL]
 
 
 def known_targets(dataset: Any) -> Tensor | None:
@@ -298,25 +322,31 @@ def known_targets(dataset: Any) -> Tensor | None:
     return None
 
 
-def telling_rows(targets: Any, most: int = NUM_SAMPLES) -> Tensor:
-    """Return the indices of samples, at most `most`.
+def telling_rows(tree: Any) -> Tensor:
+    """Return the indices of samples, at most `MAX_TELLING`.
 
     Among them are those with the fewest and the most of the smallest, the largest, the most frequent and the rarest
-    value of their targets (padding, ignored positions, rare classes), or of zeros and NaN. Others are spread evenly.
+    whole number (padding, ignored positions, rare classes), of zeros and NaN, and with the smallest and the largest
+    value (weights). Others are spread evenly.
 
     Args:
-        targets: a tensor or a tree of tensors.
+        tree: targets and the like, a tensor or a tree of tensors.
     """
-    size, chosen = num_rows(targets), list[int]()
-    for leaf in (leaf for leaf in tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.dim()):
-        rows = leaf[:MAX_ROWS].reshape(min(len(leaf), MAX_ROWS), -1)
-        if rows.is_floating_point() or rows.is_complex():
-            counts = [rows.isnan().sum(1), (rows == 0).sum(1)]
+    size, chosen = num_rows(tree), list[list[int]]()
+    for leaf in (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel()):
+        looked_at = leaf[: max(MAX_ROWS, MAX_VALUES // leaf[0].numel())]
+        rows = looked_at.reshape(len(looked_at), -1)
+        if rows.is_complex():
+            rows = torch.view_as_real(rows).flatten(1)
+        if rows.is_floating_point():
+            present = rows.nan_to_num()
+            scores = [rows.isnan().sum(1), present.amax(1), present.amin(1), (rows == 0).sum(1)]
         else:
             values, times = torch.unique(rows, return_counts=True)
             kinds = {int(values[at]) for at in (0, -1, int(times.argmax()), int(times.argmin()))}
-            counts = [(rows == value).sum(1) for value in sorted(kinds)]
-        for count in counts:
-            chosen += [int(count.argmin()), int(count.argmax())]
-    spread = torch.linspace(0, size - 1, min(most, size)).long().tolist()
-    return torch.tensor(list(dict.fromkeys([*chosen, *spread]))[:most])
+            scores = [(rows == value).sum(1) for value in sorted(kinds)]
+        chosen.append([int(row) for score in scores for row in (score.argmax(), score.argmin())])
+    in_turns = [row for of_leaves in zip_longest(*chosen) for row in of_leaves if row is not None]
+    telling = list(dict.fromkeys(in_turns))[:MAX_TELLING]
+    spread = torch.linspace(0, size - 1, min(NUM_SAMPLES, size)).long().tolist()
+    return torch.tensor(list(dict.fromkeys([*telling, *spread]))[: max(NUM_SAMPLES, len(telling))])

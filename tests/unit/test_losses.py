@@ -198,21 +198,70 @@ def of_targets(loss, y):
     return recognised(Workload(name="own", model=lambda _: nn.Linear(4, 3), data=lambda _: data, loss=loss)).kind
 
 
-@pytest.mark.parametrize("place", [0, 1, 777, 1999])
+@pytest.mark.parametrize("place", [0, 1, 777, 1999, 60_000])
 def test_one_sample_among_many_that_a_loss_weights_is_looked_at(place):
-    classes = torch.arange(2000) % 2
+    classes = torch.arange(max(2000, place + 1000)) % 2
     assert of_targets(lambda o, y: F.cross_entropy(o, y, ignore_index=2), classes) is Kind.MEAN
     classes[place] = 2
     assert of_targets(lambda o, y: F.cross_entropy(o, y, ignore_index=2), classes) is Kind.WHOLE
     weight = torch.tensor([1.0, 1.0, 9.0])
     assert of_targets(lambda o, y: F.cross_entropy(o, y, weight=weight), classes) is Kind.WHOLE
-    values = torch.randn(2000, 3, generator=torch.Generator().manual_seed(1))
+    values = torch.randn(len(classes), 3, generator=torch.Generator().manual_seed(1))
     values[place, 1] = float("nan")
 
     def there(o, y):
         return F.mse_loss(o[~y.isnan()], y[~y.isnan()])
 
     assert of_targets(there, values) is Kind.WHOLE
+
+
+class ZeroHead(nn.Linear):
+    """Model whose outputs are all zero before it is trained, so that its losses are all the same."""
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+class WeightedByInput(ZeroHead):
+    def forward(self, x, labels, weights):
+        losses = F.cross_entropy(super().forward(x), labels, reduction="none")
+        return {"loss": (losses * weights).sum() / weights.sum()}
+
+
+def rare(common, other, place=777):
+    values = torch.full((2000,), common)
+    values[place] = other
+    return values
+
+
+def of_data(model, inputs, targets, loss=None):
+    data = Data(train=Split(inputs, targets), val=Split(inputs, targets))
+    workload = Workload(
+        name="own", model=lambda _: model, data=lambda _: data, loss=loss, metrics={}, metric="val_loss"
+    )
+    return recognised(workload).kind
+
+
+def weighted_by_target(outputs, targets):
+    losses = F.cross_entropy(outputs, targets["labels"], reduction="none")
+    return (losses * targets["weights"]).sum() / targets["weights"].sum()
+
+
+def test_a_weight_is_found_though_the_model_begins_with_equal_losses_and_the_weight_is_rare():
+    x, y = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)), torch.arange(2000) % 3
+    weight = torch.tensor([1.0, 1.0, 9.0])
+    model = ZeroHead(4, 3)
+    assert of_data(model, x, y, lambda o, y: F.cross_entropy(o, y, weight=weight)) is Kind.WHOLE
+    assert of_data(model, x, y, F.cross_entropy) is Kind.MEAN
+    assert of_data(model, x, y, nn.CrossEntropyLoss(reduction="sum")) is Kind.SUM
+    assert not model.weight.any() and not model.bias.any()
+    weights = rare(1.0, 20.0)
+    others = {name: torch.arange(2000).remainder(7).reshape(-1, 4).repeat(4, 1) for name in "abc"}
+    assert of_data(nn.Linear(4, 3), x, {**others, "labels": y, "weights": weights}, weighted_by_target) is Kind.WHOLE
+    assert of_data(nn.Linear(4, 3), x, {"labels": y, "weights": weights * 0 + 2}, weighted_by_target) is Kind.MEAN
+    assert of_data(WeightedByInput(4, 3), {"x": x, "labels": y, "weights": weights}, y) is Kind.WHOLE
+    assert of_data(WeightedByInput(4, 3), {"x": x, "labels": y, "weights": weights * 0 + 2}, y) is Kind.MEAN
 
 
 def test_finding_the_kind_leaves_model_and_generators_as_they_were():
