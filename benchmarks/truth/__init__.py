@@ -153,12 +153,12 @@ from torch.nn import functional as F
 import raypar
 from raypar import Data, Split, Statistic, Study, Workload, grid
 """
-CONFIG = {"epochs": 2, "batch_size": 32, "lr": 0.1, "device": "cpu", "num_warmup_steps": 1}
+# The last evaluation batch is smaller than the others.
+CONFIG = {"epochs": 2, "batch_size": 32, "eval_batch_size": 8, "lr": 0.1, "device": "cpu", "num_warmup_steps": 1}
 BY_LOSS = 'metrics={}, metric="val_loss", mode="min"'
 WORKERS = '{"num_workers": grid(1, 2)}'
 ACCUMULATION = '{"accumulation_steps": grid(1, 4)}'
 EVALUATION = '{"eval_batch_size": grid(7, 1000)}'
-WORKERS_EVALUATION = '{"num_workers": grid(1, 2), "eval_batch_size": grid(7, 1000)}'
 
 Check = Callable[["Training", User, ModuleType, Stored], list[str]]
 
@@ -171,7 +171,7 @@ class Training(Case):
         code: functions ``model`` and ``data``, and others.
         workload: further arguments of the workload.
         space: of the study.
-        config: further options.
+        config: further options, besides those of the space.
         num_repeats: of every point.
         plain: the training in plain torch; None: no number can be compared.
         truths: the right value of each metric, of outputs and targets of the whole validation set.
@@ -197,13 +197,14 @@ class Training(Case):
         arguments = ", ".join(
             part for part in (f'name="{self.slug}"', "model=model", "data=data", self.workload) if part
         )
+        config = {key: value for key, value in {**CONFIG, **self.config}.items() if f'"{key}":' not in self.space}
         return f"""{HEADER}{self.code}
 
 study = Study(
     workload=Workload({arguments}),
     space={self.space},
     num_repeats={self.num_repeats},
-    config={ {**CONFIG, **self.config}!r},
+    config={config!r},
 )
 """
 

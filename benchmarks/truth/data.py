@@ -9,7 +9,7 @@ import torch
 from plainlab import Objective, Plain, order_of
 from torch.nn import functional as F
 
-from truth import BY_LOSS, EVALUATION, REFUSED, WORKERS, WORKERS_EVALUATION, Training
+from truth import BY_LOSS, EVALUATION, REFUSED, Training
 from truth.losses import CLASSES, NET
 
 mean = Plain(Objective(lambda o, y: F.cross_entropy(o, y)))
@@ -228,7 +228,6 @@ def hits(outputs, targets):
     return (outputs["logits"].argmax(1) == targets["labels"]).float()
 """,
         workload='metrics={"hits": hits}, metric="hits"',
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, _: o["loss"]), lambda model, x: model(**x), samples=dicts),
         truths={"hits": lambda o, y: float((o["logits"].argmax(1) == y["labels"]).float().mean())},
         metric="hits",
@@ -237,7 +236,6 @@ def hits(outputs, targets):
         name="collate that pads inputs",
         code=SEQUENCES.replace("LABEL", "int(text.float().mean() > 4.5)") + BAG,
         workload="",
-        space=WORKERS_EVALUATION,
         plain=Plain(mean.objective, samples=collated, batches=collated_batches),
         truths=ACCURACY,
     ),
@@ -245,7 +243,6 @@ def hits(outputs, targets):
         name="collate that pads targets, torch's loss",
         code=SEQUENCES.replace("LABEL", "text % 3") + TAGGER,
         workload=BY_LOSS,
-        space=WORKERS_EVALUATION,
         plain=Plain(
             Objective(mean.objective.loss, lambda _, y: (y != -100).sum()), samples=collated, batches=collated_batches
         ),
@@ -258,7 +255,6 @@ def hits(outputs, targets):
 def loss(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="sum"), (targets != -100).sum()
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(
             Objective(mean.objective.loss, lambda _, y: (y != -100).sum()), samples=collated, batches=collated_batches
         ),
@@ -346,7 +342,6 @@ def loss(outputs, targets):
         code=NET.format(3) + CLASSES,
         workload="",
         config={"batch_size": 48},
-        space=WORKERS_EVALUATION,
         plain=mean,
         truths=ACCURACY,
     ),
@@ -400,7 +395,6 @@ def data(config):
     return Data(train=Split(x[:200], y[:200]), val=Split(x[200:], y[200:]), transform=scaled)
 """,
         workload="",
-        space=WORKERS,
         plain=Plain(mean.objective, lambda model, x: model((x.float() - 128) / 64)),
         truths=ACCURACY,
     ),

@@ -6,7 +6,7 @@ import torch
 from plainlab import Objective, Plain, once
 from torch.nn import functional as F
 
-from truth import ACCUMULATION, BY_LOSS, EVALUATION, REFUSED, WORKERS, WORKERS_EVALUATION, Training
+from truth import ACCUMULATION, BY_LOSS, EVALUATION, REFUSED, Training
 
 PAIR = r"\(sum, weight\)"  # the fix
 
@@ -145,7 +145,6 @@ def loss(outputs, targets):
     weights = torch.tensor([0.3, 1.0, 8.0])[targets]
     return (weights * F.cross_entropy(outputs, targets, reduction="none")).sum(), weights.sum()
 """,
-        space=WORKERS_EVALUATION,
         plain=weighted,
     ),
     Training(
@@ -216,21 +215,18 @@ def loss(outputs, targets):
         name="ignored targets in torch's loss",
         code=tokens(0),
         workload=f"loss=nn.CrossEntropyLoss(ignore_index=0), {BY_LOSS}",
-        space=WORKERS_EVALUATION,
         plain=padded(0),
     ),
     Training(
         name="ignored targets by default",
         code=tokens(-100),
         workload=BY_LOSS,
-        space=WORKERS_EVALUATION,
         plain=padded(-100),
     ),
     Training(
         name="ignored targets in the validation set only",
         code=NET.format(3) + CLASSES.replace("    return", "    y[205::3] = -100\n    return"),
         workload=BY_LOSS,
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: F.cross_entropy(o, y), lambda _, y: (y >= 0).sum())),
     ),
     Training(
@@ -259,7 +255,6 @@ def loss(outputs, targets):
     mask = targets != 0
     return (F.cross_entropy(outputs, targets, reduction="none") * mask).sum(), mask.sum()
 """,
-        space=WORKERS_EVALUATION,
         plain=padded(0),
     ),
     Training(
@@ -269,7 +264,6 @@ def loss(outputs, targets):
 def loss(outputs, targets):
     return F.cross_entropy(outputs.transpose(1, 2).reshape(-1, 5), targets.reshape(-1))
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: F.cross_entropy(o, y))),
     ),
     Training(
@@ -277,7 +271,6 @@ def loss(outputs, targets):
         code=NET.format(1)
         + VALUES
         + '\ndef loss(outputs, targets):\n    return F.mse_loss(outputs, targets, reduction="sum")\n',
-        space=WORKERS_EVALUATION,
         config={"lr": 0.003},
         plain=Plain(Objective(lambda o, y: ((o - y) ** 2).sum(), once)),
     ),
@@ -302,14 +295,12 @@ def data(config):
 def loss(outputs, targets):
     return F.kl_div(outputs.log_softmax(1), targets, reduction="batchmean")
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: (y * (y.log() - o.log_softmax(1))).sum(1).mean())),
     ),
     Training(
         name="label smoothing",
         code=NET.format(3) + CLASSES,
         workload=f"loss=nn.CrossEntropyLoss(label_smoothing=0.2), {BY_LOSS}",
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: F.cross_entropy(o, y, label_smoothing=0.2))),
     ),
     Training(
@@ -322,7 +313,6 @@ def loss(outputs, targets):
         name="BCE with pos_weight",
         code=NET.format(1) + MARKS,
         workload=f"loss=nn.BCEWithLogitsLoss(pos_weight=torch.tensor([5.0])), {BY_LOSS}",
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: -(5 * y * F.logsigmoid(o) + (1 - y) * F.logsigmoid(-o)).mean())),
     ),
     Training(
@@ -334,7 +324,6 @@ def loss(outputs, targets):
     each = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
     return ((1 - torch.exp(-each)) ** 2 * each).sum(), targets.sum()
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(focal, lambda _, y: y.sum())),
     ),
     Training(
@@ -420,7 +409,6 @@ def loss(outputs, targets):
                 ).mean()
             )
         ),
-        space=WORKERS_EVALUATION,
     ),
     Training(
         name="several tasks in dicts",
@@ -452,7 +440,6 @@ def data(config):
 def loss(outputs, targets):
     return F.cross_entropy(outputs["kind"], targets["kind"]) + 0.5 * F.mse_loss(outputs["value"], targets["value"])
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(
             Objective(
                 lambda o, y: F.cross_entropy(o["kind"], y["kind"]) + 0.5 * ((o["value"] - y["value"]) ** 2).mean()
@@ -492,7 +479,6 @@ def loss(outputs, targets):
     there = ~targets.isnan()
     return F.mse_loss(outputs[there], targets[there], reduction="sum"), there.sum()
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(present, lambda _, y: y.isfinite().sum())),
     ),
     Training(
@@ -515,7 +501,6 @@ def loss(outputs, targets):
     p = outputs.sigmoid()
     return (1 - (2 * (p * targets).sum(1) + 1) / (p.sum(1) + targets.sum(1) + 1)).mean()
 """,
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: dice(o, y, (1,)))),
     ),
     Training(
@@ -539,7 +524,6 @@ def loss(outputs, targets):
         name="one logit against flat targets",
         code=NET.format(1) + VALUES.replace("    return", "    y = y.squeeze(1)\n    return"),
         workload=f"loss=F.mse_loss, {BY_LOSS}",
-        space=WORKERS,
         expected=REFUSED,
         words=("pairs each output with every target", r"squeeze\(1\)"),
     ),

@@ -7,7 +7,7 @@ from plainlab import Objective, Plain
 from sklearn.metrics import f1_score, r2_score
 from torch.nn import functional as F
 
-from truth import REFUSED, WORKERS, WORKERS_EVALUATION, Training
+from truth import REFUSED, Training
 from truth.losses import CLASSES, MARKS, MASKS, NET, VALUES, tokens
 
 mean = Plain(Objective(lambda o, y: F.cross_entropy(o, y)))
@@ -37,7 +37,6 @@ CASES = [
         name="macro F1",
         code="from raypar.workloads.metrics import macro_f1\n" + NET.format(3) + CLASSES,
         workload='metrics={"f1": macro_f1(3)}, metric="f1"',
-        space=WORKERS_EVALUATION,
         config={"epochs": 4},
         plain=mean,
         truths={"f1": lambda o, y: f1_score(y, o.argmax(1), average="macro")},
@@ -52,7 +51,6 @@ def token_share(outputs, targets):
     return ((outputs.argmax(1) == targets) & mask).sum(), mask.sum()
 """,
         workload='metrics={"right_tokens": token_share}, metric="right_tokens"',
-        space=WORKERS_EVALUATION,
         plain=mean,
         truths={"right_tokens": lambda o, y: float((o.argmax(1) == y)[y != 0].float().mean())},
         metric="right_tokens",
@@ -67,7 +65,6 @@ def precision(outputs, targets):
     return (called & (targets == 1)).sum(), called.sum()
 """,
         workload='loss=F.binary_cross_entropy_with_logits, metrics={"precision": precision}, metric="precision"',
-        space=WORKERS_EVALUATION,
         plain=logits,
         truths={"precision": lambda o, y: float(y[o > -1.5].mean())},
     ),
@@ -80,7 +77,6 @@ def top5(outputs, targets):
     return (outputs.topk(5, 1).indices == targets[:, None]).any(1).float()
 """,
         workload='metrics={"top5": top5}, metric="top5"',
-        space=WORKERS_EVALUATION,
         plain=mean,
         truths={
             "top5": lambda o, y: float(
@@ -93,7 +89,6 @@ def top5(outputs, targets):
         name="mean absolute error",
         code=NET.format(1) + VALUES + "\ndef mae(outputs, targets):\n    return (outputs - targets).abs().squeeze(1)\n",
         workload='loss=F.mse_loss, metrics={"mae": mae}, metric="mae", mode="min"',
-        space=WORKERS_EVALUATION,
         plain=squares,
         truths={"mae": lambda o, y: float((o - y).abs().mean())},
         metric="mae",
@@ -113,7 +108,6 @@ def finish(total):
     return 1 - errors / (squares - s * s / n)
 """,
         workload='loss=F.mse_loss, metrics={"r2": Statistic(collect, finish)}, metric="r2"',
-        space=WORKERS_EVALUATION,
         config={"epochs": 6},
         plain=squares,
         truths={"r2": lambda o, y: r2_score(y, o)},
@@ -171,7 +165,6 @@ def hits(outputs, targets):
         name="no metric: classes",
         code=NET.format(3) + CLASSES,
         workload="",
-        space=WORKERS_EVALUATION,
         plain=mean,
         truths={"accuracy": lambda o, y: float((o.argmax(1) == y).float().mean())},
         metric="accuracy",
@@ -224,14 +217,12 @@ def hits(outputs, targets):
         workload="",
         plain=mean,
         truths={"accuracy": lambda o, y: float((o.argmax(1) == y).float().mean())},
-        space=WORKERS,
         tags=("units",),
     ),
     Training(
         name="no metric: padded tokens",
         code=tokens(0),
         workload="loss=nn.CrossEntropyLoss(ignore_index=0)",
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, y: F.cross_entropy(o, y, ignore_index=0), lambda _, y: (y != 0).sum())),
         truths={"accuracy": lambda o, y: float((o.argmax(1) == y)[y != 0].float().mean())},
         tags=("units",),

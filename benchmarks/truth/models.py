@@ -11,7 +11,7 @@ from plainlab import Objective, Plain
 from torch import nn
 from torch.nn import functional as F
 
-from truth import BY_LOSS, REFUSED, WORKERS_EVALUATION, Stored, Training, User, differences
+from truth import BY_LOSS, REFUSED, Stored, Training, User, differences
 from truth.losses import CLASSES, NET, VALUES
 
 mean = Plain(Objective(lambda o, y: F.cross_entropy(o, y)))
@@ -103,7 +103,6 @@ CASES = [
         code=TWO_INPUTS.replace("INPUTS", "(lambda x, z: {'features': x, 'group': z})")
         + TWO_INPUTS_NET.replace("FORWARD", "group, features"),
         workload="",
-        space=WORKERS_EVALUATION,
         plain=by_name,
         truths=ACCURACY,
     ),
@@ -143,7 +142,6 @@ def model(config):
     return Net()
 """,
         workload=BY_LOSS,
-        space=WORKERS_EVALUATION,
         plain=own_loss,
     ),
     Training(
@@ -175,7 +173,6 @@ def hits(outputs, targets):
     return (outputs.logits.argmax(1) == targets).float()
 """,
         workload='metrics={"hits": hits}, metric="hits"',
-        space=WORKERS_EVALUATION,
         plain=Plain(Objective(lambda o, _: o.loss), own_loss.call),
         truths={"hits": lambda o, y: float((o.logits.argmax(1) == y).float().mean())},
         metric="hits",
@@ -243,7 +240,6 @@ def model(config):
     return Net()
 """,
         workload=BY_LOSS,
-        space=WORKERS_EVALUATION,
         plain=own_loss,
     ),
     Training(
@@ -333,7 +329,6 @@ def data(config):
     return Data(train=Split(x[:200], y[:200]), val=Split(x[200:], y[200:]))
 """,
         workload="",
-        space=WORKERS_EVALUATION,
         plain=mean,
         truths=ACCURACY,
     ),
