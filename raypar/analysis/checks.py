@@ -192,7 +192,7 @@ def includes_start_up(evidence: Evidence) -> Iterator[str]:
     if evidence.time_metric != WALL_TIME or not any(p.time_s for p in evidence.points):
         return
     works = dict.fromkeys(r.timed_work for r in evidence.finished)
-    why = "raypar can't look into this training code"
+    why = "raypar can't instrument this training code"
     if None not in works and len(works) > 1:
         laps = named([*map(str, works)])
         why = f"what lies between the reports of the training code is not the same work everywhere ({laps})"
@@ -220,7 +220,7 @@ def reported_steps(evidence: Evidence) -> Iterator[str]:
 
 
 def unproven_work(evidence: Evidence) -> Iterator[str]:
-    """Training code that raypar can't look into: whether its points do equal work shows in their losses at most."""
+    """Training code that raypar can't instrument: whether its points do equal work shows in their losses at most."""
     foreign = [p for p in evidence.points if any(r.is_foreign for r in p.measured)]
     if len(foreign) < 2:
         return
@@ -232,7 +232,7 @@ def unproven_work(evidence: Evidence) -> Iterator[str]:
         if values and all(map(math.isfinite, values)):
             rest = point_key({k: v for k, v in p.point.items() if k not in OF_EQUAL_WORK})
             alike.setdefault(rest, {})[point_label(p.point)] = values
-    text = "Equal work of the points is not proven: raypar can't look into this training code."
+    text = "Equal work of the points is not proven: raypar can't instrument this training code."
     gaps = [_gap(group) for group in alike.values() if len(group) > 1]
     if not gaps:
         yield text

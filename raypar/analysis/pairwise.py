@@ -40,7 +40,7 @@ from raypar.analysis.stats import (
 from raypar.study.validation import MIN_BLOCKS
 
 POWER = 0.8
-MAX_REPEATS = 100  # more than that nobody waits for, and no spread of a few repeats can tell so many
+MAX_REPEATS = 100  # nobody runs more, and the spread of a few repeats can't predict more
 # Less than one sample in a million: what rounding may do to throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
 # Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.

@@ -5,7 +5,7 @@ scaling every worker count does the same work, so that rates are 1 / time; in we
 work of one, so that rates are N / time. A throughput is a rate as it stands. Serial fractions, by Karp and Flatt and
 by the laws, are over the baseline too.
 
-A study's rates are samples per second of the timed region, or trainings per second where raypar can't look into the
+A study's rates are samples per second of the timed region, or trainings per second where raypar can't instrument the
 training. They need no factor, for an epoch is the same number of samples whatever the worker count: in weak scaling
 (``per_worker_batch_size`` fixed) it has fewer steps. Twice the samples per second on two workers are a speedup of 2
 either way; only the law differs that is fitted to it. A study's speedups are those of `raypar.analysis.points`, with

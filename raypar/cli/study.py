@@ -311,11 +311,11 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 
 def check_can_profile(study: Study, asked: str) -> None:
-    """Raise RayparError for a study of training code that raypar can't look into."""
+    """Raise RayparError for a study of training code that raypar can't instrument."""
     if study.workload.foreign_kind:
         what = f"{asked}: workload {study.workload.name} is a {study.workload.foreign_kind}"
         hint = "use torch.profiler in its code, or make a Workload of model and data"
-        raise RayparError(f"{what}, whose steps raypar can't look into", hint=hint)
+        raise RayparError(f"{what}, whose steps raypar can't instrument", hint=hint)
 
 
 def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:

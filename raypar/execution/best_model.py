@@ -91,9 +91,7 @@ def check_can_log(study: Study) -> None:
     """Raise RayparError where trials keep nothing that could be logged as a model."""
     workload = study.workload
     if workload.foreign_kind:
-        problem = (
-            f"--log-model: workload {workload.name} is a {workload.foreign_kind}, whose model raypar can't look into"
-        )
+        problem = f"--log-model: workload {workload.name} is a {workload.foreign_kind}, whose model raypar can't access"
         hint = "call mlflow.pytorch.log_model in its code, or make a Workload of model and data"
         raise RayparError(problem, hint=hint)
     if workload.save is not None:

@@ -102,7 +102,7 @@ class Options:
 
     @property
     def is_resumable(self) -> bool:
-        """True where `raypar resume` goes on with the study; else the command that runs it does."""
+        """True where `raypar resume` continues the study; otherwise the command that runs it does."""
         return not (self.revisions or self.next_specs or self.profiling.instead_of_training)
 
 

@@ -48,7 +48,7 @@ class Loss:
         value: Value = self.function(outputs, targets)
         return value
 
-    def as_ratio(self, size_of: Callable[[Any], int]) -> Loss:
+    def counting(self, size_of: Callable[[Any], int]) -> Loss:
         """Return a mean over samples as the pair of their sum and their number, which `size_of` finds in targets."""
 
         def pair(outputs: Any, targets: Any) -> Value:

@@ -76,7 +76,7 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
     if finished and not timed:
         raise RayparError(
-            "raypar can't look into the steps of this study's training code",
+            "raypar can't instrument the steps of this study's training code",
             hint="predict from a study of a raypar workload",
         )
     chosen = [r for r in timed if all(r.spec.config.get(key) == value for key, value in filters.items())]

@@ -86,7 +86,7 @@ class TrialEntry(TypedDict):
         log_path: output of the rank that failed first.
         started_at_s: Unix time.
         wall_s: from the start of its ranks to their end.
-        train_time_s: the timed steps alone; None where raypar can't look into the training code.
+        train_time_s: the timed steps alone; None where raypar can't instrument the training code.
         energy_j: joules of the timed steps.
         peak_memory_bytes: that the training on a worker allocates, the most of any.
         peak_rss_bytes: of the machine's memory that a worker takes, the most of any.

@@ -365,7 +365,7 @@ def _notes(advice: Recommendation) -> Iterator[str]:
         yield _STARTS[advice.constraints.start]
         yield from _censored(advice.candidates)
     elif advice.time_metric != TRAIN_TIME:
-        yield "Times are of whole trials: raypar can't look into this training code."
+        yield "Times are of whole trials: raypar can't instrument this training code."
     if priced:
         yield f"Cost: nodes × hours × price of a node-hour, of the time shown; {UNPAID}."
     if any(energies):

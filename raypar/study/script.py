@@ -66,7 +66,7 @@ class ScriptMetric:
         line: of the script.
         sample: such a line, with made-up numbers; empty where it has no pattern.
         value: the number in it that the pattern finds.
-        is_mixed: other lines that the script prints can't be told from its own.
+        is_mixed: the pattern also matches other lines that the script prints.
     """
 
     name: str
@@ -859,7 +859,7 @@ def _variants(reader: _Reader, call: ast.Call, pieces: Sequence[Piece]) -> list[
 
 
 def _words(reader: _Reader, call: ast.Call, code: str) -> list[str]:
-    """Return the words that a printed value may be, as the loops and calls around it show; none where it is no word."""
+    """Return the words that a printed value can take, from the loops and calls around it; empty for other values."""
     try:
         node = ast.parse(code, mode="eval").body
     except (SyntaxError, ValueError):
@@ -903,7 +903,8 @@ def _iterated(reader: _Reader, node: ast.expr, at: int, num: int) -> list[str]:
     """Return the words that a loop's target takes.
 
     Args:
-        at, num: its place among so many targets.
+        at: index of the target.
+        num: number of targets.
     """
     last = reader.dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
     if isinstance(node, ast.Call) and last in ("zip", "enumerate") and num > 1:

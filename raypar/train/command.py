@@ -94,7 +94,7 @@ def without_other_ranks(folder: Path) -> dict[str, str]:
 
     Lines of several ranks mix, and a metric would be that of any of them. Options of the command itself come first.
     """
-    # Of more than ten ranks torchrun can't be told: the filter drops their output.
+    # torchrun needs every rank listed. The filter drops the output of ranks from 10 on.
     files = ",".join(f"{rank}:3" for rank in range(1, 10))
     return {"PET_REDIRECTS": files, "PET_LOCAL_RANKS_FILTER": "0", "PET_LOG_DIR": str(folder)}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import random
 import sysconfig
 import time
 import traceback
@@ -37,6 +36,7 @@ from raypar.train.data import Feed, TrainBatches, digest, evaluating, moved, pai
 from raypar.train.loss_kind import HINT_RATIO, IGNORED_CLASS, NOT_OF_PARTS, loss_of, num_rows, takes_classes
 from raypar.train.model_check import model_facts
 from raypar.train.precision import Numerics, numerics_of
+from raypar.train.worker import seed_generators
 from raypar.units import listed
 from raypar.workloads.metrics import default_metrics, pairs_samples, sum_and_weight
 
@@ -208,9 +208,7 @@ def _first_batch_mistakes(
 
 def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
     """Call a function with all generators seeded, as those of a rank are when it loads its data."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     return function(*args)
 
 
@@ -230,7 +228,7 @@ def _check_model(
         loss = loss_of(workload, data, model, numerics, feed)
         _check_batch(workload, data, config, model, numerics, feed, loss, findings)
     if data.train_loader is not None and num_shares(config) > 1 and loss.kind is Kind.MEAN:
-        loss = loss.as_ratio(num_rows)  # the sizes of the ranks' batches are the loader's affair
+        loss = loss.counting(num_rows)  # the sizes of the ranks' batches are the loader's affair
     return None if findings.mistakes else Checked(model, loss, feed)
 
 
@@ -377,13 +375,14 @@ def identity_of(data: Data, config: Config) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _digests_of_samples(dataset: Any) -> Iterator[str]:
-    """Yield digests of some samples, or of their targets where the inputs are drawn anew each time."""
-    for index in torch.linspace(0, len(dataset) - 1, min(NUM_COMPARED_SAMPLES, len(dataset))).long().tolist():
-        once, again = (_tensors(dataset[index]) for _ in range(2))
-        is_same = len(once) == len(again) and all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
-        compared = once if is_same else once[-1:]
-        yield digest(Split(compared, compared), MAX_ROWS, MAX_COMPARED_BYTES) if compared else ""
+def _digests_of_samples(dataset: Any) -> list[str]:
+    """Return digests of some samples, without the parts that are drawn anew at each look, as by an augmentation."""
+    indices = torch.linspace(0, len(dataset) - 1, min(NUM_COMPARED_SAMPLES, len(dataset))).long().tolist()
+    looks = [(_tensors(dataset[index]), _tensors(dataset[index])) for index in indices]
+    num_parts = min(len(parts) for look in looks for parts in look)
+    stays = [all(torch.equal(once[i], again[i]) for once, again in looks) for i in range(num_parts)]
+    kept = [[part for part, is_kept in zip(once, stays, strict=False) if is_kept] for once, _ in looks]
+    return [digest(Split(parts, ()), MAX_ROWS, MAX_COMPARED_BYTES) for parts in kept]
 
 
 def _tensors(sample: Any) -> list[Tensor]:

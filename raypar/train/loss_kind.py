@@ -32,6 +32,7 @@ HINT_RATIO = (
 IGNORED_CLASS = -100  # torch's default
 NUM_SAMPLES, MAX_TELLING = 12, 32
 MAX_SMALL = 64  # values of a sample
+MAX_CUT_BYTES = 16 * 2**20  # of outputs and targets, whose parts are copies
 MAX_READ, MAX_READ_S = 64, 0.5  # samples of a data set that is read one by one, among which telling ones are chosen
 MAX_ROWS, MAX_VALUES = 2**14, 2**20  # of a tensor in memory, among which they are chosen; the larger limit counts
 # Relative, between the loss of a batch and that of its parts; what makes a difference differs by far more.
@@ -214,12 +215,17 @@ def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
 
 
 def kind_of_batch(loss: Callable[..., Any], outputs: Any, targets: Any) -> Kind:
-    """Return the kind of a loss from a batch of outputs and targets; `MEAN` where they can't be cut."""
+    """Return the kind of a loss from a batch of outputs and targets, or as much of it as `MAX_CUT_BYTES` allow.
+
+    Returns:
+        `MEAN` where they can't be cut, and for torch's losses of classes.
+    """
     size = num_rows(targets)
     leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
-    if any(not leaf.dim() or len(leaf) != size for leaf in leaves):
+    if takes_classes(loss) or any(not leaf.dim() or len(leaf) != size for leaf in leaves):
         return Kind.MEAN
-    return find_kind(partial(_loss_of_part, loss, (outputs, targets)), size)
+    num = min(size, max(NUM_SAMPLES, MAX_CUT_BYTES * size // max(1, sum(leaf.nbytes for leaf in leaves))))
+    return find_kind(partial(_loss_of_part, loss, part_of((outputs, targets), slice(num))), num)
 
 
 def _loss_of_part(loss: Callable[..., Any], pair: tuple[Any, Any], part: Tensor | slice) -> Any:

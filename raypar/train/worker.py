@@ -165,6 +165,16 @@ def check(job: CheckJob) -> list[Mistake]:
     return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed every generator that a trial's code may draw from."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def _ignore_loaders() -> None:
     """Take no more notice of loader processes that end: torch raises an error then, wherever the rank is."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -199,14 +209,11 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     # Else loader processes would hang; a command gets the user's TMPDIR all the same.
     tempfile.tempdir = str(room_for(LISTENER_LENGTH, Path(tempfile.gettempdir())))
 
-    import numpy as np
     import torch
 
     torch.set_num_threads(config["num_threads"])
     # A fork inherits its server's generators: every one of them is seeded anew.
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     workload = pickle.loads(job.workload)
     if workload.command is not None:
         from raypar.train.command import run_command

@@ -357,7 +357,7 @@ def test_the_report_says_what_was_timed_and_that_equal_work_is_not_proven(losses
         (BY_EPOCH, {"steps_from": ["reports"], "laps_cover": ["epochs 1 to 8"]}, "(epochs 1 to 4, epochs 1 to 8)"),
         (BY_EPOCH, {"steps_from": [BY_STEP], "laps_cover": [""]}, "(epochs 1 to 4, raypar.step)"),
         # Results of earlier versions, whose laps may cover anything.
-        ({"steps_from": ["reports"]}, {"steps_from": ["reports"]}, "can't look into this training code"),
+        ({"steps_from": ["reports"]}, {"steps_from": ["reports"]}, "can't instrument this training code"),
     ],
 )
 def test_laps_of_other_work_are_not_compared_but_whole_trials_are(first, second, why):

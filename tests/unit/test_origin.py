@@ -69,10 +69,10 @@ def test_a_clone_and_a_worktree_are_the_repository_that_they_are_of_and_other_fo
 
 
 def test_a_shallow_clone_is_known_by_its_remote_however_that_is_written(tmp_path):
-    file = repository(tmp_path / "first", remote="git@host.org:me/work.git")
+    file = repository(tmp_path / "first", remote="git@host.org:me/project.git")
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{tmp_path}/first", "second")
     assert not are_same(file, tmp_path / "second/studies/s.py")
-    git(tmp_path / "second", "remote", "set-url", "origin", "https://me:secret@host.org/me/work/")
+    git(tmp_path / "second", "remote", "set-url", "origin", "https://me:secret@host.org/me/project/")
     assert are_same(file, tmp_path / "second/studies/s.py")
     assert "secret" not in CodeOrigin.of(tmp_path / "second/studies/s.py", ELSEWHERE).to_json()
 

@@ -82,7 +82,7 @@ def test_the_trials_of_one_point_are_chosen_whatever_their_workers_and_batch():
     [
         ([make_result({"lr": 0.1})], {"speed": 3}, "no trial has such a hyperparameter"),
         ([make_result({}, state=TrialState.FAILED)], {}, "no finished trial"),
-        ([make_result({}, train_time_s=None)], {}, "can't look into the steps"),
+        ([make_result({}, train_time_s=None)], {}, "can't instrument the steps"),
     ],
 )
 def test_trials_without_step_times_are_refused(results, settings, problem):

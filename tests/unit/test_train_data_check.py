@@ -414,9 +414,18 @@ class Shuffled(TensorDataset):
         return x + np.random.default_rng().normal(), y
 
 
+class Masked(TensorDataset):
+    """Samples whose targets are drawn anew as well, as those of a masked language model."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, (y + np.random.default_rng().integers(3)) % 3
+
+
 @pytest.mark.parametrize(
     ("data", "num"),
     [
+        (lambda c: Data(train_dataset=Masked(X, Y), val=GOOD), 0),
         (unseeded, 1),
         (lambda c: Data(train_dataset=TensorDataset(*vars(unseeded(c).train).values()), val=GOOD), 1),
         (drawn_from_the_trials_generators, 0),
