@@ -47,7 +47,7 @@ from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
 from raypar.run.forkserver import NVML_CHECK
 from raypar.run.local import LocalRunner
-from raypar.run.ranks import BASE_PRELOAD
+from raypar.run.ranks import BASE_PRELOAD, LATE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
 from raypar.study.options import STRATEGIES
 from raypar.study.study import Study
@@ -137,7 +137,7 @@ def fork_hygiene(bench: Bench) -> tuple[bool, Figures]:
     The figures include what becomes of such a fork if a preloaded module calls ``torch.cuda.is_available()``, with and
     without `NVML_CHECK`; neither is required to work. This process must not have used CUDA yet.
     """
-    for name in (*BASE_PRELOAD, *PRELOAD):
+    for name in (*BASE_PRELOAD, LATE_PRELOAD, *PRELOAD):
         importlib.import_module(name)
 
     def use() -> Figures:

@@ -19,7 +19,7 @@ from common import begin, parser_for, print_bar, print_row, raypar_document, run
 
 from raypar import units
 from raypar.parallel.strategy import DistContext
-from raypar.run.ranks import BASE_PRELOAD
+from raypar.run.ranks import BASE_PRELOAD, LATE_PRELOAD
 from raypar.study.options import resolve
 from raypar.train.job import Profiling
 from raypar.train.loop import train
@@ -114,7 +114,8 @@ def peak_bytes(workload: Any, batch_size: int) -> int:
 
 def measure_searches(folder: Path, *, is_quick: bool) -> None:
     """Print the largest batch that fits by exhaustive search, and what `raypar fit-batch` finds."""
-    for name in BASE_PRELOAD:  # as a rank's fork server does: otherwise each process imports them, for most of a second
+    # As a rank's fork server does: otherwise each process imports them, for most of a second.
+    for name in (*BASE_PRELOAD, LATE_PRELOAD):
         importlib.import_module(name)
     sys.path.insert(0, str(folder))
     workload = importlib.import_module(NAME).MLP

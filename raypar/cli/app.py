@@ -221,7 +221,7 @@ def main() -> None:
             if is_closed(sys.stdout):
                 discard(sys.stdout)  # what is in its buffer would be written at the end, with an error
     except SystemExit as end:
-        if isinstance(end.code, int) and end.code in EXIT_CODES:
+        if isinstance(end.code, int) and end.code in (*EXIT_CODES, EXIT_BAD_INPUT):
             # Everything is put away: what libraries still do (an import in a thread, say) is not waited for.
             sys.stdout.flush()
             sys.stderr.flush()

@@ -84,6 +84,7 @@ def command(
     *,
     python: str = "",
     folders: Sequence[str] = (),
+    late: str = "",
 ) -> list[str]:
     """Return the command line of a fork server.
 
@@ -91,6 +92,7 @@ def command(
         listener: descriptor of the socket that clients connect to.
         owner: descriptor of a pipe, which the owner holds open as long as it lives.
         modules: to import, in this order.
+        late: another one, which ranks need and checks of a workload don't: a check that waits is forked before.
         notice: for the user, of modules that it does not import.
         python: interpreter; empty: this one.
         folders: from which modules are imported, before any others.
@@ -98,27 +100,29 @@ def command(
     main = "from raypar.run.forkserver import serve; serve()"
     # Without the current folder in front, whose modules would hide Python's and torch's.
     words = [python or sys.executable, "-P", "-c", main, str(listener), str(owner), notice, json.dumps([*folders])]
-    return [*words, *modules]
+    return [*words, late, *modules]
 
 
 def serve() -> None:
     """Run a fork server: import, then fork on request until the owner has ended. Arguments: see `command`.
 
-    A client sends a number of descriptors, and these, for each rank (0: is it ready?). The answers are pairs: a pid and
-    None for a new rank, a pid and an exit code for one that has ended, and 0 and a notice when it is ready.
+    A client sends a number of descriptors, whether it wants a check, and the descriptors, for each rank (0: is it
+    ready?). The answers are pairs: a pid and None for a new rank, a pid and an exit code for one that has ended, and 0
+    and a notice when it is ready. SIGTERM ends the server with its ranks, too.
     """
     mark("fork server: starts")
     if roots := os.environ.get(REPLACED_ROOT):
         replace_root(*map(Path, roots.split(os.pathsep)))
-    _, listener_fd, owner_fd, notice, folders_text, *modules = sys.argv
+    _, listener_fd, owner_fd, notice, folders_text, late, *modules = sys.argv
     listener, owner, folders = socket.socket(fileno=int(listener_fd)), int(owner_fd), json.loads(folders_text)
     put_first(folders)
     sys.path.append(str(Path.cwd()))  # a trial's own imports may need it
-    _import(modules, listener.fileno(), owner, folders)
+    _import(modules, listener.fileno(), owner, folders, late)
     mark("fork server: imported")
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     helpers = _children()  # of what was imported
-    gc.freeze()  # what is here stays: a fork's collector need not touch (and so copy) its pages
+    if not late:
+        gc.freeze()  # what is here stays: a fork's collector need not touch (and so copy) its pages
     child_ended, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
@@ -126,12 +130,21 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clients: list[Connection] = []
     owners: dict[int, Connection] = {}  # pid of a rank: who asked for it
-    while True:
-        readable = wait([listener, owner, child_ended, *clients])
-        if owner in readable:
+    server = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() == server:  # a rank takes the handler over for a moment
             shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)  # its owner may have been killed
             _end_all(owners)
-            os._exit(0)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    while True:
+        readable = wait([listener, owner, child_ended, *clients], 0 if late else None)
+        if late and not readable:
+            late = _import_late(late)
+        if owner in readable:
+            end()
         if child_ended in readable:
             os.read(child_ended, 4096)
             _reap(owners, helpers)
@@ -139,7 +152,8 @@ def serve() -> None:
             clients.append(Connection(listener.accept()[0].detach()))
         for client in [client for client in clients if client in readable]:
             try:
-                fds = [recv_handle(client) for _ in range(client.recv())]
+                num_fds, is_check = client.recv()
+                fds = [recv_handle(client) for _ in range(num_fds)]
             except (EOFError, OSError):
                 for pid in [pid for pid, owner_of in owners.items() if owner_of is client]:
                     kill_group(pid)
@@ -147,6 +161,8 @@ def serve() -> None:
                 clients.remove(client)
                 client.close()
                 continue
+            if late and not is_check:
+                late = _import_late(late)
             if not fds:
                 client.send((0, notice))
             elif pid := os.fork():
@@ -158,7 +174,7 @@ def serve() -> None:
                 _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
 
 
-def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence[str] = ()) -> None:
+def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence[str], late: str) -> None:
     """Import the modules; start anew without the first, and those after it, after which forks can't use a GPU."""
     environment = dict(os.environ)
     os.environ.setdefault(NVML_CHECK, "1")
@@ -168,10 +184,18 @@ def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence
         with contextlib.suppress(Exception):
             importlib.import_module(name)
         if is_new and _has_touched_cuda():
-            again = command(listener, owner, modules[:i], TOUCHED_CUDA.format(name), folders=folders)
+            again = command(listener, owner, modules[:i], TOUCHED_CUDA.format(name), folders=folders, late=late)
             os.execve(sys.executable, again, environment)
     if NVML_CHECK not in environment:
         del os.environ[NVML_CHECK]
+
+
+def _import_late(name: str) -> str:
+    """Import what only ranks need, after which nothing is left to be imported."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)
+    gc.freeze()  # as `serve` does
+    return ""
 
 
 def _has_touched_cuda() -> bool:
@@ -202,6 +226,7 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
         os.setpgid(0, 0)  # a group of its own: loader processes can be ended with the rank
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         connection, log, *listen = fds
         os.dup2(log, 1)
         os.dup2(log, 2)

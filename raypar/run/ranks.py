@@ -32,8 +32,9 @@ from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
 
-# The first optimizer imports torch._dynamo (1.6 s); DDP wants nn.parallel.
-BASE_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "raypar.train.loop")
+# DDP wants nn.parallel; the first optimizer imports torch._dynamo (0.6 to 1.6 s), which no check needs.
+BASE_PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "raypar.train.loop")
+LATE_PRELOAD = "torch._dynamo"
 
 CLOSE_GRACE_S = 1.0
 EXIT_GRACE_S = 5.0
@@ -116,11 +117,11 @@ class ForkClient:
             A notice of what it has not imported, for the user; mostly empty.
         """
         with _loss_noticed():
-            self._connection.send(0)
+            self._connection.send((0, False))
             return str(self._connection.recv()[1])
 
-    def fork(self, log_path: Path, listen: socket.socket | None = None) -> RankProcess:
-        """Start a rank; waits while the server is still importing.
+    def fork(self, log_path: Path, listen: socket.socket | None = None, *, is_check: bool = False) -> RankProcess:
+        """Start a rank, or a check; waits while the server is still importing.
 
         Raises:
             ForkServerLost: the server has ended.
@@ -128,7 +129,7 @@ class ForkClient:
         ours, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log, _loss_noticed():
             fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
-            self._connection.send(len(fds))
+            self._connection.send((len(fds), is_check))
             for fd in fds:
                 send_handle(self._connection, fd, 0)
         while True:
@@ -175,7 +176,7 @@ def check_workload(server: str, job: CheckJob, log_path: Path, limit_s: float = 
     """
     try:
         with contextlib.closing(ForkClient(server)) as client:
-            process = client.fork(log_path)
+            process = client.fork(log_path, is_check=True)
             try:
                 process.connection.send((job, None))
                 kind, *answer = process.connection.recv() if process.connection.poll(limit_s) else ("",)
@@ -217,7 +218,13 @@ class ForkServer:
             listener.listen(64)
             fds = (listener.fileno(), server_end)
             self._process = subprocess.Popen(
-                command(*fds, modules, python=revision.python if revision else "", folders=sys_path),
+                command(
+                    *fds,
+                    modules,
+                    python=revision.python if revision else "",
+                    folders=sys_path,
+                    late=LATE_PRELOAD if base_preload else "",
+                ),
                 pass_fds=fds,
                 cwd=None if revision is None else revision.folder,
                 stdin=subprocess.DEVNULL,
@@ -236,9 +243,10 @@ class ForkServer:
 
     def close(self) -> None:
         os.close(self._owner_end)
+        self._process.terminate()  # while it imports, it sees no end of its owner
         try:
             self._process.wait(CLOSE_GRACE_S)
-        except subprocess.TimeoutExpired:  # still importing: it has forked nothing
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         remove_folder(Path(self.address).parent)

@@ -80,6 +80,39 @@ def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long
     assert not Path(server.address).parent.exists() and list(long.iterdir()) == []
 
 
+def test_a_check_that_waits_is_forked_before_the_module_that_only_ranks_need(tmp_path, monkeypatch):
+    os.mkfifo(gate := tmp_path / "gate")
+    (tmp_path / "waits.py").write_text(f"open({str(gate)!r}).read()")
+    sent, send_handle = [], ranks.send_handle
+
+    def open_after_the_request(*args):
+        send_handle(*args)
+        sent.append(args)
+        if len(sent) == 2:
+            gate.write_text("")
+
+    monkeypatch.setattr(ranks, "send_handle", open_after_the_request)
+    server = ForkServer(("waits",), (str(tmp_path),))
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        for is_check in (True, False):
+            process = client.fork(tmp_path / "log", is_check=is_check)
+            seen = tmp_path / f"seen-{is_check}"
+            process.connection.send(
+                Runs(f"import sys; open({str(seen)!r}, 'w').write(str('torch._dynamo' in sys.modules))")
+            )
+            assert process.join(60) is not None
+            assert seen.read_text() == str(not is_check), (tmp_path / "log").read_text()
+
+
+def test_a_fork_server_that_is_told_to_end_takes_its_ranks_along(tmp_path):
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        rank = client.fork(tmp_path / "log")
+        os.kill(server.pid, signal.SIGTERM)
+        assert rank.join(60) is not None and not is_running(rank.pid)
+        assert not Path(server.address).parent.exists()
+
+
 # NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
