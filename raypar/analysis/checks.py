@@ -342,11 +342,11 @@ def _positive(results: Iterable[TrialResult], key: str) -> list[int]:
 
 
 def shared_with_studies(evidence: Evidence) -> Iterator[str]:
-    """Trials on cores or GPUs that another study used at the same time."""
+    """Trials beside those of another study on the same machine."""
     others = [text for r in evidence.finished if isinstance(text := r.environment.get("shared_with"), str) and text]
     if others:
         share = _share(others, evidence.finished)
-        yield f"{share} shared cores or GPUs with other studies: {named(sorted({*others}))}."
+        yield f"{share} shared their machine with other studies: {named(sorted({*others}))}."
 
 
 # ---- load while trials were timed
@@ -807,7 +807,7 @@ CHECKS: dict[Check, str] = {
     retried: "Their times are of the last attempt alone, which may have had other machines than the first.",
     shared_cores: "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
     "about, and onto each other's cores.",
-    shared_with_studies: "Leave --share-machine out: then studies wait for each other. Then run it again with --fresh.",
+    shared_with_studies: "Run one study at a time, without --share-machine. Then run this one again with --fresh.",
     side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.",
     shared_network: "Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.",
     other_load: "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "

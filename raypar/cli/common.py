@@ -449,7 +449,7 @@ Exclusive = Annotated[
 ShareMachine = Annotated[
     bool,
     typer.Option(
-        "--share-machine", help="Don't wait for cores and GPUs that another study has: share them, and mark the times."
+        "--share-machine", help="Run beside other studies instead of waiting for them; the trials of both are marked."
     ),
 ]
 MinNodes = Annotated[

@@ -55,7 +55,8 @@ from raypar.run.cluster import (
     wait_for_nodes,
     watch_of_cluster,
 )
-from raypar.run.locks import Holder, Lease, leased_cores, leased_gpus, one_execution
+from raypar.run.locks import Holder, leased_cores, leased_gpus, one_execution, present
+from raypar.run.placement import near_first
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkAgent, check_workload
 from raypar.run.runner import Event, Listener, Notice, Runner, TrialEnded, TrialsAdded, TrialStarted
@@ -71,7 +72,7 @@ from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.system_metrics import SystemMonitor
 from raypar.track.uploader import end_abandoned
-from raypar.train.affinity import allowed_cores, host_cores
+from raypar.train.affinity import allowed_cores, cores_near_gpu, host_cores
 from raypar.train.job import CheckJob, RunSettings
 from raypar.train.telemetry import CpuMonitor
 
@@ -154,14 +155,10 @@ def execute(
             remove_abandoned()  # as a run does that makes such folders itself
             return outcome
 
-        companions: Callable[[], frozenset[Holder]] = frozenset
-        if plan.num_missing and (machine := plan.cluster.cores) is not None:
-            plan, gpus = stack.enter_context(_on_leased_gpus(plan, me, notice, share=options.share_machine))
-            cores = machine or host_cores()  # of a system that can't pin their number, at least
-            lease = leased_cores(me, cores, plan.choose_cores, notice, share=options.share_machine)
-            leased = stack.enter_context(lease)
-            stack.enter_context(leased.keeping_off_others())
-            plan, companions = plan.within(leased.cores), partial(_companions, [leased, *gpus])
+        neighbours: Callable[[], frozenset[Holder]] = frozenset
+        if plan.num_missing and plan.cluster.cores is not None:
+            plan = stack.enter_context(_on_leased_machine(plan, me, notice, share=options.share_machine))
+            neighbours = stack.enter_context(present(me))
             outcome.plan = plan
             if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
                 notice(Notice(text))
@@ -172,7 +169,7 @@ def execute(
         monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         view = stack.enter_context(listener_of(plan))
         code_of = partial(options.code_of, loaded=loaded)
-        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, companions=companions)
+        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, neighbours=neighbours)
         with outcome.noting_the_end():
             if ready is not None:
                 _run(ready, options, plan, handler, log_dir)
@@ -193,24 +190,31 @@ def execute(
 
 
 @contextlib.contextmanager
-def _on_leased_gpus(
-    plan: ExecutionPlan, me: Holder, notice: Listener, *, share: bool
-) -> Iterator[tuple[ExecutionPlan, list[Lease]]]:
-    """Lease the GPUs that a study needs on this machine, and hide the others from what it starts.
+def _on_leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: bool) -> Iterator[ExecutionPlan]:
+    """Lease what a study needs of this machine, and hide other GPUs from what it starts.
 
-    Before the cores: a study that waits for GPUs keeps no cores from others.
+    A study on the CPU has all cores, one on GPUs has these GPUs and keeps to their share of the cores. GPUs come first:
+    a study that waits for them keeps no cores from others.
 
     Yields:
-        The plan on these GPUs alone, and the lease; the plan as it is and none, where no trial needs a GPU.
+        The plan on the leased parts.
     """
+    cores, mine = plan.cluster.cores or host_cores(), set[int]()
     widest, most = _num_gpus(plan)
-    if not widest or not (visible := visible_gpus()):
-        yield plan, []
-        return
-    least = min(widest * (plan.study.max_concurrent_trials or 1), len(visible))
-    with leased_gpus(me, visible, least, max(least, most), notice, share=share) as leased, visible_only(leased.gpus):
-        node = {**plan.cluster.nodes[0], "GPU": len(leased.gpus)}
-        yield replace(plan, cluster=replace(plan.cluster, nodes=(node,))), [leased]
+    with contextlib.ExitStack() as stack:
+        if visible := visible_gpus() if widest else ():
+            least = min(widest * (plan.study.max_concurrent_trials or 1), len(visible))
+            gpus = stack.enter_context(leased_gpus(me, visible, least, max(least, most), notice, share=share))
+            near = near_first(cores, {i: cores_near_gpu(i) for i in range(len(visible))}, len(cores) // len(visible))
+            mine = {number for i, gpu in enumerate(visible) if gpu in gpus for number in near[i]}
+            stack.enter_context(visible_only(gpus))
+            node = {**plan.cluster.nodes[0], "GPU": len(gpus)}
+            plan = replace(plan, cluster=replace(plan.cluster, nodes=(node,)))
+        if not (visible and plan.is_on_gpus):
+            stack.enter_context(leased_cores(me, cores, notice, share=share))
+        elif plan.fits_on(mine):
+            cores = tuple(core for core in cores if core.number in mine)
+        yield plan.within(plan.trial_cores(cores))
 
 
 def _num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
@@ -222,11 +226,6 @@ def _num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
         placements = {study.trial(dict(p), 0, auto=plan.auto).placement for p in product(*drawn)}
     counts = [placement.num_workers for placement in placements if placement.device == "cuda"]
     return max(counts, default=0), sum(counts)
-
-
-def _companions(leases: Sequence[Lease]) -> frozenset[Holder]:
-    """Return the other studies that share something with this one at the moment."""
-    return frozenset(chain.from_iterable(lease.companions() for lease in leases))
 
 
 @contextlib.contextmanager

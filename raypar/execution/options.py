@@ -39,7 +39,7 @@ class Options:
         rerun_all: run trials too whose results the store has.
         retry_failed: run trials of stopped points again, though their code has not changed.
         exclusive: nobody else uses the cluster at ``address``.
-        share_machine: run on cores and GPUs that another study has, where too few are free.
+        share_machine: run at once, beside studies that have the cores or GPUs.
         min_nodes: of the cluster, the head included, that are waited for.
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
         command, settings: the command line and its ``--set``, for the record and a later ``resume``.

@@ -7,6 +7,7 @@ import statistics
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -17,7 +18,7 @@ from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases
 from raypar.run.runner import StoppedPoints
-from raypar.study.options import ON_CPU, OPTIONS, Auto, resolve
+from raypar.study.options import ON_CPU, OPTIONS, Auto, listed_cores, resolve
 from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
@@ -96,30 +97,41 @@ class ExecutionPlan:
         of_workloads = {_key(spec.config, self.study.workload.options): spec for spec in of_points.values()}
         return tuple({id(spec): spec for spec in (*of_workloads.values(), *of_points.values())}.values())
 
-    def choose_cores(self, free: Sequence[Core]) -> frozenset[int]:
-        """Choose the cores that trials will be on, out of free ones of this machine; none where they are too few.
+    @property
+    def is_on_gpus(self) -> bool:
+        """True if every trial that is to run needs a GPU."""
+        return all(spec.placement.device == "cuda" for spec in self._to_place)
 
-        A search, which may draw more than there are, takes them all then, and refuses the trial.
+    def fits_on(self, cores: Collection[int]) -> bool:
+        """Return whether every trial that is to run fits on these cores of the machine alone."""
+        listed = chain.from_iterable(listed_cores(spec.config["cpu_affinity"]) or () for spec in self._to_place)
+        return self._num_widest <= len(cores) and set(cores).issuperset(listed)
+
+    @property
+    def _num_widest(self) -> int:
+        """Cores of the widest trial that is to run; a search that may draw more than there are gets all."""
+        return max((min(s.placement.num_cpus, int(self.cluster.num_cpus)) for s in self._to_place), default=0)
+
+    @property
+    def _to_place(self) -> tuple[TrialSpec, ...]:
+        # Any point of a study that runs until it is settled may get further trials.
+        return self.specs if self.study.until else self.missing or _drawable(self.study, self.auto)
+
+    def trial_cores(self, machine: Sequence[Core]) -> frozenset[int]:
+        """Return the numbers of the cores that trials will be on; the rest is for raypar and Ray.
+
+        Args:
+            machine: the cores that the study may use, enough for its widest trial.
         """
         chosen: set[int] = set()
-        num_widest = 0
-        specs = self.missing or _drawable(self.study, self.auto)
-        if self.study.until:  # any of its points may get further trials
-            specs = self.specs
-        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in specs}:
-            num_cores = min(placement.num_workers * placement.cpus_per_worker, int(self.cluster.num_cpus))
-            if num_cores > len(free):
-                return frozenset()
+        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in self._to_place}:
             leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
-            leases.add_host("here", free)
+            leases.add_host("here", machine)
             near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
             cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
-            if cores is None:  # those that it lists are not all free
-                return frozenset()
-            chosen.update(*cores.values() if cores else [[core.number for core in free]])
-            num_widest = max(num_widest, num_cores)
-        num_left_over = num_widest * (self.study.max_concurrent_trials or 1) - len(chosen)
-        others = [core.number for core in free if core.number not in chosen]
+            chosen.update(*cores.values() if cores else [[core.number for core in machine]])
+        num_left_over = self._num_widest * (self.study.max_concurrent_trials or 1) - len(chosen)
+        others = [core.number for core in machine if core.number not in chosen]
         return frozenset([*chosen, *others[: max(0, num_left_over)]])
 
     def with_more(self, specs: Sequence[TrialSpec]) -> ExecutionPlan:

@@ -48,7 +48,7 @@ from raypar.train.job import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, PROFILE_FOLDER
 from raypar.units import value_of
 
 PARTIAL = "Partial: {} when {} of {} were done."
-JOINED = "{} shares cores or GPUs of this study (--share-machine): trials that run meanwhile are marked"
+BESIDE = "{} also runs trials on this machine: the trials of both are marked"
 BREAKDOWN_FILE = "breakdown.json"
 log = logging.getLogger(__name__)
 SPEEDUP = "scaling/speedup"
@@ -129,7 +129,7 @@ class ResultHandler:
     Attributes:
         monitor: measures how busy the driver's machine is during each trial.
         code_of: returns the digests of the source files that a trial runs, which are kept with its result.
-        companions: returns who shares the study's cores at the moment.
+        neighbours: returns the other studies that run trials on this machine at the moment.
     """
 
     outcome: ExecutionOutcome
@@ -137,13 +137,13 @@ class ResultHandler:
     view: Listener
     monitor: SystemMonitor | None = None
     code_of: Callable[[TrialSpec], Mapping[str, str]] = lambda _: {}
-    companions: Callable[[], frozenset[Holder]] = frozenset
+    neighbours: Callable[[], frozenset[Holder]] = frozenset
 
     def __post_init__(self) -> None:
         self._question = self.outcome.plan.question
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
         self._has_trained = False  # some trial has ended
-        self._announced = self.companions()
+        self._announced: frozenset[Holder] = frozenset()
         self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
         self._summary_due_s = time.monotonic() + SUMMARY_AFTER_S
 
@@ -152,7 +152,7 @@ class ResultHandler:
             if isinstance(event, TrialStarted) and self.monitor:
                 self.monitor.begin(event.spec.identity)
             if isinstance(event, TrialStarted):
-                self._note_companions(event.spec.identity)
+                self._note_neighbours(event.spec.identity)
             if isinstance(event, TrialEnded):
                 failure = event.result.failure
                 if failure is not None and failure.kind is FailureKind.INVALID:
@@ -160,23 +160,23 @@ class ResultHandler:
                     error = WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
                     raise BrokeOff.by(error) if self._has_trained else error
                 self._has_trained = True
-                self._note_companions(event.result.spec.identity)
-                result = self._with_companions(_without_secrets(event.result))
+                self._note_neighbours(event.result.spec.identity)
+                result = self._with_neighbours(_without_secrets(event.result))
                 event = replace(event, result=replace(result, code=self.code_of(result.spec)))
                 self._keep(event)
                 self._drop_checkpoints(event.result.spec.identity)
                 self._summarise()
             self.view(event)
 
-    def _note_companions(self, identity: str) -> None:
-        """Note who shares the cores at a trial's start or end."""
-        companions = self.companions()
-        for new in sorted(companions - self._announced, key=str):
-            self.view(Notice(JOINED.format(new)))
-        self._announced |= companions
-        self._shared_with[identity].update(companion.study for companion in companions)
+    def _note_neighbours(self, identity: str) -> None:
+        """Note the other studies on this machine at a trial's start or end."""
+        neighbours = self.neighbours()
+        for new in sorted(neighbours - self._announced, key=str):
+            self.view(Notice(BESIDE.format(new)))
+        self._announced |= neighbours
+        self._shared_with[identity].update(neighbour.study for neighbour in neighbours)
 
-    def _with_companions(self, result: TrialResult) -> TrialResult:
+    def _with_neighbours(self, result: TrialResult) -> TrialResult:
         studies = self._shared_with.pop(result.spec.identity)
         shared = {"shared_with": ", ".join(sorted(studies))} if studies else {}
         return replace(result, environment={**result.environment, **shared})

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from raypar.errors import RayparError
 from raypar.parallel.strategy import wait_for_device
 from raypar.run.local import LocalRunner
-from raypar.run.locks import Holder, first_cores, leased_cores
+from raypar.run.locks import Holder, leased_cores
 from raypar.run.runner import Event, Listener, TrialEnded
 from raypar.study.study import Study
 from raypar.study.workload import Workload
@@ -30,13 +30,13 @@ FLOAT_BYTES = 4
 def probe_all_reduces(
     num_workers: int, log_dir: Path, device: str = "cpu", notice: Listener = lambda _: None
 ) -> tuple[tuple[float, float], ...]:
-    """Measure (bytes, seconds) of all-reduces of several sizes among workers with a core each, which no study has.
+    """Measure (bytes, seconds) of all-reduces of several sizes among workers with a core each, while no study runs.
 
     Args:
         num_workers: at least 2.
         log_dir: folder of the ranks' output.
         device: of the gradients.
-        notice: gets which study's end it waits for.
+        notice: gets the study that it waits for.
 
     Raises:
         RayparError: this machine has fewer cores, or a rank failed.
@@ -51,10 +51,8 @@ def probe_all_reduces(
     study = Study(workload=workload, config={"num_workers": num_workers, "device": device}, name="probe", num_repeats=1)
     events: list[Event] = []
     me, settings = Holder.here("probe", ("raypar", "predict")), RunSettings(log_dir=log_dir, isolation="fresh")
-    with leased_cores(me, machine, first_cores(num_workers), notice) as lease:
-        cores = [core for core in machine if core.number in lease.cores]
-        with LocalRunner(settings, cores) as runner:
-            runner.run(study, [study.trial({}, 0)], events.append)
+    with leased_cores(me, machine, notice), LocalRunner(settings, machine) as runner:
+        runner.run(study, [study.trial({}, 0)], events.append)
     (result,) = (event.result for event in events if isinstance(event, TrialEnded))
     if (failure := result.failure) is not None:
         raise RayparError(

@@ -13,7 +13,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -42,7 +42,6 @@ from raypar.run.standstill import Standstill, explained
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 from raypar.train.position import Position
-from raypar.units import counted
 
 COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
 LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
@@ -223,6 +222,7 @@ class Dispatcher:
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
         self._events: list[tuple[str, Event | ArtifactPiece]] = []
         self._num_forgotten = 0
+        self._is_paused = False  # while another study has the cores of a trial
         self._last_wait = ""  # for cores of other studies, as last said
         self._notices: set[str] = set()  # of workers, as shown
 
@@ -374,12 +374,12 @@ class Dispatcher:
     def rank_ended(self, attempt: Attempt, rank: int, end: RankEnd) -> None:
         attempt.ends[rank] = end
         attempt.failure = cause(attempt.failure, end)
-        if end.failure is not None or end.taken:
+        if end.failure is not None or end.cores_held_by:
             attempt.kill()  # the peers may hang in a collective
         if len(attempt.ends) == attempt.gang.placement.num_workers:
             self._pool.release(attempt.gang)
             failure = explained(attempt.failure, attempt.ends)
-            if any(end.taken for end in attempt.ends.values()) and not attempt.trial.stop_requested:
+            if any(end.cores_held_by for end in attempt.ends.values()) and not attempt.trial.stop_requested:
                 self._wait_for_cores(attempt)
                 return
             if attempt.trial.stop_requested and failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST):
@@ -409,7 +409,7 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Start what can be started."""
-        if self._queue:
+        if self._queue and not self._is_paused:
             self._dispatch()
         self._on_change()
 
@@ -576,25 +576,20 @@ class Dispatcher:
             self._tell(Notice(notice))
 
     def _wait_for_cores(self, attempt: Attempt) -> None:
-        """Queue a trial again that has not begun, since other studies have its cores."""
-        trial, gang = attempt.trial, attempt.gang
+        """Try a trial again later that has not begun, since other studies have its cores."""
+        trial, hostnames = attempt.trial, attempt.gang.hostnames
         attempt.end()
         trial.phase, trial.attempt, trial.num_attempts = TrialPhase.QUEUED, None, trial.num_attempts - 1
-        self._queue.insert(0, trial)
-        num_cores = Counter[str]()
-        for rank, end in attempt.ends.items():
-            if end.taken:
-                self._pool.note_taken(gang, rank, end.taken)
-                num_cores.update(f"{holder} on {gang.hostnames[rank]}" for holder in end.taken.values())
-        texts = [f"{holder} has {counted(count, 'core')}" for holder, count in num_cores.items()]
-        if (text := WAITING_FOR_CORES.format(", ".join(texts))) != self._last_wait:
+        held = (f"{end.cores_held_by} on {hostnames[rank]}" for rank, end in attempt.ends.items() if end.cores_held_by)
+        if (text := WAITING_FOR_CORES.format(", ".join(dict.fromkeys(held)))) != self._last_wait:
             self._last_wait = text
             self._tell(Notice(text))
-        self._call_later(CORES_POLL_S, self._try_taken_cores)
-        self.dispatch()
+        self._queue.insert(0, trial)
+        self._is_paused = True
+        self._call_later(CORES_POLL_S, self._resume)
 
-    def _try_taken_cores(self) -> None:
-        self._pool.forget_taken()
+    def _resume(self) -> None:
+        self._is_paused = False
         self.dispatch()
 
     def _conclude(self, trial: Trial, failure: Failure | None) -> None:

@@ -223,9 +223,9 @@ def _run_turn(
     broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
 ) -> RankEnd:
     """Run this worker's rank of a trial, unless another study has its cores."""
-    me, rank = Holder.here(turn.job.spec.study, ()), greeting.rank
-    with locked_cores(me, turn.to_lock.get(rank, ()), greeting.cores) as taken:
-        return RankEnd(taken=taken) if taken else _run_rank(broker, turn, forks, greeting, listen)
+    me = Holder.here(turn.job.spec.study, ())
+    with locked_cores(me, turn.to_lock.get(greeting.rank, ())) as holder:
+        return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, greeting, listen)
 
 
 def _run_rank(

@@ -242,27 +242,23 @@ class GangPool:
         return self._cores.lease(gang.hosts, num_cores, spec.config.get("cpu_affinity"), near)
 
     def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Return which cores the worker of each rank locks for a trial: the first on a machine those of all its ranks.
+        """Return the cores that each rank's worker locks for a trial: the first rank on a machine locks for all.
 
-        Of this machine alone the driver has them locked. Labelled machines (pods) don't share their cores' numbers.
+        An exclusive trial has all cores of its machines. The driver itself locks those of its own machine. Labelled
+        machines (pods) don't share the numbers of their cores.
         """
         labelled = {node.machine for node in self.nodes if MACHINE_LABEL in node.labels}
         to_lock: dict[int, tuple[int, ...]] = {}
         first_rank: dict[str, int] = {}
         for rank, host in gang.hosts.items():
-            if not self._policy.owns_cluster and host not in labelled:
-                first = first_rank.setdefault(host, rank)
+            if self._policy.owns_cluster or host in labelled:
+                continue
+            first = first_rank.setdefault(host, rank)
+            if self._is_exclusive:
+                to_lock[first] = tuple(core.number for core in gang.workers[first].cores)
+            else:
                 to_lock[first] = (*to_lock.get(first, ()), *cores.get(rank, ()))
         return to_lock
-
-    def note_taken(self, gang: Gang, rank: int, numbers: Collection[int]) -> None:
-        """Note which cores of the machine of a gang's rank other studies have; they are not leased."""
-        self._cores.note_taken(gang.hosts[rank], numbers)
-
-    def forget_taken(self) -> None:
-        """Lease all cores again: another study may have released them."""
-        for host in {host for gang in self.gangs.values() for host in gang.hosts.values()}:
-            self._cores.note_taken(host, ())
 
     def release(self, gang: Gang) -> None:
         """Take back the cores of the gang's trial, which is over."""

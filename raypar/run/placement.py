@@ -156,7 +156,6 @@ class CoreLeases:
     def __init__(self) -> None:
         self._all: dict[str, tuple[Core, ...]] = {}
         self._free: dict[str, list[Core]] = {}
-        self._taken: dict[str, frozenset[int]] = {}  # by other studies
 
     def add_host(self, host: str, cores: Sequence[Core]) -> None:
         if host not in self._all:
@@ -193,7 +192,7 @@ class CoreLeases:
             return {}
         cores: dict[int, tuple[int, ...]] = {}
         for host, local in ranks.items():
-            free = self._free_now(host)
+            free = self._free[host]
             if affinity is None and len(local) * num_cores <= len(free):
                 cores |= near_first(free, {rank: (near or {}).get(rank, ()) for rank in local}, num_cores)
                 continue
@@ -211,14 +210,6 @@ class CoreLeases:
             free = self._free[hosts[rank]]
             free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
             free.sort(key=lambda core: core.number)
-
-    def note_taken(self, host: str, numbers: Collection[int]) -> None:
-        """Note which cores of a machine other studies have; they are not leased."""
-        self._taken[host] = frozenset(numbers)
-
-    def _free_now(self, host: str) -> list[Core]:
-        taken = self._taken.get(host, frozenset())
-        return [core for core in self._free[host] if core.number not in taken]
 
 
 def _choose(free: Sequence[Core], count: int, affinity: Value) -> tuple[int, ...] | None:

@@ -300,7 +300,7 @@ class RankEnd:
 
     outcome: RankOutcome | None = None
     failure: Failure | None = None
-    taken: Mapping[int, str] = field(default_factory=dict)  # cores of its machine that others have, and who
+    cores_held_by: str = ""  # another study that has cores of its machine, so that it could not begin
     was_killed: bool = False  # from here, so that its end explains nothing
     position: Position = field(default_factory=Position)  # in its collective operations, as last said
 

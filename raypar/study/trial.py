@@ -228,7 +228,7 @@ class TrialResult:
         environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, the largest numbers of the
             study's other trials that ran at the same time (``num_beside``), of those on one of its machines
             (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), the other
-            studies that used its cores or GPUs (``shared_with``), and lists by rank: ``node``, ``cores``,
+            studies on its machine (``shared_with``), and lists by rank: ``node``, ``cores``,
             ``num_threads``, ``device_name``, ``cpu_model``; and what was measured while it was timed: ``stalls_s``
             (steps in which it stood still, see `raypar.train.telemetry`; absent if there were none),
             ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's

@@ -98,22 +98,22 @@ def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(f
 
 
 NUM_CORES = len(allowed_cores())
-WIDE = f"""
+NARROW = """
 from raypar import Study, grid
 from raypar.workloads import digits
 
-config = {{"epochs": 2, "batch_size": 256, "cpus_per_worker": {NUM_CORES}}}
-study = Study(workload=digits, space={{"lr": grid(0.1)}}, num_repeats=2, config=config)
+config = {"epochs": 2, "batch_size": 256, "cpus_per_worker": 1}
+study = Study(workload=digits, space={"lr": grid(0.1)}, num_repeats=2, config=config)
 """
 
 
-def test_of_two_studies_that_need_all_cores_one_waits_for_the_other_and_names_it(tmp_path):
+def test_of_two_studies_of_one_core_on_one_machine_one_waits_for_the_other_and_names_it(tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
     processes = {}
     for folder in folders:
         folder.mkdir()
         cli = Cli(folder)
-        cli.write(f"{folder.name}.py", WIDE)
+        cli.write(f"{folder.name}.py", NARROW)
         processes[cli] = cli.start("study", f"{folder.name}.py", "--no-ray")
     outputs = {}
     for cli, process in processes.items():
@@ -122,7 +122,7 @@ def test_of_two_studies_that_need_all_cores_one_waits_for_the_other_and_names_it
     (waited,) = [cli for cli, output in outputs.items() if "waiting" in output]
     (first,) = {*processes} - {waited}
     has = f"study `{first.folder.name}` (process {processes[first].pid}) has {NUM_CORES} of {NUM_CORES} cores"
-    assert f"waiting for cores: {has}; Ctrl-C ends this" in outputs[waited]
+    assert f"waiting for cores: {has}; " in outputs[waited]
     stores = [Store(default_tracking_uri(cli.folder), cli.folder).results(cli.folder.name) for cli in (first, waited)]
     ends, starts = [r.started_at + r.wall_s for r in stores[0]], [r.started_at for r in stores[1]]
     assert len(ends) == len(starts) == 2 and max(ends) <= min(starts)

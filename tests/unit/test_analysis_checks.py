@@ -199,7 +199,7 @@ CASES = {
     "shared_with_studies": [
         (
             changed(3, environment={"shared_with": "b, c"}),
-            "1 of 12 trials shared cores or GPUs with other studies: b, c.",
+            "1 of 12 trials shared their machine with other studies: b, c.",
         ),
         (changed(3, environment={"shared_with": ["b"]}), None),
     ],

@@ -26,11 +26,11 @@ from raypar.execution import execute as module
 from raypar.execution import results
 from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING, rank_environment
 from raypar.execution.plan import make_plan
-from raypar.execution.results import JOINED
+from raypar.execution.results import BESIDE
 from raypar.gpus import visible_gpus
 from raypar.run import locks
 from raypar.run.cluster import Cluster
-from raypar.run.locks import CoreLease, GpuLease, Holder
+from raypar.run.locks import Holder, leased_cores, leased_gpus, present
 from raypar.run.runner import Notice, TrialEnded, TrialsAdded, TrialStarted
 from raypar.scratch import LOCK_FILE, PREFIX
 from raypar.signals import Interrupted, handle_signals
@@ -359,16 +359,27 @@ def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(sta
 # ---- other studies on the machine
 
 CORES = [Core(number, 0, number) for number in range(4)]
+OTHER = Holder("other", os.getppid(), "", "")
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Four cores, of which another study may take some."""
+    """Four cores, which another study may hold: call it; the result's `close` ends that study."""
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
-    monkeypatch.setattr(locks, "CAN_PIN", False)  # they are not this machine's
-    lease = CoreLease(Holder("other", os.getppid(), "", ""), CORES)
-    yield lease
-    lease.release()
+    with contextlib.ExitStack() as stack:
+        shown = []
+
+        def hold(*, gpus=(), share=False):
+            if not shown:
+                shown.append(stack.enter_context(present(OTHER)))
+            study = stack.enter_context(contextlib.ExitStack())
+            if gpus:
+                study.enter_context(leased_gpus(OTHER, gpus, len(gpus), len(gpus), print))
+            else:
+                study.enter_context(leased_cores(OTHER, CORES, print, share=share))
+            return study
+
+        yield hold
 
 
 @pytest.fixture
@@ -377,10 +388,14 @@ def on_four_cores(stage):
     return stage
 
 
-def test_a_study_runs_on_cores_that_no_other_has(on_four_cores, machine):
-    assert machine.take(lambda free: [0, 2])
+def test_a_study_has_the_machine_and_its_trials_the_cores_of_the_largest(on_four_cores, machine):
+    def trial(spec):
+        assert not any(locks.Lock(f"core-{number}").acquire() for number in range(4))
+        return finished(spec)
+
+    on_four_cores.trial = trial
     outcome = on_four_cores.execute(a_study())
-    assert (on_four_cores.cluster.num_cpus, on_four_cores.cluster.cores) == (2, (CORES[1], CORES[3]))
+    assert (on_four_cores.cluster.num_cpus, on_four_cores.cluster.cores) == (2, tuple(CORES[:2]))
     assert on_four_cores.notices == [] and not any("shared_with" in r.environment for r in outcome.results.values())
     on_four_cores.execute(a_study(name="again"))  # they are free again
 
@@ -415,14 +430,13 @@ def test_other_load_is_measured_without_this_process_and_not_long_ago(monkeypatc
     assert slept == [0.0, pytest.approx(0.3), 0.5]
 
 
-def test_a_study_waits_for_cores_before_anything_is_started(on_four_cores, machine, monkeypatch):
-    assert machine.take(lambda free: [0, 1, 2])
-    waits = on_four_cores.notices.append
+def test_a_study_waits_for_the_machine_before_anything_is_started(on_four_cores, machine, monkeypatch):
+    holds, waits = machine(), on_four_cores.notices.append
 
     def notice(text):
         waits(text)
         assert on_four_cores.happened == ["checked"]
-        machine.release()
+        holds.close()
 
     monkeypatch.setattr(locks, "POLL_S", 0.0)
     monkeypatch.setattr(on_four_cores, "notices", SimpleNamespace(append=notice))
@@ -442,18 +456,18 @@ def test_a_study_is_executed_once_at_a_time_and_shown_meanwhile(stage):
     stage.execute(a_study())
 
 
-def test_trials_that_shared_cores_are_marked_and_it_is_announced_once(on_four_cores, machine):
-    assert machine.take(lambda free: [0, 1, 2, 3])
+def test_trials_on_a_shared_machine_are_marked_and_it_is_announced_once(on_four_cores, machine):
+    machine()
     outcome = on_four_cores.execute(a_study(), share_machine=True)
-    assert on_four_cores.notices == [locks.SHARING.format(f"study `other` (process {os.getppid()} of )")]
     assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
-    assert not [event for event in on_four_cores.shown if isinstance(event, Notice)]
+    notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
+    assert notices == [BESIDE.format(f"study `other` (process {os.getppid()} of )")] and on_four_cores.notices == []
 
 
-def test_trials_that_others_come_to_share_cores_with_are_marked_from_then_on(on_four_cores, machine):
+def test_trials_beside_a_study_that_comes_later_are_marked_from_then_on(on_four_cores, machine):
     def joined(spec):
         if spec.order == 5:
-            machine.share(lambda cores: [0, 1] if len(cores) == 4 else [])
+            machine(share=True)
         return finished(spec)
 
     on_four_cores.trial = joined
@@ -461,7 +475,7 @@ def test_trials_that_others_come_to_share_cores_with_are_marked_from_then_on(on_
     marked = [order for order, r in enumerate(outcome.results.values()) if "shared_with" in r.environment]
     assert marked == [5, 6, 7]
     notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
-    assert notices == [JOINED.format(f"study `other` (process {os.getppid()} of )")]
+    assert notices == [BESIDE.format(f"study `other` (process {os.getppid()} of )")]
 
 
 @pytest.fixture
@@ -486,55 +500,59 @@ def on_gpus(num_workers=(1, 2), **changes):
     return a_study(baseline={"num_workers": num_workers[0]}, **changes)
 
 
-def other_study(gpus, *names):
-    """Another study takes these."""
-    lease = GpuLease(Holder("other", os.getppid(), "", ""), gpus)
-    assert lease.take_by_name(lambda free: [name for name in free if name in names])
-    return lease
-
-
-def test_a_study_has_as_many_gpus_as_its_largest_trial_and_hides_the_others_from_what_it_starts(on_two_gpus):
-    lease = other_study(visible_gpus(), "gpu-GPU-1234")
+def test_a_study_has_as_many_gpus_as_its_largest_trial_and_hides_the_others_from_what_it_starts(on_two_gpus, machine):
+    holds = machine(gpus=visible_gpus()[:1])
     on_two_gpus.execute(on_gpus((1,)))
     assert on_two_gpus.cluster.nodes[0]["GPU"] == 1 and {*on_two_gpus.visible} == {"GPU-2234"}
-    lease.release()
+    assert {core.number for core in on_two_gpus.cluster.cores} <= {2, 3}  # the share of the second GPU
+    holds.close()
     assert "CUDA_VISIBLE_DEVICES" not in os.environ and on_two_gpus.notices == []
     on_two_gpus.visible.clear()
     on_two_gpus.execute(on_gpus(name="again"))
     assert on_two_gpus.cluster.nodes[0]["GPU"] == 2 and {*on_two_gpus.visible} == {None}  # there is nothing to hide
 
 
-def test_a_study_waits_for_gpus_before_it_takes_cores(on_two_gpus, machine, monkeypatch):
-    lease = other_study(visible_gpus(), "gpu-GPU-1234")
+def test_a_study_on_gpus_waits_for_these_and_for_no_cores_and_names_its_neighbours(on_two_gpus, machine, monkeypatch):
+    holds_gpu, _ = machine(gpus=visible_gpus()[:1]), machine()
 
     def notice(text):
         assert text.startswith("waiting for GPUs: study `other` (process ") and "has 1 of 2 GPUs" in text
-        assert machine.take(lambda free: [core.number for core in free]) and on_two_gpus.happened == ["checked"]
-        machine.release()
-        lease.release()
+        assert on_two_gpus.happened == ["checked"]
+        holds_gpu.close()
 
     monkeypatch.setattr(on_two_gpus, "notices", SimpleNamespace(append=notice))
-    on_two_gpus.execute(on_gpus())
-    assert len(on_two_gpus.of("recorded")) == 4 and machine.take(lambda free: [0])
+    outcome = on_two_gpus.execute(on_gpus())
+    assert len(on_two_gpus.of("recorded")) == 4
+    assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
 
 
-def test_trials_that_shared_a_gpu_are_marked(on_two_gpus):
-    lease = other_study(visible_gpus(), "gpu-GPU-1234")
+def test_a_study_on_gpus_and_the_cpu_waits_for_both(on_two_gpus, machine, monkeypatch):
+    holds, told = {"GPUs": machine(gpus=visible_gpus()), "cores": machine()}, []
+
+    def notice(text):
+        told.append(text.removeprefix("waiting for ").partition(":")[0])
+        holds[told[-1]].close()
+
+    monkeypatch.setattr(on_two_gpus, "notices", SimpleNamespace(append=notice))
+    on_two_gpus.execute(a_study(space={"device": grid("cpu", "cuda")}, baseline={"device": "cpu"}))
+    assert told == ["GPUs", "cores"]
+
+
+def test_a_study_shares_gpus_on_request(on_two_gpus, machine):
+    machine(gpus=visible_gpus())
     outcome = on_two_gpus.execute(on_gpus(), share_machine=True)
     assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
-    assert on_two_gpus.notices == [locks.SHARING_GPUS.format(f"study `other` (process {os.getppid()} of )")]
-    lease.release()
 
 
 @pytest.mark.parametrize("device", ["cpu", None])
-def test_a_study_on_the_cpu_leaves_gpus_alone(on_two_gpus, monkeypatch, device):
-    lease = other_study(visible_gpus(), "gpu-GPU-1234", "gpu-GPU-2234")
+def test_a_study_on_the_cpu_leaves_gpus_alone(on_two_gpus, machine, monkeypatch, device):
+    holds = machine(gpus=visible_gpus())
     monkeypatch.setattr(module, "visible_gpus", lambda: pytest.fail("GPUs were looked for"))
     if device is None:  # "auto", on a machine without
         on_two_gpus.machine = replace(on_two_gpus.machine, nodes=({"CPU": 4},))
     on_two_gpus.execute(on_gpus(config={} if device is None else {"device": device}))
     assert len(on_two_gpus.of("recorded")) == 4 and on_two_gpus.notices == []
-    lease.release()
+    holds.close()
 
 
 def test_a_search_has_the_gpus_that_its_draws_may_need(on_two_gpus):

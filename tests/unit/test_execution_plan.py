@@ -269,24 +269,35 @@ FOUR_CORES = tuple(Core(n, n // 2, n) for n in range(4))
 
 
 @pytest.mark.parametrize(
-    ("free", "space", "chosen"),
+    ("cores", "space", "chosen"),
     [
         ((0, 1, 2, 3), {"num_workers": grid(1, 2)}, {0, 1}),
         ((1, 2, 3), {"num_workers": grid(1, 2)}, {1, 2}),
-        ((3,), {"num_workers": grid(1, 2)}, set()),
         ((0, 1, 2, 3), {"cpu_affinity": grid((3,), "1")}, {1, 3}),
-        ((0, 1, 2), {"cpu_affinity": grid((3,), "1")}, set()),
         ((0, 1, 2, 3), {"cpu_affinity": grid("spread"), "num_workers": grid(2)}, {0, 2}),
         ((1, 2, 3), {"cpu_affinity": grid("spread"), "num_workers": grid(2)}, {1, 2}),
         ((2, 3), {"lr": choice(0.1, 0.2)}, {2}),
         ((2, 3), {"num_workers": choice(1, 2)}, {2, 3}),
-        ((1, 2, 3), {"num_workers": choice(1, 9)}, set()),  # it takes them all, and refuses the draw
-        ((0, 1, 2, 3), {"num_workers": choice(1, 9)}, {0, 1, 2, 3}),
+        ((0, 1, 2, 3), {"num_workers": choice(1, 9)}, {0, 1, 2, 3}),  # it takes them all, and refuses the draw
     ],
 )
-def test_a_study_takes_the_cores_of_its_largest_trial_out_of_the_free_ones(free, space, chosen):
+def test_trials_are_on_the_cores_of_the_largest_and_leave_the_rest_to_raypar(cores, space, chosen):
     plan = make_plan(a_study(space=space), own(4, FOUR_CORES), ())
-    assert plan.choose_cores([core for core in FOUR_CORES if core.number in free]) == chosen
+    assert plan.trial_cores([core for core in FOUR_CORES if core.number in cores]) == chosen
+
+
+@pytest.mark.parametrize(
+    ("cores", "space", "fits"),
+    [
+        ((3,), {"num_workers": grid(1, 2)}, False),
+        ((2, 3), {"num_workers": grid(1, 2)}, True),
+        ((0, 1, 2), {"cpu_affinity": grid((3,), "1")}, False),
+        ((1, 3), {"cpu_affinity": grid((3,), "1")}, True),
+        ((1, 2, 3), {"num_workers": choice(1, 9)}, False),
+    ],
+)
+def test_a_study_fits_on_cores_that_hold_its_widest_trial_and_all_that_it_lists(cores, space, fits):
+    assert make_plan(a_study(space=space), own(4, FOUR_CORES), ()).fits_on(cores) == fits
 
 
 def test_trials_on_gpus_take_cores_of_their_gpus_numa_nodes_first(monkeypatch):
@@ -294,19 +305,19 @@ def test_trials_on_gpus_take_cores_of_their_gpus_numa_nodes_first(monkeypatch):
     for num_workers, chosen in ((1, {2}), (2, {1, 2})):
         machine = own(4, FOUR_CORES, more={"GPU": 2})
         plan = plan_of(machine, device="cuda", num_workers=num_workers, cpus_per_worker=1)
-        assert plan.choose_cores(FOUR_CORES) == chosen
+        assert plan.is_on_gpus and plan.trial_cores(FOUR_CORES) == chosen
 
 
-def test_trials_side_by_side_take_cores_for_as_many_as_there_may_be_or_as_are_free():
+def test_trials_side_by_side_take_cores_for_as_many_as_there_may_be_or_as_there_are():
     plan = make_plan(a_study(max_concurrent_trials=3, space={"lr": choice(0.1, 0.2)}), own(4, FOUR_CORES), ())
-    assert [len(plan.choose_cores(FOUR_CORES[:count])) for count in range(5)] == [0, 1, 2, 3, 3]
+    assert [len(plan.trial_cores(FOUR_CORES[:count])) for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
 
 
 def test_what_is_done_takes_no_cores_and_a_plan_is_kept_within_those_that_it_has():
     study = a_study()
     wide = [spec for spec in study.trials() if spec.placement.num_workers == 2]
     plan = make_plan(study, own(4, FOUR_CORES), [TrialResult(spec, TrialState.FINISHED) for spec in wide])
-    assert plan.choose_cores(FOUR_CORES) == {0}
+    assert plan.trial_cores(FOUR_CORES) == {0} and not plan.is_on_gpus
     within = plan.within({2, 3}).cluster
     assert (within.num_cpus, within.cores) == (2, FOUR_CORES[2:])
 

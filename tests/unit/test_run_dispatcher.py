@@ -361,20 +361,17 @@ def test_a_trial_whose_gpu_failed_is_retried_there_where_no_other_machine_can_ho
     assert run.running("a").gang is gang and run.running("a").number == 2
 
 
-def test_a_trial_whose_cores_another_study_has_takes_others_or_waits_and_has_not_begun():
+def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
     run = one_running(num_workers=2, nodes=cluster(2))
-    gang = run.running("a").gang
-    assert gang.turn.cores == {0: (0,), 1: (1,)}
-    run.end("a", RankEnd(taken={1: "study `b` (process 7)"}), RankEnd(failure=CRASH, was_killed=True))
-    assert gang.turn.cores == {0: (0,), 1: (2,)} and run.running("a").number == 1
-    run.end("a", RankEnd(taken=dict.fromkeys((0, 1, 2), "study `b` (process 7)")), RankEnd(failure=CRASH))
-    assert gang.turn is None and run.it.trial("a").phase is TrialPhase.QUEUED
-    run.it.check()
-    assert gang.turn is None
-    run.wait(CORES_POLL_S)
-    assert gang.turn.cores == {0: (0,), 1: (1,)} and not gang.turn.to_lock  # nobody else is on a machine of its own
-    waits = "a trial waits for cores: study `b` (process 7) on n0 has "
-    assert [event.text for event in run.of(Notice)] == [f"{waits}1 core", f"{waits}3 cores"]
+    gang, other = run.running("a").gang, "study `b` (process 7)"
+    for _ in range(2):
+        run.end("a", RankEnd(cores_held_by=other), RankEnd(failure=CRASH, was_killed=True))
+        assert gang.turn is None and run.it.trial("a").phase is TrialPhase.QUEUED
+        run.it.check()
+        assert gang.turn is None
+        run.wait(CORES_POLL_S)
+        assert run.running("a").number == 1 and gang.turn.cores == {0: (0,), 1: (1,)}
+    assert [event.text for event in run.of(Notice)] == [f"a trial waits for cores: {other} on n0"]
     run.end("a")
     assert (run.results[0].attempts, run.results[0].state) == (1, TrialState.FINISHED)
     assert not run.of(TrialRetried)
@@ -383,16 +380,19 @@ def test_a_trial_whose_cores_another_study_has_takes_others_or_waits_and_has_not
 def test_a_trial_that_is_stopped_while_another_study_has_its_cores_is_over():
     run = one_running()
     run.it.release("a", let_finish=False)
-    run.end("a", RankEnd(taken={0: "study `b` (process 7)"}))
+    run.end("a", RankEnd(cores_held_by="study `b` (process 7)"))
     assert run.results[0].state is TrialState.FAILED and not run.of(Notice)
 
 
-def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_cores_of_all_its_ranks():
+def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_machine_or_the_cores_of_all_its_ranks():
     run = one_running(num_workers=3, nodes=cluster(2, 1))
     gang, pool = run.running("a").gang, run.pool
+    assert pool.to_lock(gang, gang.turn.cores) == {}  # nobody else is on a machine of its own
     pool._policy = GangPolicy(False, 4)
-    machines = [gang.hosts[rank] for rank in range(3)]
-    assert machines == ["m0", "m0", "m1"] and pool.to_lock(gang, gang.turn.cores) == {0: (0, 1), 2: (0,)}
+    assert [gang.hosts[rank] for rank in range(3)] == ["m0", "m0", "m1"]
+    assert pool.to_lock(gang, gang.turn.cores) == {0: (0, 1, 2, 3), 2: (0, 1, 2, 3)}
+    pool._is_exclusive = False
+    assert pool.to_lock(gang, gang.turn.cores) == {0: (0, 1), 2: (0,)}
     assert pool.to_lock(gang, {}) == {0: (), 2: ()}
     pool.nodes = [replace(node, labels={MACHINE_LABEL: node.machine}) for node in pool.nodes]
     assert pool.to_lock(gang, gang.turn.cores) == {}

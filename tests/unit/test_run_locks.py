@@ -1,4 +1,4 @@
-"""Locks between studies, held by real processes: one execution of a study, one study on a core, one on a GPU.
+"""Locks between studies, held by real processes: one execution of a study, one study on the cores, one on a GPU.
 
 The GPUs are made up: a lock needs their names only.
 """
@@ -11,8 +11,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,34 +19,25 @@ from raypar.errors import RayparError
 from raypar.gpus import Gpu
 from raypar.predict import probe
 from raypar.run import locks
-from raypar.run.locks import (
-    CoreLease,
-    Holder,
-    Lock,
-    first_cores,
-    leased_cores,
-    leased_gpus,
-    locked_cores,
-    one_execution,
-)
+from raypar.run.locks import Holder, Lock, leased_cores, leased_gpus, locked_cores, one_execution, present
 from raypar.run.runner import TrialEnded
 from raypar.study.trial import TrialResult, TrialState
-from raypar.train.affinity import CAN_PIN, Core, allowed_cores, host_cores
+from raypar.train.affinity import Core
 
 HOLDS = """
 import sys
-from raypar.run.locks import Holder, first_cores, leased_cores, one_execution
+from raypar.run.locks import Holder, leased_cores, one_execution, present
 from raypar.train.affinity import Core
 
-name, num_cores, size, share = sys.argv[1], *map(int, sys.argv[2:])
+name, size, share = sys.argv[1], *map(int, sys.argv[2:])
 me = Holder.here(name, ["raypar", "study", f"{name}.py"])
-machine = [Core(n, 0, n % max(2, size // 2)) for n in range(size)]
 
 def tell(event):
     print(event.text, flush=True)
 
-with one_execution(me, "store"), leased_cores(me, machine, first_cores(num_cores), tell, share=bool(share)) as lease:
-    print(sorted(lease.cores), flush=True)
+machine = [Core(n, 0, n) for n in range(size)]
+with one_execution(me, "store"), leased_cores(me, machine, tell, share=bool(share)), present(me) as neighbours:
+    print("has", *sorted(each.study for each in neighbours()), flush=True)
     sys.stdin.read()
 """
 
@@ -61,11 +50,11 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def start():
-    """Start a process that runs a study on so many cores of a machine; it prints what it waits for, and its cores."""
+    """Start a process that runs a study on the first cores of a machine; it prints what it waits for, then "has"."""
     with contextlib.ExitStack() as stack:
 
-        def started(name, num_cores, size, *, share=0, code=HOLDS):
-            command = [sys.executable, "-c", code, name, *map(str, (num_cores, size, share))]
+        def started(name, *numbers, share=0, code=HOLDS):
+            command = [sys.executable, "-c", code, name, *map(str, (*numbers, share))]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
             stack.callback(process.kill)
@@ -96,7 +85,7 @@ FOUR = [Core(number, 0, number) for number in range(4)]
 
 
 def test_a_second_execution_is_refused_with_process_and_command_of_the_first_until_that_is_killed(start, folder):
-    first = start("mine", 1, 2)
+    first = start("mine", 2)
     line_of(first)
     with pytest.raises(RayparError) as refused, one_execution(me("mine"), "store"):
         pass
@@ -145,138 +134,103 @@ with one_execution(Holder.here("mine", []), "store"):
 # ---- cores
 
 
-def test_of_two_studies_that_start_together_on_two_cores_the_second_waits_for_the_first(start):
-    processes = {name: start(name, 2, 2) for name in ("one", "two")}
+def test_of_two_studies_that_start_together_the_second_waits_for_the_first_and_then_has_the_machine(start):
+    processes = {name: start(name, 2) for name in ("one", "two")}
     lines = {name: line_of(process) for name, process in processes.items()}
-    first = next(name for name, line in lines.items() if line == "[0, 1]")
+    first = next(name for name, line in lines.items() if line == "has")
     second = ({*processes} - {first}).pop()
     pid = processes[first].pid
     assert lines[second].startswith(f"waiting for cores: study `{first}` (process {pid}) has 2 of 2 cores; ")
     processes[first].kill()
-    assert line_of(processes[second]) == "[0, 1]"
+    assert line_of(processes[second]) == "has"
 
 
-def test_studies_that_fit_side_by_side_have_disjoint_cores_and_of_physical_cores_each_its_own(start):
-    processes = [start(name, 2, 8) for name in ("one", "two")]
-    one, two = (set(json.loads(line_of(process))) for process in processes)
-    assert len(one) == len(two) == 2 and {number % 4 for number in one | two} == {0, 1, 2, 3}
-    third = set(json.loads(line_of(start("three", 4, 8))))
-    assert third == set(range(8)) - one - two  # the second threads of their physical cores are all that is left
+def test_studies_on_separate_parts_of_a_machine_run_at_once_and_know_of_each_other(start):
+    assert line_of(start("part", 2)) == "has"
+    with leased_cores(me(), FOUR[2:], print), present(me()) as neighbours:
+        assert [each.study for each in neighbours()] == ["part"]
 
 
 def test_a_study_that_waits_holds_no_core_and_those_that_come_later_wait_behind_it(start):
-    line_of(start("first", 3, 4))
-    second = start("second", 2, 4)
+    line_of(start("first", 3))
+    second = start("second", 4)
     assert "study `first`" in line_of(second)
-    late = start("late", 1, 4)
-    words = f"has 3 of 4 cores, study `second` (process {second.pid}) is next; "
-    assert words in line_of(late)
-    lease = CoreLease(me(), FOUR)
-    assert lease.take(first_cores(1)) and lease.cores == {3}
-    lease.release()
+    assert f"has 3 of 4 cores, study `second` (process {second.pid}) is next; " in line_of(start("late", 4))
+    with locked_cores(me(), {3}) as holder:
+        assert holder == ""
 
 
 def test_a_study_that_is_interrupted_while_it_waits_leaves_no_lock(start):
-    first = start("first", 4, 4)
+    first = start("first", 4)
     line_of(first)
 
     def interrupt(_):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), leased_cores(me(), FOUR, first_cores(1), interrupt):
+    with pytest.raises(KeyboardInterrupt), leased_cores(me(), FOUR, interrupt):
         pass
     first.kill()
     first.wait()
-    with leased_cores(me(), FOUR, first_cores(4), interrupt) as lease:
-        assert lease.cores == {0, 1, 2, 3}
+    with leased_cores(me(), FOUR, interrupt):
+        assert not Lock("core-0").acquire()
 
 
 def test_a_machine_is_shared_on_request_and_both_studies_know(start):
-    guest_of = "--share-machine: shares cores with study `first` (process {}); "
-    with leased_cores(other("first"), FOUR, first_cores(4), print) as host:
-        assert host.companions() == frozenset()
-        guest = start("guest", 2, 4, share=1)
-        assert line_of(guest).startswith(guest_of.format(os.getppid())) and line_of(guest) == "[0, 1]"
-        (companion,) = host.companions()
-        assert (companion.study, companion.pid) == ("guest", guest.pid)
+    with leased_cores(me("first"), FOUR, print), present(me("first")) as neighbours:
+        assert neighbours() == frozenset()
+        guest = start("guest", 4, share=1)
+        assert line_of(guest) == "has first"
+        assert {(each.study, each.pid) for each in neighbours()} == {("guest", guest.pid)}
         guest.kill()
         guest.wait()
-        assert host.companions() == frozenset()
-    told = []
-    with leased_cores(me(), FOUR, first_cores(2), told.append, share=True) as lease:
-        assert told == [] and lease.cores == {0, 1} and lease.companions() == frozenset()
+        assert neighbours() == frozenset()
 
 
-@pytest.mark.skipif(not CAN_PIN or len(allowed_cores()) < 2, reason="needs two cores, and to bind processes to them")
-def test_a_study_s_processes_leave_the_cores_that_another_study_takes(monkeypatch):
-    monkeypatch.setattr(locks, "POLL_S", 0.01)
-    machine, before = host_cores(), os.sched_getaffinity(0)
-    mine, theirs = (core.number for core in machine[:2])
-    first, second = CoreLease(me("first"), machine), CoreLease(other("second"), machine)
-    assert first.take(lambda free: [mine])
-    over = threading.Event()
-    with first.keeping_off_others(), subprocess.Popen(["sleep", "60"]) as child:
-        thread = threading.Thread(target=over.wait)
-        thread.start()
-        try:
-            assert os.sched_getaffinity(0) == {core.number for core in machine}
-            assert second.take(lambda free: [theirs])
-            everywhere = (0, child.pid, thread.native_id)
-            give_up_s = time.monotonic() + 60
-            while any(theirs in os.sched_getaffinity(each) for each in everywhere):
-                assert time.monotonic() < give_up_s
-                time.sleep(0.01)
-            assert all(mine in os.sched_getaffinity(each) for each in everywhere)
-            os.sched_setaffinity(0, {mine})
-        finally:
-            over.set()
-            child.kill()
-    assert os.sched_getaffinity(0) == before
-    first.release()
-    second.release()
+def test_a_study_that_shares_the_machine_does_not_queue_and_those_that_do_not_share_wait_for_it(start):
+    first = start("first", 2)
+    line_of(first)
+    assert "study `first`" in line_of(start("second", 2))  # it is next
+    guest = start("guest", 4, share=1)
+    assert line_of(guest) == "has first"
+    assert f"study `guest` (process {guest.pid}) has 2 of 4 cores" in line_of(start("late", 4))
 
 
-def test_the_network_is_probed_on_cores_that_no_study_has(monkeypatch, tmp_path):
-    leased = []
-
+def test_the_network_is_probed_while_no_study_runs(monkeypatch, tmp_path):
     class Runner(contextlib.nullcontext):
         """Stands in for the ranks."""
 
         def __init__(self, _, cores):
             super().__init__(self)
-            leased.extend(core.number for core in cores)
+            assert cores == FOUR
 
         def run(self, _, specs, listener):
-            assert not any(Lock(f"core-{number}").acquire() for number in leased)
+            assert not any(Lock(f"core-{number}").acquire() for number in range(4))
             listener(TrialEnded(TrialResult(*specs, TrialState.FINISHED, reports=({"num_bytes": 4, "time_s": 1.0},))))
 
     monkeypatch.setattr(probe, "LocalRunner", Runner)
     monkeypatch.setattr(probe, "host_cores", lambda: FOUR)
-    with leased_cores(other("first"), FOUR, first_cores(1), print):
-        assert probe.probe_all_reduces(2, tmp_path) == ((4, 1.0),)
-    assert leased == [1, 2]
+    assert probe.probe_all_reduces(2, tmp_path) == ((4, 1.0),)
 
 
-def test_a_trial_on_a_cluster_has_all_of_its_cores_or_hears_who_has_which(start):
-    first = start("first", 2, 4)
+def test_a_trial_on_a_cluster_has_all_of_its_cores_or_hears_who_has_one(start):
+    first = start("first", 2)
     has = f"study `first` (process {first.pid})"
-    assert line_of(first) == "[0, 1]"
-    rest = CoreLease(other("late"), FOUR)
+    assert line_of(first) == "has"
     for wanted in ((1,), (1, 2), (3, 0)):
-        with locked_cores(me(), wanted, FOUR) as taken:
-            assert taken == {0: has, 1: has}
-            assert rest.take(first_cores(2)) and rest.cores == {2, 3}
-            rest.release()
-    with locked_cores(me(), (2, 3), FOUR) as taken:
-        assert taken == {} and not rest.take(first_cores(1))
-        with locked_cores(me(), (2,), FOUR) as of_its_other_trials:  # which it knows of
-            assert of_its_other_trials == {0: has, 1: has, 2: str(me())}
-    with locked_cores(me(), (), FOUR) as taken:
-        assert taken == {}
+        with locked_cores(me(), wanted) as holder:
+            assert holder == has
+            with locked_cores(other("late"), (3,)) as late:
+                assert late == ""
+    with locked_cores(me(), (2, 3)) as holder:
+        assert holder == ""
+        with locked_cores(other("late"), (3,)) as late:
+            assert late == str(me())
+    with locked_cores(me(), ()) as holder:
+        assert holder == ""
     first.kill()
     first.wait()
-    with locked_cores(me(), range(4), FOUR) as taken:
-        assert taken == {}
+    with locked_cores(me(), range(4)) as holder:
+        assert holder == ""
 
 
 # ---- GPUs
@@ -292,8 +246,8 @@ machine = [Gpu(0, "GPU-a", "H100", "0000:1b:00.0"), Gpu(1, "", "AMD GPU", "0000:
 def tell(event):
     print(event.text, flush=True)
 
-with leased_gpus(Holder.here(name, []), machine, least, most, tell, share=bool(share)) as lease:
-    print([gpu.index for gpu in lease.gpus], flush=True)
+with leased_gpus(Holder.here(name, []), machine, least, most, tell, share=bool(share)) as gpus:
+    print([gpu.index for gpu in gpus], flush=True)
     sys.stdin.read()
 """
 # As `HOLDS_GPUS` has them.
@@ -323,23 +277,20 @@ def test_studies_that_need_one_gpu_each_run_side_by_side_and_one_takes_more_wher
     for process in (one, two):
         process.kill()
         process.wait()
-    with leased_gpus(me(), TWO_GPUS, 1, 2, print) as lease:
-        assert lease.gpus == tuple(TWO_GPUS)
+    with leased_gpus(me(), TWO_GPUS, 1, 2, print) as gpus:
+        assert gpus == tuple(TWO_GPUS)
 
 
 def test_a_study_that_waits_for_gpus_leaves_the_cores_to_others(start):
     with leased_gpus(other("first"), TWO_GPUS, 2, 2, print):
         assert "study `first`" in line_of(start_on_gpus(start, "second", 1, 1))
-        line = line_of(start("third", 2, 2))
-        assert line == "[0, 1]"  # its cores
+        assert line_of(start("third", 2)) == "has"
 
 
-def test_gpus_are_shared_on_request_and_both_studies_know(start):
-    with leased_gpus(other("first"), TWO_GPUS, 2, 2, print) as host:
-        guest = start_on_gpus(start, "guest", 1, 1, share=1)
-        shares = f"--share-machine: shares GPUs with study `first` (process {os.getppid()}); "
-        assert line_of(guest).startswith(shares) and line_of(guest) == "[0]"
-        assert {(holder.study, holder.pid) for holder in host.companions()} == {("guest", guest.pid)}
+def test_gpus_are_shared_on_request_free_ones_first(start):
+    with leased_gpus(other("first"), TWO_GPUS[:1], 1, 1, print):
+        assert line_of(start_on_gpus(start, "guest", 1, 1, share=1)) == "[1]"
+        assert line_of(start_on_gpus(start, "another", 2, 2, share=1)) == "[0, 1]"
 
 
 # ---- a folder that others write to
@@ -403,6 +354,7 @@ def test_another_user_waits_for_a_core_and_takes_it_later(monkeypatch, every_use
     lock.sign(me())
     as_nobody = """
 import os
+import psutil  # while this process may read it
 from raypar.run.locks import Holder, Lock
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 lock = Lock("core-0")

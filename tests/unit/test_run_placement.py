@@ -265,11 +265,11 @@ def test_each_worker_gets_cores_of_its_gpus_numa_node_as_far_as_there_are_some(n
     assert leases.lease(dict.fromkeys(expected, "a"), num_cores, None, near_of(*nodes)) == expected
 
 
-def test_cores_near_a_gpu_that_others_have_are_not_waited_for_and_on_each_machine_its_own_count():
+def test_cores_near_a_gpu_that_another_trial_has_are_not_waited_for_and_on_each_machine_its_own_count():
     leases = CoreLeases()
     for host in "ab":
         leases.add_host(host, TWO_NODES)
-    leases.note_taken("a", (4, 5, 6))
+    leases.lease({0: "a"}, 1, (4, 5, 6))
     first = leases.lease({0: "a"}, 4, None, near_of(1))
     assert first == {0: (7, 12, 13, 14)}
     assert leases.lease({0: "a", 1: "b"}, 2, None, near_of(1, 1)) == {0: (15, 0), 1: (4, 5)}
@@ -294,7 +294,8 @@ def test_an_affinity_that_is_asked_for_overrides_where_the_gpus_are(affinity):
 def test_no_choice_has_more_workers_cores_near_their_gpus(nodes, num_cores, taken):
     leases = CoreLeases()
     leases.add_host("a", TWO_NODES)
-    leases.note_taken("a", taken)
+    if taken:
+        leases.lease({0: "a"}, 1, tuple(taken))  # another trial's
     hosts = dict.fromkeys(range(len(nodes)), "a")
     cores, plain = (leases.lease(hosts, num_cores, None, near) for near in (near_of(*nodes), None))
     if cores:
