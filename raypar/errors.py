@@ -105,11 +105,12 @@ class StudyError(RayparError):
     Attributes:
         mistakes: each with its field, value, problem and fix.
         where: the study file; None: not from a file.
+        of: the study that they keep from being made; None: unknown.
     """
 
-    def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None) -> None:
+    def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None, of: object = None) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
-        self.where = where
+        self.where, self.of = where, of
         count = len(self.mistakes)
         head = f"{where}: " if where else ""
         head += "1 mistake in the study" if count == 1 else f"{count} mistakes in the study"

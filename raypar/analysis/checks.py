@@ -93,6 +93,11 @@ def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial")
     return f"{len(part)} of {units.counted(len(total), noun)}"
 
 
+def _were_timed(part: Sequence[object], total: Sequence[object]) -> str:
+    """Return ``2 of 12 trials were timed``."""
+    return f"{_share(part, total)} {'was' if len(part) == 1 else 'were'} timed"
+
+
 # ---- trials: which ones, of what
 
 
@@ -365,8 +370,8 @@ def other_load(evidence: Evidence) -> Iterator[str]:
     most = max(disturbed, key=lambda load: load.busy)
     if most.busy:
         worst.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
-    share = _share(disturbed, evidence.finished)
-    yield f"Other work ran while {share} were timed; at worst {' and '.join(worst)}."
+    were_timed = _were_timed(disturbed, evidence.finished)
+    yield f"Other work ran while {were_timed}; at worst {' and '.join(worst)}."
 
 
 def raypar_load(evidence: Evidence) -> Iterator[str]:
@@ -379,7 +384,7 @@ def raypar_load(evidence: Evidence) -> Iterator[str]:
     busy = [share for share in shares if share > MAX_BUSY]
     if 2 * len(busy) > len(shares):
         most = units.percent(max(busy))
-        yield f"Up to {most} of the cores ran raypar and Ray themselves while {_share(busy, shares)} were timed."
+        yield f"Up to {most} of the cores ran raypar and Ray themselves while {_were_timed(busy, shares)}."
 
 
 def _disturbing(finished: Sequence[TrialResult]) -> list[Load]:
@@ -422,7 +427,7 @@ def throttled(evidence: Evidence) -> Iterator[str]:
     counts = [sum(numbers(r.environment.get("throttles"))) for r in evidence.finished]
     if hot := [count for count in counts if count > 0]:
         times = units.counted(round(max(hot)), "time")
-        yield f"Cores became too hot and slowed down while {_share(hot, counts)} were timed (up to {times} in one)."
+        yield f"Cores became too hot and slowed down while {_were_timed(hot, counts)} (up to {times} in one)."
 
 
 def clock_changes(evidence: Evidence) -> Iterator[str]:
@@ -439,7 +444,7 @@ def gpu_throttled(evidence: Evidence) -> Iterator[str]:
     if slowed := [count for count in counts if count > 0]:
         celsius = [c for r in evidence.finished for c in numbers(r.environment.get("gpu_celsius"))]
         heat = f" (up to {max(celsius):.0f} °C)" if celsius else ""
-        yield f"GPUs slowed down for heat or a power brake while {_share(slowed, counts)} were timed{heat}."
+        yield f"GPUs slowed down for heat or a power brake while {_were_timed(slowed, counts)}{heat}."
 
 
 def gpu_clock_changes(evidence: Evidence) -> Iterator[str]:
@@ -458,7 +463,7 @@ def gpu_shared(evidence: Evidence) -> Iterator[str]:
     counts = [max(numbers(r.environment.get("gpu_other_processes")), default=0) for r in evidence.finished]
     if others := [count for count in counts if count > 0]:
         most = f"up to {units.count(round(max(others)))} at a time"
-        yield f"Other processes were on the GPU while {_share(others, counts)} were timed ({most})."
+        yield f"Other processes were on the GPU while {_were_timed(others, counts)} ({most})."
 
 
 class _UnlikeClocks(NamedTuple):

@@ -30,7 +30,8 @@ class Interim:
 
     Attributes:
         quantity: ``speedup`` over its baseline, or the study's metric where it names no baseline.
-        value: its median. Without an interval: one that is looked at after every trial would promise too much.
+        value: its median, 1 for a baseline that no point beats. Without an interval: one that is looked at after every trial
+            would promise too much.
         num_trials: that it rests on.
     """
 
@@ -47,18 +48,19 @@ def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim 
 
 
 def _fastest(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
-    compared: list[tuple[float, int, PointSamples]] = []
+    compared: list[tuple[float, int, PointSamples, PointSamples]] = []
     for samples, base in with_baselines(question, gathered):
         if base is None or question.is_baseline(samples.point):
             continue
         both = samples.samples.keys() & base.samples.keys()
         ratios = [r for i in both if (r := trial_speedup(base.samples[i], samples.samples[i])) is not None]
         if ratios:
-            compared.append((statistics.median(ratios), len(ratios), samples))
+            compared.append((statistics.median(ratios), len(ratios), samples, base))
     if not compared:
         return None
-    value, num_trials, best = max(compared, key=itemgetter(0))
-    return Interim(best.point, SPEEDUP, value, num_trials)
+    value, num_trials, best, base = max(compared, key=itemgetter(0))
+    leading, speedup = (best, value) if value > 1 else (base, 1.0)
+    return Interim(leading.point, SPEEDUP, speedup, num_trials)
 
 
 def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:

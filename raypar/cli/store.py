@@ -79,7 +79,7 @@ def rename(
     tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Give a study and its trials another name in the store; its file has to get it too."""
-    from raypar.study.validation import name_problem
+    from raypar.study.study import name_problem
 
     if wrong := name_problem(new):
         raise RayparError(f"{new!r}: the name of a study {wrong}", hint="choose another name")

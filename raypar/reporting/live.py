@@ -74,7 +74,7 @@ def interim_text(best: Interim, metric: Metric = ACCURACY) -> str:
     """``leading: 1.52× at num_workers=2 (3 trials, unconfirmed)``."""
     shown = f"{best.quantity} {metric.read_from([best.value]).show(best.value)}"
     if best.quantity == SPEEDUP:
-        shown = units.ratio(best.value)
+        shown = units.ratio(best.value) if best.value > 1 else "the baseline"
     trials = units.counted(best.num_trials, "trial")
     return f"leading: {shown} at {point_label(best.point)} ({trials}, unconfirmed)"
 

@@ -33,7 +33,7 @@ from raypar.masking import masked
 from raypar.provenance import source_files
 from raypar.search_path import file_of, owner_of, put_first
 from raypar.signals import abort, abort_reason, end_descendants, exit_now, uninterrupted
-from raypar.study.overrides import NO_FLAGS, with_flags
+from raypar.study.overrides import NO_FLAGS, flag_mistakes, with_flags
 from raypar.study.study import Study
 from raypar.units import listed
 
@@ -112,8 +112,13 @@ def load_study(
     files = source_files(path, source)
     if files.hiding:
         raise _hiding_error(path, files.hiding)
-    with _limited(path, timeout_s):
-        module = _execute(path, source, module_name)
+    flags: dict[str, Any] = {"settings": settings, "repeats": repeats, "seed": seed, "until": until}
+    try:
+        with _limited(path, timeout_s):
+            module = _execute(path, source, module_name)
+    except StudyError as error:
+        faulty = error.of if isinstance(error.of, Study) else None
+        raise StudyError([*error.mistakes, *flag_mistakes(faulty, **flags)], where=path) from None
     study = _find(path, module)
     defaults: dict[str, Any] = {}
     if not study.name:
@@ -121,7 +126,7 @@ def load_study(
     if not study.description and module.__doc__:
         defaults["description"] = " ".join(module.__doc__.strip().split("\n\n")[0].split())
     try:
-        study = with_flags(replace(study, **defaults), settings, repeats=repeats, seed=seed, until=until)
+        study = with_flags(replace(study, **defaults), **flags)
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))
@@ -301,7 +306,7 @@ def _one_process() -> Iterator[None]:
 def _load_error(path: Path, error: BaseException) -> RayparError:
     """Return an exception of the file as one message: its last line and where, without a traceback."""
     if isinstance(error, StudyError):
-        return error.at(path)
+        return error
     if isinstance(error, SyntaxError) and error.filename != str(path.resolve()):  # in a module that it imports
         return syntax_error(Path(error.filename or path), error)
     where = _where(path, traceback.extract_tb(error.__traceback__))

@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from raypar.errors import Mistake, StudyError
-from raypar.study.options import known_options
+from raypar.study.options import OPTIONS
 from raypar.study.space import DOMAINS, MAKERS, Domain, Grid, Value, examples, problem
-from raypar.study.study import Study
-from raypar.study.validation import MAX_TRIALS, unknown_option, validate_value
+from raypar.study.study import MAX_TRIALS, Study, options_of
+from raypar.study.validation import unknown_option, validate_value
+from raypar.study.workload import Option
 
 # Fields of a study that runs until it is settled.
 UNTIL_FLAGS = {"until": "--until", "margin": "--margin", "max_repeats": "--max-repeats", "budget": "--budget"}
@@ -36,6 +37,39 @@ def with_flags(
     Raises:
         StudyError: with every mistake of every flag.
     """
+    changes, chosen, mistakes = _checked(study, settings, repeats, seed, until)
+    given = {field: value for field, value in until.items() if value is not None}
+    try:
+        changed = replace(study, **changes, **given, **_merged(study, chosen))
+    except StudyError as error:
+        as_flags = {field: UNTIL_FLAGS[field] for field in given}
+        mistakes += (replace(mistake, field=as_flags.get(mistake.field, mistake.field)) for mistake in error.mistakes)
+    if mistakes:
+        raise StudyError(mistakes)
+    return changed
+
+
+def flag_mistakes(
+    study: Study | None,
+    settings: Sequence[str] = (),
+    *,
+    repeats: int | None = None,
+    seed: int | None = None,
+    until: Mapping[str, Any] = NO_FLAGS,
+) -> list[Mistake]:
+    """Return the mistakes of flags that can be seen without a valid study.
+
+    Args:
+        study: the faulty one; None: nothing is known of it.
+        settings, repeats, seed, until: as for `with_flags`.
+    """
+    return _checked(study, settings, repeats, seed, until)[-1]
+
+
+def _checked(
+    study: Study | None, settings: Sequence[str], repeats: int | None, seed: int | None, until: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Value | Domain], list[Mistake]]:
+    """Return changes of a study's fields, values of hyperparameters, and the mistakes of the flags."""
     mistakes: list[Mistake] = []
     changes: dict[str, Any] = {}
     flags = (("--repeats", repeats, "num_repeats", 1, MAX_TRIALS), ("--seed", seed, "seed", 0, 2**32 - 1))
@@ -49,7 +83,7 @@ def with_flags(
     chosen: dict[str, Value | Domain] = {}
     for setting in settings:
         try:
-            key, value = _parse(study, setting)
+            key, value = _parse(*(options_of(study) if study else (OPTIONS, False)), setting)
         except StudyError as error:
             mistakes += error.mistakes
             continue
@@ -58,17 +92,10 @@ def with_flags(
         chosen[key] = value
     given = {field: value for field, value in until.items() if value is not None}
     for field in ("margin", "max_repeats"):
-        if field in given and not (study.until or "until" in given):
+        if field in given and not (study is None or study.until or "until" in given):
             problem, hint = "is for a study that runs until it is settled", "add --until settled, or leave it out"
             mistakes.append(Mistake(UNTIL_FLAGS[field], given[field], problem, hint=hint))
-    try:
-        changed = replace(study, **changes, **given, **_merged(study, chosen))
-    except StudyError as error:
-        as_flags = {field: UNTIL_FLAGS[field] for field in given}
-        mistakes += (replace(mistake, field=as_flags.get(mistake.field, mistake.field)) for mistake in error.mistakes)
-    if mistakes:
-        raise StudyError(mistakes)
-    return changed
+    return changes, chosen, mistakes
 
 
 def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any]:
@@ -93,17 +120,22 @@ def split_setting(setting: str) -> tuple[str, str]:
     return key, text
 
 
-def _parse(study: Study, setting: str) -> tuple[str, Value | Domain]:
-    """Return key and value of a ``--set``. Raises StudyError with what is wrong with them."""
+def _parse(options: Mapping[str, Option], is_complete: bool, setting: str) -> tuple[str, Value | Domain]:
+    """Return key and value of a ``--set``. Raises StudyError with what is wrong with them.
+
+    Args:
+        options: of the study.
+        is_complete: there are no others.
+    """
     try:
         key, text = split_setting(setting)
     except ValueError as error:
         raise StudyError([Mistake("--set", setting, str(error), hint="write --set key=value: --set lr=0.1")]) from None
-    where, options = f"--set {key}", known_options(study.workload)
+    where = f"--set {key}"
     if key not in options and key in {f.name for f in fields(Study)}:
         hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"
         raise StudyError([Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)])
-    if key not in options and study.workload.train_loop is None:
+    if key not in options and is_complete:
         raise StudyError([unknown_option(where, text, key, options)])
     try:
         value = parse_value(text)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from raypar.errors import cut, shortened
@@ -20,38 +20,48 @@ _MAX_TEXT = 100  # characters of a value in a message
 Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
-class Grid:
+class _Written:
+    """Base of the domains, whose ``repr`` is what a study file says."""
+
+    def __repr__(self) -> str:
+        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # a dataclass
+        if len(values) == 1 and isinstance(values[0], tuple):
+            values = [*values[0]]
+        return f"{type(self).__name__.lower()}({', '.join(map(repr, values))})"
+
+
+@dataclass(frozen=True, repr=False)
+class Grid(_Written):
     """Values that are all tried; grids multiply."""
 
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
-class Choice:
+@dataclass(frozen=True, repr=False)
+class Choice(_Written):
     """Values of which a search draws one, each as likely."""
 
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
-class Uniform:
+@dataclass(frozen=True, repr=False)
+class Uniform(_Written):
     """Range [low, high) that a search draws a float from."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True)
-class LogUniform:
+@dataclass(frozen=True, repr=False)
+class LogUniform(_Written):
     """Range [low, high) that a search draws a float from, each order of magnitude as likely."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True)
-class RandInt:
+@dataclass(frozen=True, repr=False)
+class RandInt(_Written):
     """Range [low, high) that a search draws a whole number from."""
 
     low: int

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raypar.errors import StudyError
+from raypar.errors import Mistake, StudyError, closest, shortened, suggest
 from raypar.study.metric import Metric
-from raypar.study.options import ON_CPU, Auto, resolve
-from raypar.study.space import Domain, Grid, Value, plain
+from raypar.study.options import ON_CPU, OPTIONS, Auto, affinity_width, known_options, resolve
+from raypar.study.space import DOMAINS, Choice, Domain, Grid, Value, examples, lone_surrogate, plain, problem
 from raypar.study.trial import REVISION, Placement, TrialSpec, point_label
-from raypar.study.validation import MIN_BLOCKS, validate_study
-from raypar.study.workload import Workload
-from raypar.units import DURATIONS_S, SHARES, counted, parsed
+from raypar.study.validation import (
+    KEPT,
+    can_be_kept,
+    is_default,
+    metric_mistakes,
+    unfillable,
+    unknown_option,
+    validate,
+    validate_value,
+    workload_mistakes,
+)
+from raypar.study.workload import Option, Workload
+from raypar.units import DURATIONS_S, SHARES, counted, listed, parsed
+
+MAX_TRIALS = 100_000
+MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
+MAX_BLOCKS = 100  # of such a study: more than that nobody waits for
+MAX_NAME = 150  # file names are made of it
+MAX_SHOWN = 20  # points that can't run
+MAX_VALUES_SHOWN = 8
+_MAPPINGS = ("space", "config", "baseline")
+# What a trial of raypar's own loop reports of itself, beside its metrics.
+REPORTED = (
+    "train_loss",
+    "val_loss",
+    "train_time_s",
+    "eval_time_s",
+    "throughput_samples_per_s",
+    "eval_samples_per_s",
+    "eval_steps_per_s",
+    "grad_norm",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +112,8 @@ class Study:
         for key, scales in (("margin", SHARES), ("budget", DURATIONS_S)):
             if isinstance(text := getattr(self, key), str) and (value := parsed(text, scales)) is not None:
                 object.__setattr__(self, key, value)
-        if mistakes := validate_study(self):
-            raise StudyError(mistakes)
+        if mistakes := _mistakes(self):
+            raise StudyError(mistakes, of=self)
 
     @property
     def is_search(self) -> bool:
@@ -161,3 +192,294 @@ class Study:
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return the point that `point` is compared with; itself where it is a baseline."""
         return {**point, **{k: v for k, v in self.baseline.items() if k in self.space}}
+
+
+def _mistakes(study: Study) -> list[Mistake]:
+    """Return all mistakes of a study, whatever its fields hold, without those that only follow from another."""
+    mistakes = [*_field_mistakes(study), *_text_mistakes(study)]
+    for key in _MAPPINGS:
+        if not isinstance(getattr(study, key), Mapping):
+            hint = f'set {key}={{"batch_size": …}}'
+            mistakes.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters", hint=hint))
+    if isinstance(study.workload, Workload):
+        mistakes += workload_mistakes(study.workload)
+    else:
+        wrong = f"is a {type(study.workload).__name__}, not a Workload"
+        hint = "take one from raypar.workloads, or make a raypar.Workload"
+        mistakes.append(Mistake("workload", study.workload, wrong, hint=hint))
+    options, is_complete = options_of(study)
+    mistakes += _metric_mistakes(study)
+    mistakes += _config_mistakes(study, options, is_complete)
+    mistakes += _space_mistakes(study, options, is_complete)
+    if isinstance(study.space, Mapping):
+        mistakes += _baseline_mistakes(_mapping(study, "baseline"), study.space, options)
+    elif is_complete:
+        baseline = _mapping(study, "baseline")
+        mistakes += [
+            unknown_option(f"baseline[{key!r}]", value, str(key), options)
+            for key, value in baseline.items()
+            if key not in options
+        ]
+    return mistakes or _size_mistakes(study) or _point_mistakes(study)
+
+
+def _metric_mistakes(study: Study) -> Iterator[Mistake]:
+    """Yield the mistake of a metric that no trial will report; what a train loop or command reports is unknown."""
+    workload = study.workload
+    if not isinstance(workload, Workload) or workload.foreign_kind:
+        return
+    name, reported = study.judged_by.name, [*workload.metric_names, *REPORTED]
+    if isinstance(workload.metrics, Mapping | None) and name not in reported:
+        shown = ", ".join([*workload.metric_names, "val_loss", "train_loss"])
+        hint = f"it reports {shown}; for another give the Workload metrics={{{name!r}: function}}"
+        if near := closest(str(name), reported):
+            hint = f"did you mean '{near[0]}'?"
+        elif name == "accuracy":
+            hint = 'the loss does not show that outputs are classes: if they are, give the Workload metric="accuracy"'
+            hint += ', or one of yours, metrics={"accuracy": function}'
+        yield Mistake("metric", name, f"is nothing that workload {workload.name} reports", hint=hint)
+
+
+def _mapping(study: Study, key: str) -> Mapping[str, Any]:
+    value = getattr(study, key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def name_problem(name: str) -> str:
+    """Return what keeps a text from being a study's name; empty where nothing does."""
+    if not re.fullmatch(r"[\w][\w .-]*", name):
+        return "may hold letters, digits, space, '_', '-' and '.'"
+    return f"is longer than {MAX_NAME} characters" if len(name) > MAX_NAME else ""
+
+
+def _field_mistakes(study: Study) -> Iterator[Mistake]:
+    for key in ("name", "metric", "mode", "description"):
+        value = getattr(study, key)
+        if not isinstance(value, str) and not (key == "metric" and isinstance(value, Metric)):
+            yield Mistake(key, value, f"must be text, not {type(value).__name__}", hint="put it in quotes")
+    if isinstance(study.name, str) and study.name and (wrong := name_problem(study.name)):
+        yield Mistake("name", study.name, wrong, hint="choose another name")
+    for key, low in (("num_repeats", 1), ("max_retries", 0), ("num_trials", 1), ("max_concurrent_trials", 1)):
+        value = getattr(study, key)
+        if value is None and key == "max_concurrent_trials":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            yield Mistake(key, value, f"must be a whole number of at least {low}", hint=f"set {key}={low}")
+        elif value > MAX_TRIALS:
+            yield Mistake(key, value, f"is more than {MAX_TRIALS:,}", hint=f"set {key}={low}")
+    yield from _until_mistakes(study)
+    price = study.price_per_node_hour
+    if price is not None and not (_is_number(price) and 0 < price < math.inf):
+        hint = "set price_per_node_hour=2.5, or leave it out"
+        yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
+    if isinstance(study.mode, str) and study.mode not in ("max", "min", ""):
+        yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='set mode="max" for an accuracy')
+    if isinstance(study.metric, Metric):
+        yield from metric_mistakes("metric", study.metric)
+    if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
+        yield Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295", hint="set seed=0")
+    for key, example in (("searcher", "OptunaSearch()"), ("scheduler", "ASHAScheduler()")):
+        value = getattr(study, key)
+        if isinstance(value, (str, int, float, type, Mapping, list, tuple)):
+            what = "a class, not one of its objects" if isinstance(value, type) else f"a {type(value).__name__}"
+            yield Mistake(key, value, f"is {what}", hint=f"give an object of ray.tune: {key}={example}")
+
+
+def _text_mistakes(study: Study) -> Iterator[Mistake]:
+    """Yield what is stored of a study and holds half of a character."""
+    texts: dict[str, object] = {"metric": study.metric, "description": study.description}
+    if isinstance(workload := study.workload, Workload):
+        parts = ("name", "description", "dataset", "options", "defaults", "metrics")
+        texts |= {f"workload.{part}": getattr(workload, part) for part in parts}
+        if (command := workload.command) is not None:
+            texts["workload.command"] = [command.template, command.metrics, command.tensorboard, command.folder]
+    for name in _MAPPINGS:
+        texts |= {f"{name}[{key!r}]": (key, value) for key, value in _mapping(study, name).items()}
+    for where, value in texts.items():
+        if (char := lone_surrogate(value)) is not None:
+            wrong = f"holds {char!a}, half of a character, which no file and no database takes"
+            shown = value[1] if isinstance(value, tuple) else value
+            yield Mistake(where, shown, wrong, hint="write the whole character, or leave it out")
+
+
+def _until_mistakes(study: Study) -> Iterator[Mistake]:
+    until, repeats, most = study.until, study.num_repeats, study.max_repeats
+    if until not in ("", "settled"):
+        hint = '"settled" repeats what is open until it is settled; or leave it out'
+        yield Mistake("until", until, "is unknown", hint=hint)
+    drawn = [key for key, domain in _mapping(study, "space").items() if not isinstance(domain, Grid)]
+    if until and (study.searcher is not None or study.scheduler is not None or drawn):
+        wrong, hint = "a search runs each point once", "leave it out, or list the points: grid(...) without a searcher"
+        if not drawn and study.searcher is None:
+            wrong, hint = "a scheduler stops trials, which then have no time", "leave one of the two out"
+        yield Mistake("until", until, wrong, hint=hint)
+    if not _is_number(study.margin) or not 0 < float(study.margin) < 1:
+        yield Mistake("margin", study.margin, "must lie between 0 and 1", hint="a share, such as 0.05 or 5%")
+    if not isinstance(most, int) or isinstance(most, bool) or not MIN_BLOCKS <= most <= MAX_BLOCKS:
+        wrong = f"must be a whole number from {MIN_BLOCKS} to {MAX_BLOCKS}"
+        yield Mistake("max_repeats", most, wrong, hint="30 are the default")
+    elif until and isinstance(repeats, int) and most < repeats <= MAX_TRIALS:
+        wrong = f"is more than the most repeats of a point, {most}"
+        yield Mistake("num_repeats", repeats, wrong, hint="lower it, or raise max_repeats (--max-repeats)")
+    budget = study.budget
+    if budget is not None and (not _is_number(budget) or not 0 < float(budget) < math.inf):
+        yield Mistake("budget", budget, "is no time greater than 0", hint="such as 90s, 10m or 2h; or leave it out")
+    elif budget is not None and not until:
+        hint = 'add --until settled (in a file until="settled"), or leave it out'
+        yield Mistake("budget", budget, "limits a study that runs until it is settled", hint=hint)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
+    """Return the options that a study can set, and whether there are no others; its workload may be faulty."""
+    workload = study.workload
+    if not (isinstance(workload, Workload) and isinstance(workload.options, Mapping)):
+        return OPTIONS, False
+    if not isinstance(workload.defaults, Mapping):
+        return OPTIONS, False
+    options = known_options(workload)
+    for key, default in workload.options.items():
+        if not is_default(default):  # its type is unknown: any value will do
+            options[key] = Option(None, object, "", optional=True)
+    return options, workload.train_loop is None
+
+
+def _config_mistakes(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
+    space, config = _mapping(study, "space"), _mapping(study, "config")
+    for key, value in config.items():
+        where = f"config[{key!r}]"
+        if key in space:
+            yield Mistake(where, value, "is also swept in `space`", hint="give it in one of the two")
+        if isinstance(value, DOMAINS):
+            yield Mistake(where, value, "is no single value", hint=f"put it into space={{{key!r}: …}}")
+        else:
+            wrong = _key_mistake(study, where, key, value, options, is_complete)
+            yield from filter(None, [wrong or _setting_mistake(where, key, value, options)])
+    both = {**config, **space}
+    if "batch_size" in both and "per_worker_batch_size" in both and "epochs" in options:
+        hint = (
+            "batch_size fixes the global batch (strong scaling), per_worker_batch_size a worker's (weak): leave one out"
+        )
+        value = both["per_worker_batch_size"]
+        yield Mistake("per_worker_batch_size", value, "is given beside batch_size", hint=hint)
+
+
+def _space_mistakes(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
+    for key, domain in _mapping(study, "space").items():
+        where = f"space[{key!r}]"
+        yield from filter(None, [_key_mistake(study, where, key, domain, options, is_complete)])
+        if not isinstance(domain, DOMAINS):
+            values = domain if isinstance(domain, (list, tuple)) else (domain,)
+            yield Mistake(where, domain, "is not a grid, choice or range", hint=f"write grid({_listed(values)})")
+        elif wrong := problem(domain):
+            hint = "a grid needs values that differ, a range two numbers with low < high"
+            if isinstance(domain, (Grid, Choice)) and len(domain.values) > MAX_TRIALS:
+                hint = "narrow it, or search in a range with num_trials: uniform, loguniform or randint(low, high)"
+            yield Mistake(where, domain, wrong, hint=hint)
+        elif study.searcher is not None and isinstance(domain, Grid):
+            hint = f"write choice({_listed(domain.values)})"
+            yield Mistake(where, domain, "is a grid, but a searcher draws every value", hint=hint)
+        else:
+            yield from filter(None, (_setting_mistake(where, key, value, options) for value in examples(domain)))
+
+
+def _listed(values: Sequence[object]) -> str:
+    return listed([shortened(value, 40) for value in values], MAX_VALUES_SHOWN)
+
+
+def _key_mistake(
+    study: Study, where: str, key: object, value: object, options: Mapping[str, Option], is_complete: bool
+) -> Mistake | None:
+    if not isinstance(key, str):
+        hint = f"put it in quotes: {str(key)!r}"
+        return Mistake(where, value, f"its name must be text, not {type(key).__name__}", hint=hint)
+    if not is_complete or key in options:
+        return None
+    takes_any = isinstance(study.workload, Workload) and study.workload.command is not None
+    return unknown_option(where, value, key, options, f"; the command has no {{{key}}}" if takes_any else "")
+
+
+def _setting_mistake(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:
+    if key in options:
+        return validate_value(where, key, value, options[key])
+    if can_be_kept(value):
+        return None
+    what = str(value) if isinstance(value, float) else f"a {type(value).__name__}"
+    return Mistake(where, value, f"{what} can't be kept with the results", hint=f"give {KEPT}")
+
+
+def _baseline_mistakes(
+    baseline: Mapping[str, Any], space: Mapping[str, Any], options: Mapping[str, Option]
+) -> Iterator[Mistake]:
+    misspelt = [key for key in space if isinstance(key, str) and key not in options]
+    for key, value in baseline.items():
+        where = f"baseline[{key!r}]"
+        if key not in space:
+            if closest(str(key), misspelt):
+                continue
+            hint = suggest(str(key), [str(k) for k in space]) if space else "add it to `space`"
+            yield Mistake(where, value, f"`{key}` is not swept, so no point differs in it", hint=hint)
+            continue
+        domain = space[key]
+        if not isinstance(domain, DOMAINS) or problem(domain):
+            continue
+        if not isinstance(domain, (Grid, Choice)):
+            wrong, hint = "no point of a drawn range is sure to match it", "a baseline needs grid(...) or choice(...)"
+            yield Mistake(where, value, wrong, hint=hint)
+        elif not any(_is_same(value, v) for v in domain.values):
+            valid = [v for v in domain.values if _setting_mistake(where, key, v, options) is None]
+            hint = f"take one of {_listed(valid)}" if valid else ""
+            if _setting_mistake(where, key, value, options) is None:
+                hint = f"{hint}, or add it to the space" if hint else "add it to the space"
+            yield Mistake(where, value, "matches no point", hint=hint)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    # True == 1 in Python; and what an array is equal to, is no bool.
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one is other or (one == other) is True)
+
+
+def _size_mistakes(study: Study) -> list[Mistake]:
+    """Return the mistake of more trials than anyone can run, alone: to validate all points would take as long."""
+    num_points = math.prod(len(domain.values) for domain in study.space.values() if isinstance(domain, Grid))
+    if num_points > MAX_TRIALS:
+        hint = "narrow the grids, or search with choice/uniform and num_trials"
+        return [Mistake("space", f"{num_points:,} points", f"is more than {MAX_TRIALS:,}", hint=hint)]
+    key = "num_trials" if study.is_search else "max_repeats" if study.until else "num_repeats"
+    num_trials = num_points * getattr(study, key)
+    if num_trials > MAX_TRIALS:
+        wrong = f"makes {num_trials:,} trials of {num_points:,} points, more than {MAX_TRIALS:,}"
+        return [Mistake(key, getattr(study, key), wrong, hint=f"narrow the grids, or lower {key}")]
+    return []
+
+
+def _point_mistakes(study: Study) -> list[Mistake]:
+    chosen = {**study.config, **study.space}
+    if "cpus_per_worker" in chosen and "cpu_affinity" in chosen:
+        affinity = chosen["cpu_affinity"]
+        values = examples(affinity) if isinstance(affinity, DOMAINS) else (affinity,)
+        if counts := [value for value in values if affinity_width(value, 1) is not None]:
+            wrong = f"is given beside cpu_affinity={counts[0]!r}, which sets the number of cores too"
+            hint = 'leave cpus_per_worker out, or set cpu_affinity="spread" or "compact"'
+            return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
+    mistakes: dict[str, Mistake] = {}
+    drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
+    if study.workload.command is not None:
+        # Each value that may be drawn, with the first of the others.
+        first = {**study.config, **drawn, **study.points()[0]}
+        for key in drawn:
+            for value in examples(study.space[key])[1:]:
+                if wrong := study.workload.command.problem(resolve(study.workload, {**first, key: value})):
+                    mistakes.setdefault(wrong, unfillable(f"{point_label({key: value})}.", study.workload, wrong))
+    for point in study.points():
+        config = resolve(study.workload, {**study.config, **drawn, **point})
+        for mistake in validate(config, study.workload, where=point_label(point), swept=study.space):
+            mistakes.setdefault(str(mistake), mistake)
+        if len(mistakes) > MAX_SHOWN:
+            hint = "fix these first: others may follow from the same value"
+            last = Mistake("space", f"{len(study.points()):,} points", "more of them can't run", hint=hint)
+            return [*list(mistakes.values())[:MAX_SHOWN], last]
+    return list(mistakes.values())

@@ -114,7 +114,7 @@ STUDY_FILES = (
 
 STUDIES = (
     study("an odd mode", "mode='most'", "mode = 'most'", '"max" or "min"'),
-    study("a grid as a value", "config={'lr': grid(1., 2.)}", "config['lr'] = Grid(values=(1.0, 2.0))", "put it into"),
+    study("a grid as a value", "config={'lr': grid(1., 2.)}", "config['lr'] = grid(1.0, 2.0)", "put it into"),
     study("a loop of none", "workload=LOOP, config={'num_workers': 0}", "config['num_workers'] = 0 | at least 1"),
     study("a workload's name", "workload='digits'", "workload = 'digits'", "is a str, not a Workload"),
     study(
@@ -376,4 +376,10 @@ ENVIRONMENTS = (
     Case("a page below a file", ("report", "s", "--html", "good.py/x.html"), ("good.py/x.html: can't be written",)),
 )
 
-CASES = (*STUDY_FILES, *STUDIES, *FLAGS, *ENVIRONMENTS)
+ALL_AT_ONCE = Case(
+    "a faulty study and faulty flags",
+    ("plan", "bad.py", "--set", "epoch=3", "--set", "lr", "--repeats", "-1", "--margin", "2%"),
+    ("5 mistakes", "num_repeats = 0", "did you mean 'epochs'?", "--set = 'lr'", "--repeats = -1", "--margin"),
+    {"bad.py": f'{HEAD}study = Study(workload=digits, space={{"lr": grid(0.1)}}, num_repeats=0)\n'},
+)
+CASES = (*STUDY_FILES, *STUDIES, *FLAGS, *ENVIRONMENTS, ALL_AT_ONCE)

@@ -234,7 +234,7 @@ CASES = {
         (on(NEIGHBOUR), LOAD + "it kept 9.0 of a machine's 16 cores busy."),
         # Where processes can't be bound to cores, others' work may be on any of them.
         (on(UNPINNED), LOAD + "it kept 0.6 of a machine's 8 cores busy."),
-        ([*sound()[:-1], on({"foreign_cpu_share": [0.5]})[-1]], "Other work ran while 1 of 12 trials were *"),
+        ([*sound()[:-1], on({"foreign_cpu_share": [0.5]})[-1]], "Other work ran while 1 of 12 trials was *"),
         (on({"foreign_cpu_share": [0.08]}, time_s=0.5), None),  # a few ticks of the clock
         (on({"foreign_cpu_share": [0.08]}, time_s=50.0), LOAD + "*"),
     ],

@@ -35,6 +35,12 @@ def test_the_point_with_the_best_median_speedup_over_its_own_baseline_is_best():
     assert best.value == pytest.approx(8 / 4.1)
 
 
+def test_the_baseline_leads_where_every_point_is_slower():
+    best = interim_best(SCALING, scaling({(1, 0.1): [4.0] * 3, (2, 0.1): [6.2, 6.3, 6.1], (1, 0.3): [8.0]}))
+    assert (best.point, best.num_trials) == ({"num_workers": 1, "lr": 0.1}, 3)
+    assert interim_text(best) == "leading: the baseline at num_workers=1 lr=0.1 (3 trials, unconfirmed)"
+
+
 @pytest.mark.parametrize(("mode", "lr", "value"), [("max", 0.3, 0.92), ("min", 0.1, 0.9)])
 @pytest.mark.parametrize("gaps", [(0.02,), (0.05, -0.05, 0.02)])
 def test_without_a_baseline_the_best_median_metric_leads(mode, lr, value, gaps):

@@ -13,7 +13,7 @@ from nothing_starts import raypar
 from raypar import RayparError, Study, StudyError, grid
 from raypar.cli.app import app
 from raypar.study.loader import load_study
-from raypar.study.validation import MAX_TRIALS
+from raypar.study.study import MAX_TRIALS
 from raypar.workloads import digits
 
 pytestmark = pytest.mark.usefixtures("imported", "modules_as_they_were")
