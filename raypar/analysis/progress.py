@@ -30,8 +30,8 @@ class Interim:
 
     Attributes:
         quantity: ``speedup`` over its baseline, or the study's metric where it names no baseline.
-        value: its median, 1 for a baseline that no point beats. It has no interval: one that is looked at after every trial
-            would promise too much.
+        value: its median, 1 for a baseline that no point beats. Without an interval: one that is looked at after every
+            trial would promise too much.
         num_trials: that it rests on.
     """
 

@@ -72,13 +72,11 @@ def ab(
     check_for_training("the trials run here")
     from raypar.execution.revisions import StudyRequest, comparison
     from raypar.reporting.text import check_file, write_text
-    from raypar.study.loader import LOAD_TIMEOUT_S
     from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
     if markdown is not None and not to_stdout:
         check_file(markdown)
     common.set_data_dir(flags["data_dir"])
-    common.check_positive("--load-timeout", flags["load_timeout"], "60")
     until = {name: flags[name] for name in ("until", "budget", "margin", "max_repeats")}
     defaults = {"until": "settled", "margin": MARGIN, "max_repeats": MAX_REPEATS, "budget": BUDGET_S}
     request = StudyRequest(
@@ -87,7 +85,6 @@ def ab(
         flags["repeats"],
         flags["seed"],
         {name: defaults[name] if value is None else value for name, value in until.items()},
-        flags["load_timeout"] or LOAD_TIMEOUT_S,
     )
     options = replace(
         options_here(flags["tracking_uri"]),
@@ -96,7 +93,6 @@ def ab(
         retry_failed=flags["retry_failed"],
         with_ray=not flags["no_ray"],
         trial_timeout_s=flags["trial_timeout"],
-        load_timeout_s=flags["load_timeout"],
         settings=flags["settings"] or (),
         profiling=Profiling(NUM_PROFILED_STEPS if flags["profile"] else 0),
         system_metrics=flags["system_metrics"],

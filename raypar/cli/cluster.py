@@ -153,7 +153,6 @@ def submit(
         "--fresh": options.rerun_all,
         "--retry-failed": options.retry_failed,
         "--trial-timeout": options.trial_timeout_s,
-        "--load-timeout": options.load_timeout_s,
         "--profile": bool(options.profiling.num_steps),
         "--log-model": options.log_model,
         "--system-metrics": options.system_metrics,

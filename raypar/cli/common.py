@@ -430,12 +430,6 @@ NoRay = Annotated[bool, typer.Option("--no-ray", help="Run on this machine witho
 Timeout = Annotated[
     float | None, typer.Option("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung.")
 ]
-LoadTimeout = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS", help="A study file that takes longer, imports not counted, is refused. (default: 10)"
-    ),
-]
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: the study's price)")
 ]

@@ -38,7 +38,6 @@ def fit_batch(
     fresh: common.Fresh = False,
     no_ray: common.NoRay = False,
     trial_timeout: common.Timeout = None,
-    load_timeout: common.LoadTimeout = None,
     share_machine: common.ShareMachine = False,
     as_json: common.AsJson = False,
 ) -> None:
@@ -49,7 +48,7 @@ def fit_batch(
     if start is not None and start < 1:
         raise RayparError(f"--start {start}: must be at least 1", hint="write --start 64")
     with handle_signals():
-        loaded = load(file, settings, None, None, data_dir, load_timeout)
+        loaded = load(file, settings, None, None, data_dir)
         check_can_profile(loaded.study, "raypar fit-batch")
         if loaded.study.is_search:
             raise RayparError(f"{file}: its points are drawn", hint="give the space values: --set lr=0.1")
@@ -66,7 +65,6 @@ def fit_batch(
             with_ray=not no_ray,
             rerun_all=fresh,
             trial_timeout_s=trial_timeout,
-            load_timeout_s=load_timeout,
             share_machine=share_machine,
             settings=settings or (),
             profiling=Profiling(0, instead_of_training=True),

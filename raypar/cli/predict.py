@@ -245,7 +245,7 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload | Non
     A store is data: a file that it names is run only from this folder.
     """
     from raypar.execution.options import is_in_folder
-    from raypar.study.loader import LOAD_TIMEOUT_S, load_study
+    from raypar.study.loader import load_study
 
     last = store.resume_info(name)
     if last and is_in_folder(str(last.get("file", "")), Path.cwd()):
@@ -253,7 +253,7 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload | Non
             os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
         try:
             with handle_signals():
-                loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())], timeout_s=LOAD_TIMEOUT_S)
+                loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())])
         except NotForTraining as error:
             raise NotForTraining(f"{error.message}, and {NO_LOOK}") from None
         except RayparError:

@@ -31,7 +31,6 @@ def profile(
     tracking_uri: common.TrackingUri = None,
     no_ray: common.NoRay = False,
     trial_timeout: common.Timeout = None,
-    load_timeout: common.LoadTimeout = None,
 ) -> None:
     """Show where a step's time goes on each worker, at the point with the most workers unless --set chooses another."""
     with handle_signals():
@@ -40,7 +39,7 @@ def profile(
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
         if not 1 <= num_steps <= MAX_STEPS:
             raise RayparError(f"--steps {num_steps}: must be from 1 to {MAX_STEPS}", hint="leave it out, or write 20")
-        loaded = load(file, settings, None, None, data_dir, load_timeout)
+        loaded = load(file, settings, None, None, data_dir)
         check_can_profile(loaded.study, "raypar profile")
         point = point_of(loaded.study)
         options = replace(
@@ -49,7 +48,6 @@ def profile(
             with_ray=not no_ray,
             rerun_all=True,
             trial_timeout_s=trial_timeout,
-            load_timeout_s=load_timeout,
             settings=settings or (),
             profiling=Profiling(num_steps, instead_of_training=True),
         )

@@ -179,7 +179,6 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
         "--seed": last.seed,
         "--address": last.address,
         "--isolation": last.isolation if last.isolation != "warm" else "",
-        "--load-timeout": last.load_timeout,
         "--data-dir": last.data_dir if last.data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
     }
     words += [word for flag, value in flags.items() if value for word in (flag, str(value))]

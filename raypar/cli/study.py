@@ -145,7 +145,6 @@ def study(
     retry_failed: common.RetryFailed = False,
     no_ray: common.NoRay = False,
     trial_timeout: common.Timeout = None,
-    load_timeout: common.LoadTimeout = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Look into some steps of each point, after its training.")
     ] = False,
@@ -172,7 +171,7 @@ def study(
         until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
         dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
         try:
-            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, load_timeout, until_flags)
+            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, until_flags)
             if log_model:
                 loaded = keeping_models(loaded)
             if profile:
@@ -191,7 +190,6 @@ def study(
             retry_failed=retry_failed,
             with_ray=not no_ray,
             trial_timeout_s=trial_timeout,
-            load_timeout_s=load_timeout,
             settings=settings or (),
             profiling=Profiling(NUM_PROFILED_STEPS if profile else 0),
             log_model=log_model,
@@ -222,12 +220,11 @@ def plan(
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
-    load_timeout: common.LoadTimeout = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
     until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
-    loaded = load(file, settings, repeats, seed, data_dir, load_timeout, until_flags)
+    loaded = load(file, settings, repeats, seed, data_dir, until_flags)
     show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()), as_json=as_json)
 
 
@@ -240,7 +237,6 @@ def resume(
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
-    load_timeout: common.LoadTimeout = None,
     retry_failed: common.RetryFailed = False,
 ) -> None:
     """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
@@ -260,10 +256,8 @@ def resume(
         last = flags.trusted(name, Path.cwd(), file=file, address=address)
         if data_dir is None and last.data_dir is not None:
             data_dir = Path(last.data_dir)
-        if load_timeout is not None:
-            last = replace(last, load_timeout=load_timeout)
-        path, limit_s = Path(last.file), last.load_timeout
-        loaded = load(path, last.set, last.repeats, last.seed, data_dir, limit_s, last.until_flags)
+        path = Path(last.file)
+        loaded = load(path, last.set, last.repeats, last.seed, data_dir, last.until_flags)
         if loaded.study.name != name:
             hint = f"rename the file to {name}.py, or set Study(name={name!r})"
             raise RayparError(f"{path} declares study `{loaded.study.name}`, not `{name}`", hint=hint)
@@ -281,18 +275,15 @@ def load(
     repeats: int | None,
     seed: int | None,
     data_dir: Path | None,
-    load_timeout: float | None,
     until: Mapping[str, object] | None = None,
 ) -> LoadedStudy:
-    from raypar.study.loader import LOAD_TIMEOUT_S, load_study
+    from raypar.study.loader import load_study
     from raypar.trace import mark
 
     mark("cli: starts")
     common.set_data_dir(data_dir)
-    common.check_positive("--load-timeout", load_timeout, "60")
     with handle_signals():
-        limit_s = load_timeout or LOAD_TIMEOUT_S
-        return load_study(file, settings or (), repeats, seed, until=until or {}, timeout_s=limit_s)
+        return load_study(file, settings or (), repeats, seed, until=until or {})
 
 
 def options_here(tracking_uri: str | None) -> Options:

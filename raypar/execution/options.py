@@ -61,7 +61,6 @@ class Options:
     rerun_all: bool = False
     retry_failed: bool = False
     trial_timeout_s: float | None = None
-    load_timeout_s: float | None = None
     command: Sequence[str] = ()
     settings: Sequence[str] = ()
     profiling: Profiling = NO_PROFILING
@@ -133,7 +132,6 @@ class ResumeFlags:
     system_metrics: bool = False
     exclusive: bool = False
     not_before: int | float = 0.0
-    load_timeout: int | float | None = None
     share_machine: bool = False
     min_nodes: int | None = None
     until: str = ""
@@ -160,7 +158,6 @@ class ResumeFlags:
             no_ray=not options.with_ray,
             trial_timeout=options.trial_timeout_s,
             num_profiled_steps=options.profiling.num_steps,
-            load_timeout=options.load_timeout_s,
             not_before=started_at if options.rerun_all else options.not_before,
             command=masked(shlex.join(options.command)) if options.revisions or options.next_specs else "",
             **same,
@@ -179,7 +176,6 @@ class ResumeFlags:
             settings=self.set,
             with_ray=not self.no_ray,
             trial_timeout_s=self.trial_timeout,
-            load_timeout_s=self.load_timeout,
             profiling=Profiling(self.num_profiled_steps),
             **same,
         )

@@ -57,12 +57,11 @@ class StudyRequest:
     repeats: int | None = None
     seed: int | None = None
     until: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float | None = None
 
     def load(self, checkout: Path, repository: Path) -> LoadedStudy:
         """Load the file of a checkout in this process."""
         file = checkout / self.file.relative_to(repository)
-        return load_study(file, self.settings, self.repeats, self.seed, until=self.until, timeout_s=self.timeout_s)
+        return load_study(file, self.settings, self.repeats, self.seed, until=self.until)
 
 
 @dataclass(frozen=True)

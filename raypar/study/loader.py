@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import faulthandler
 import hashlib
 import importlib.machinery
 import os
 import re
 import stat
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from raypar.errors import (
-    EXIT_BAD_INPUT,
     NotForTraining,
     RayparError,
     StudyError,
@@ -29,22 +25,14 @@ from raypar.errors import (
     is_for_training,
     suggest,
 )
-from raypar.masking import masked
 from raypar.provenance import source_files
 from raypar.search_path import file_of, owner_of, put_first
-from raypar.signals import abort, abort_reason, end_descendants, exit_now, uninterrupted
 from raypar.study.overrides import NO_FLAGS, flag_mistakes, with_flags
 from raypar.study.study import Study
 from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
 EXTRAS = {"optuna": "search", "transformers": "text", "deepspeed": "deepspeed"}  # that bring a package
-LOAD_TIMEOUT_S = 10.0
-_TICK_S = 0.25
-_GRACE_S = 2.0  # for what was aborted to give way
-_LAST_RESORT_S = 60.0
-_LOCKED_FACTOR = 6  # how much longer Python's lock may be kept: a large library that is loaded keeps it
-_MAX_LOCKED_S = 1e6  # faulthandler takes no time beyond what a C timestamp holds
 _MAX_NAMES_SHOWN = 8
 _MAX_SHOWN = 100  # characters of a line
 
@@ -93,7 +81,6 @@ def load_study(
     seed: int | None = None,
     *,
     until: Mapping[str, Any] = NO_FLAGS,
-    timeout_s: float | None = None,
 ) -> LoadedStudy:
     """Run a study file and apply ``--set``, ``--repeats``, ``--seed`` and those of ``--until``.
 
@@ -101,7 +88,6 @@ def load_study(
 
     Args:
         until: as for `with_flags`.
-        timeout_s: for what the file does between two imports, see `_limited`; None: no limit.
 
     Raises:
         RayparError: with the file, the line, the problem and the fix; a StudyError with all mistakes of the study, or
@@ -114,8 +100,7 @@ def load_study(
         raise _hiding_error(path, files.hiding)
     flags: dict[str, Any] = {"settings": settings, "repeats": repeats, "seed": seed, "until": until}
     try:
-        with _limited(path, timeout_s):
-            module = _execute(path, source, module_name)
+        module = _execute(path, source, module_name)
     except StudyError as error:
         faulty = error.of if isinstance(error.of, Study) else None
         raise StudyError([*error.mistakes, *flag_mistakes(faulty, **flags)], where=path) from None
@@ -217,8 +202,7 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
     added = put_first([str(path.resolve().parent)])
     here = Path.cwd()
     try:
-        with _one_process():
-            exec(code, module.__dict__)  # the file is the user's own program
+        exec(code, module.__dict__)  # the file is the user's own program
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a script's sys.exit() must not end raypar without a word
@@ -229,78 +213,6 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
     finally:
         os.chdir(here)  # results go where the command was given
     return module
-
-
-@contextlib.contextmanager
-def _limited(path: Path, timeout_s: float | None) -> Iterator[None]:
-    """Abort the block where nothing new is imported for so many seconds, and raise a RayparError with the file's line.
-
-    The file is run in this process, not tried in another before: what it does, it does once, and nothing is imported
-    twice. An import counts as progress: a large package on a slow disk is no fault of the file.
-
-    Works in `raypar.signals.handle_signals` only. Code that does not give way when it is aborted ends this process. No
-    thread can see that of C code that keeps Python's lock: faulthandler ends it, with a traceback and exit code 1.
-    """
-    if timeout_s is None:
-        yield
-        return
-    is_over = threading.Event()
-    watch = threading.Thread(
-        target=_watch, args=(path, timeout_s, threading.get_ident(), is_over), daemon=True, name="load-watch"
-    )
-    watch.start()
-    try:
-        try:
-            yield
-        finally:
-            with uninterrupted():
-                is_over.set()
-                watch.join()
-                faulthandler.cancel_dump_traceback_later()
-    except BaseException:  # anything, where the file has caught the abortion
-        if abort_reason() is None:
-            raise
-    if (error := abort_reason()) is not None:
-        end_descendants()
-        raise error
-
-
-def _watch(path: Path, timeout_s: float, thread_id: int, is_over: threading.Event) -> None:
-    num_modules, idle_s = 0, 0.0
-    while idle_s < timeout_s:
-        faulthandler.dump_traceback_later(min(_LOCKED_FACTOR * timeout_s, _MAX_LOCKED_S), exit=True, file=2)
-        if is_over.wait(_TICK_S):
-            return
-        # Ticks are counted: a process that was stopped, or had no core, is not late.
-        idle_s = idle_s + _TICK_S if len(sys.modules) == num_modules else 0.0
-        num_modules = len(sys.modules)
-    # This thread has the lock: from now on only what takes it after the abortion has to be ended so.
-    faulthandler.dump_traceback_later(_LAST_RESORT_S, exit=True, file=2)
-    where = _where(path, traceback.extract_stack(sys._current_frames()[thread_id]))
-    hint = "a study file only declares: move work into the workload's functions, or allow more: --load-timeout "
-    error = RayparError(f"{where}: is not loaded after {timeout_s:g} s", hint=f"{hint}{6 * timeout_s:g}")
-    if abort(error) and not is_over.wait(_GRACE_S):
-        exit_now(EXIT_BAD_INPUT, f"error: {masked(str(error))}\n")
-
-
-@contextlib.contextmanager
-def _one_process() -> Iterator[None]:
-    """Turn ``os._exit`` into SystemExit, and end a fork of this process that comes to the end of the block."""
-    pid, leave = os.getpid(), os._exit
-    is_over = False
-
-    def exit_visibly(status: int) -> NoReturn:
-        if is_over or os.getpid() != pid:
-            leave(status)
-        raise SystemExit(f"os._exit({status})")
-
-    os._exit = exit_visibly
-    try:
-        yield
-    finally:
-        if os.getpid() != pid:
-            leave(int(sys.exc_info()[0] is not None))
-        is_over, os._exit = True, leave
 
 
 def _load_error(path: Path, error: BaseException) -> RayparError:
@@ -356,8 +268,7 @@ def _hint_for(error: BaseException) -> str:
     if package:
         return f"install {package} into this environment, or check the spelling"
     if isinstance(error, SystemExit):
-        call = "os._exit()" if "os._exit" in text else "sys.exit()"
-        return f"a study file is imported, not run: leave {call} out"
+        return "a study file is imported, not run: leave sys.exit() out"
     return "fix that line and try again"
 
 

@@ -81,16 +81,6 @@ STUDY_FILES = (
     source("nested too deeply", f"x = {'-' * 100_000}1\n", "nested too deeply"),
     source("endless recursion", "def f(): f()\nf()\n", "RecursionError", "line 1"),
     source("sys.exit", "import sys\nsys.exit(3)\n", "line 2", "SystemExit: 3", "leave sys.exit() out"),
-    source("os._exit", "import os\nos._exit(0)\n", "line 2", "SystemExit: os._exit(0)", "leave os._exit() out"),
-    Case(
-        "a file that hangs",
-        ("plan", "bad.py", "--load-timeout", "0.5"),
-        ("bad.py, line 3 (in helper_of_bad.py, line 2): is not loaded after 0.5 s", "--load-timeout 3"),
-        {
-            "bad.py": "while True:\n  try:\n    import helper_of_bad\n  except Exception: pass\n",
-            "helper_of_bad.py": "import time\ntime.sleep(600)\n",
-        },
-    ),
     source("an exception", "x = 1 / 0\n", "line 1", "ZeroDivisionError", "fix that line"),
     source("an exception without a text", "raise BaseException\n", "line 1", "BaseException"),
     source("an exception without words", f"{UNSHOWN}raise E\n", "line 3 | str() failed"),
@@ -264,8 +254,6 @@ FLAGS = (
     flags("--set of until", "plan good.py --set until=settled", "--set until", "use --until settled"),
     flags("a negative seed", "plan good.py --seed -1", "good.py", "--seed = -1", "at least 0"),
     flags("no time", "study good.py --trial-timeout 0", "--trial-timeout 0", "greater than 0", "seconds"),
-    flags("no time to load", "resume s --load-timeout nan", "no study `s`"),
-    flags("no time for a plan", "plan good.py --load-timeout 0", "--load-timeout 0.0: must be greater than 0"),
     flags("an odd isolation", "study good.py --isolation cold", "--isolation cold", "warm, fresh"),
     flags("a cluster without Ray", "study good.py --no-ray --address x:1", "--address x:1", "--no-ray", "leave one"),
     flags(

@@ -64,7 +64,7 @@ def test_an_exclusive_cluster_is_one_when_a_study_goes_on_and_no_other_is(tmp_pa
 def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_path):
     first = {"settings": ["epochs=1"], "address": "auto", "isolation": "fresh", "trial_timeout_s": 7.5}
     first |= {"profiling": Profiling(20), "log_model": True, "system_metrics": True, "exclusive": True}
-    first |= {"not_before": 103.0, "load_timeout_s": 60.0, "share_machine": True}
+    first |= {"not_before": 103.0, "share_machine": True}
     here = options_of(tmp_path)
     assert resumed(tmp_path, None, **first).applied_to(here) == options_of(tmp_path, **first)
     assert not resumed(tmp_path, None, with_ray=False).applied_to(here).with_ray
@@ -74,7 +74,7 @@ def test_the_stored_keys_and_a_record_of_them_stay_readable():
     first = {"file": "s.py", "set": ["epochs=1"], "repeats": 3, "seed": 0, "data_dir": None, "address": None}
     first |= {"isolation": "warm", "no_ray": False, "trial_timeout": None}
     later = {"num_profiled_steps": 0, "log_model": False, "system_metrics": False, "exclusive": False}
-    later |= {"not_before": 0.0, "load_timeout": None, "share_machine": False, "min_nodes": None}
+    later |= {"not_before": 0.0, "share_machine": False, "min_nodes": None}
     later |= {"until": "", "margin": None, "max_repeats": None, "budget": None, "command": ""}
     text = json.dumps({**first, **later}, separators=(",", ":"))
     assert ResumeFlags.from_stored("s", json.loads(text)).to_json() == text

@@ -1,15 +1,11 @@
 """From a file, --set, --repeats and --seed to a study; mistakes are in `bad_input`."""
 
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from raypar import RayparError, grid
 from raypar.errors import DataError
-from raypar.signals import handle_signals
 from raypar.study.loader import load_study
 from raypar.study.overrides import parse_value
 from raypar.study.space import Choice, LogUniform, RandInt, Uniform
@@ -106,68 +102,6 @@ def test_an_error_in_a_helper_is_reported_with_the_line_in_both_files(tmp_path):
 def test_a_raypar_error_of_the_file_keeps_its_kind_and_hint(tmp_path):
     with pytest.raises(DataError, match=r"asked\.py, line 2: gone\n.*fetch it"):
         loaded(tmp_path, "from raypar.errors import DataError\nraise DataError('gone', hint='fetch it')\n")
-
-
-STUBBORN = """
-while True:
-    try:
-        while True:
-            pass
-    except BaseException:
-        pass
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "stdout", "stderr"),
-    [
-        pytest.param(
-            GOOD + STUBBORN, 2, "", r"error: asked\.py, line \d+: is not loaded after 0.5 s\n  → .*\n", id="catches all"
-        ),
-        pytest.param(
-            "import ctypes\nctypes.CDLL(None).sleep(600)\n" + GOOD,
-            *(2, "", r"error: asked\.py, line 2: is not loaded after 0.5 s\n  → .*\n"),
-            id="is in C",
-        ),
-        pytest.param(
-            "import ctypes\nctypes.PyDLL(None).sleep(600)\n" + GOOD,
-            *(1, "", r"Timeout \(0:00:03\)!\n(?s:.*)asked\.py\", line 2 in <module>\n(?s:.*)"),
-            id="is in C and keeps Python's lock",
-        ),
-        pytest.param(
-            "import os\nif os.fork(): os._exit(0)\n" + GOOD,
-            *(2, "", r"error: asked\.py, line 2: SystemExit: os\._exit\(0\)\n  → .*\n"),
-            id="puts itself into the background",
-        ),
-        pytest.param(
-            "import os\nos.fork()\n" + GOOD,
-            0,
-            r"Does a second worker pay off for digits\?\nasked: (?!.*asked: )(?s:.*)",
-            "",
-            id="forks",
-        ),
-    ],
-)
-def test_a_file_that_takes_the_process_over_is_ended_with_one_message(tmp_path, text, code, stdout, stderr):
-    written(tmp_path, text)
-    command = [Path(sys.executable).with_name("raypar"), "plan", "asked.py", "--load-timeout", "0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, stdin=subprocess.DEVNULL)
-    assert done.returncode == code, done
-    assert re.fullmatch(stdout, done.stdout) and re.fullmatch(stderr, done.stderr), done
-
-
-def test_imports_are_not_counted_as_time_of_the_file(tmp_path):
-    for n in range(8):
-        written(tmp_path, "import time\ntime.sleep(0.3)\n", f"helper_of_slowness_{n}.py")
-    imports = "".join(f"import helper_of_slowness_{n}\n" for n in range(8))
-    with handle_signals():
-        assert load_study(written(tmp_path, imports + GOOD), timeout_s=1.0).study.name == "asked"
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_any_time_may_be_allowed_for_loading(tmp_path):
-    with handle_signals():
-        assert load_study(written(tmp_path, GOOD), timeout_s=1e300).study.name == "asked"
 
 
 # ---- flags
