@@ -41,18 +41,14 @@ if TYPE_CHECKING:
 
 TEMPLATE, TABLE_SCRIPT, CHART_SCRIPT = "report.html.jinja", "report.js", "figures.js"
 FOLDER = Path(__file__).parent
-MAX_PAGE_BYTES = 1_950_000  # so many trials are in its table that it stays below 2 MB …
-MAX_WORDS_BYTES = 80_000  # … whatever is said beside the figures
 COMMAND = re.compile(r"`([^`]+)`")
 _GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)="[^"]*"')
 _DECIMALS, _FONT = re.compile(r"\d+\.\d{3,}"), re.compile(r' font-family="[^"]*"')
-MAX_TABLE_BYTES = 650_000
-MAX_POINTS = 500
+MAX_POINTS, MAX_TRIALS = 500, 2000
 MAX_COMPARISONS = 8
 MAX_FIGURES = 6  # others are folded
 NO_BREAK = "\N{NO-BREAK SPACE}"
-MAX_FAILURE_LENGTH, MAX_FAILURE_BYTES = 300, 100_000  # of one message, of all
-MIN_FAILURE_LENGTH = 40
+MAX_FAILURE_LENGTH = 300
 MAX_SEEDS = 50
 _NAMES = {"command": "command", "git.commit": "git commit", "git.dirty": "changes that no commit has", "host": "host"}
 _NAMES |= {"os": "operating system", "cpu": "CPU", "cores": "cores", "gpu": "GPU", "load": "load at the start"}
@@ -83,8 +79,6 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     drawings = [
         {**vars(f), "svg": Markup(brief(static_svg(f))), "spec": for_page(f)} for f in figures if isinstance(f, Figure)
     ]
-    parts = (table_script, chart_script, origin.study_source, *drawings, points.markup if points else "")
-    taken = sum(len(str(part).encode("utf-8", "replace")) for part in parts)
     text = _template().render(
         headline=headline(verdict),
         version=versions().get("raypar", ""),
@@ -103,7 +97,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
         figures=drawings[:MAX_FIGURES],
         more_figures=drawings[MAX_FIGURES:],
         omitted=[f for f in figures if isinstance(f, OmittedFigure)],
-        trials=trials_table(analysis, trials, max_bytes=MAX_PAGE_BYTES - MAX_WORDS_BYTES - taken),
+        trials=trials_table(analysis, trials),
         warnings=analysis.warnings,
         caveats=units.counted(len(analysis.warnings), "caveat"),
         provenance=provenance_lines(origin.tags, trials),
@@ -196,8 +190,9 @@ def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
     return replace(table, notes=[legend(analysis), *omitted])
 
 
-def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_bytes: int = MAX_PAGE_BYTES) -> HtmlTable:
-    """Return a row for each trial; values that all trials share stand in a note below."""
+def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: int = MAX_TRIALS) -> HtmlTable:
+    """Return a row for each of the first trials; values that all trials share stand in a note below."""
+    more, trials = len(trials) - most, trials[:most]
     metric = analysis.question.metric
     keys = list(dict.fromkeys([*analysis.question.space_keys, *(k for r in trials for k in r.spec.point)]))
     speedups = pair_speedups(analysis.question, trials)
@@ -222,10 +217,10 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], max_byt
     ]
     droppable = {"state", "attempts", "node", "trained, s", "samples/s", "speedup", "failure"}
     same = {c.head: c.cells[0] for c in columns if c.head in droppable and len(set(c.cells)) == 1}
-    table = _table("all-trials", [c for c in columns if c.head not in same], max_bytes)
+    table = _table("all-trials", [c for c in columns if c.head not in same])
     shared = [f"{head} {text}" for head, text in same.items() if text not in ("", units.MISSING)]
     notes = [f"The same for all: {', '.join(shared)}."] if shared else []
-    if more := len(trials) - table.num_rows:
+    if more > 0:
         notes.append(f"{units.counted(more, 'later trial')} not shown: `raypar show` and `raypar export` have all.")
     return replace(table, notes=notes)
 
@@ -251,27 +246,20 @@ def _started(trials: Sequence[TrialResult]) -> Column:
 
 def _failures(trials: Sequence[TrialResult]) -> list[str]:
     messages = [r.failure.message if r.failure else r.reason for r in trials]
-    share = MAX_FAILURE_BYTES // max(1, sum(map(bool, messages)))
-    longest = max(MIN_FAILURE_LENGTH, min(MAX_FAILURE_LENGTH, share))
-    return [text if len(text) <= longest else text[: longest - 1] + "…" for text in messages]
+    return [text if len(text) <= MAX_FAILURE_LENGTH else text[: MAX_FAILURE_LENGTH - 1] + "…" for text in messages]
 
 
-def _table(name: str, columns: Sequence[Column], max_bytes: int = MAX_PAGE_BYTES) -> HtmlTable:
-    """Return as many rows as fit into the limits on the table's size."""
+def _table(name: str, columns: Sequence[Column]) -> HtmlTable:
     rules = _rule(name, [c.is_number for c in columns], "text-align:right")
     rules += _rule(name, [c.is_prose for c in columns], "white-space:normal;min-width:12rem")
     # Heads may break after an underscore.
     heads = "".join(
         f'<th scope="col">{escape(strip_control(c.head)).replace("_", Markup("_<wbr>"))}</th>' for c in columns
     )
-    rows: list[str] = []
-    left = min(MAX_TABLE_BYTES, max_bytes)
-    for i in range(len(columns[0].cells)):
-        row = "<tr>" + "".join(_cell(c.cells[i], c.sort[i] if c.sort else None) for c in columns)
-        left -= len(row.encode("utf-8", "replace")) + 1
-        if left < 0:
-            break
-        rows.append(row)
+    rows = [
+        "<tr>" + "".join(_cell(c.cells[i], c.sort[i] if c.sort else None) for c in columns)
+        for i in range(len(columns[0].cells))
+    ]
     body = "\n".join(rows)
     text = f'<table id="{name}" data-sortable><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
     return HtmlTable(Markup(text), Markup(rules), len(rows))  # every text of a study is escaped above
