@@ -30,6 +30,7 @@ from raypar.reporting import html as page
 from raypar.reporting.console import print_report
 from raypar.reporting.export import answer_markdown, markdown_of
 from raypar.reporting.recommend import print_recommendation
+from raypar.study.conditions import Conditions
 from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, point_label
 
@@ -125,7 +126,7 @@ def _result(
         train_time_s=time_s if is_whole else None,
         throughput_samples_per_s=num_samples / time_s if is_whole else None,
         reports=({"epoch": 3, "accuracy": accuracy},) if is_whole else (),
-        environment={"cores": [[0]], "foreign_cpu_share": [taken]},
+        conditions=Conditions.from_stored({"cores": [[0]], "foreign_cpu_share": [taken]}),
     )
 
 

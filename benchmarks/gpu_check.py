@@ -358,7 +358,7 @@ def energy(bench: Bench) -> tuple[bool, Figures]:
         (result,) = run_trials(bench.warm, {**config, **regions}, workload=metered, listener=listen)
     start_s = reported_s[0] + device.power_average_s
     power_w = statistics.fmean(watts for at_s, watts in samples if start_s <= at_s <= reported_s[-1])
-    expected_j, reason = power_w * (result.train_time_s or math.nan), result.environment.get("no_energy", "")
+    expected_j, reason = power_w * (result.train_time_s or math.nan), result.conditions.to_stored().get("no_energy", "")
     ratio = math.nan if result.energy_j is None else result.energy_j / expected_j
     return abs(ratio - 1) <= device.max_energy_deviation, {
         "energy_j": result.energy_j,
@@ -366,7 +366,7 @@ def energy(bench: Bench) -> tuple[bool, Figures]:
         "ratio": ratio,
         "power_w": power_w,
         "train_time_s": result.train_time_s,
-        "energy_of": result.environment.get("energy_of"),
+        "energy_of": result.conditions.to_stored().get("energy_of"),
         **({"no_energy": reason} if reason else {}),
     }
 
@@ -441,7 +441,7 @@ def peak_memory(bench: Bench) -> tuple[bool, Figures]:
         states[share] = of_limit.state
     return abs(deviation) <= MAX_MEMORY_DEVIATION and list(states.values()) == list(MEMORY_SHARES.values()), {
         "expected_bytes": expected_bytes,
-        **{key: value for key, value in result.environment.items() if key.startswith("peak_")},
+        **{key: value for key, value in result.conditions.to_stored().items() if key.startswith("peak_")},
         "deviation": deviation,
         "with_limits": {f"{share:g}": state for share, state in states.items()},
     }

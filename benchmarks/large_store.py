@@ -40,6 +40,7 @@ from store_rows import RowWriter
 from raypar import Study, grid, units
 from raypar.analysis.analyse import pair_speedups
 from raypar.analysis.question import question_of
+from raypar.study.conditions import Conditions
 from raypar.study.space import loguniform, randint
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.track.recorder import Execution, Recorder
@@ -194,7 +195,9 @@ def _varied(real: TrialResult, spec: TrialSpec) -> TrialResult:
         throughput_samples_per_s=real.throughput_samples_per_s / factor,
         reports=reports,
         step_times_s=steps,
-        environment={**real.environment, **shares, "cores": [[core] for core in range(workers)]},
+        conditions=Conditions.from_stored(
+            {**real.conditions.to_stored(), **shares, "cores": [[core] for core in range(workers)]}
+        ),
     )
 
 

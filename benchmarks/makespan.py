@@ -145,8 +145,8 @@ def show(
     results = [event.result for _, event in events if isinstance(event, TrialEnded)]
     failed = [result for result in results if result.failure]
     assert len(results) == len(specs) and not failed, failed
-    max_sharing = max(int(result.environment["num_sharing"]) for result in results)
-    max_beside = max(int(result.environment["num_beside"]) for result in results)
+    max_sharing = max(int(result.conditions.num_sharing) for result in results)
+    max_beside = max(int(result.conditions.num_beside) for result in results)
     assert is_sharing or max_sharing == 0
 
     def cpus(spec: TrialSpec) -> int:

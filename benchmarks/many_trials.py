@@ -43,7 +43,7 @@ def main() -> None:
     run_on_ray(study, specs, listen)
     first, last = slice(1, 1 + span), slice(count - span, count)
     assert len(results) == count
-    assert len({result.environment["gang"] for result in results}) == 1, "more than one gang"
+    assert len({result.conditions.gang for result in results}) == 1, "more than one gang"
     print_row(f"first trial of {count} (starts Ray and the gang)", units.seconds(seconds[0]))
     early = Figure.of(seconds[first])
     print_row(f"per trial, first {span}", early.show(units.seconds))

@@ -104,7 +104,7 @@ def peak_bytes(workload: Any, batch_size: int) -> int:
         config = resolve(workload, {**SMALL, "batch_size": batch_size})
         alone, memory_only = DistContext(0, 1, torch.device("cpu")), Profiling(0, instead_of_training=True)
         outcome = train(workload, config, 0, alone, None, start_s=0.0, profiling=memory_only)  # type: ignore[arg-type]
-        os.write(into, str(outcome.environment["peak_memory_bytes"]).encode())
+        os.write(into, str(outcome.conditions.peak_memory_bytes).encode())
         os._exit(0)
     os.close(into)
     os.waitpid(pid, 0)

@@ -250,7 +250,7 @@ def measure(hosts: Hosts, setting: Setting, cases: Sequence[Case], num_steps: in
     for case, spec in specs.items():
         results[case] = hosts.together(spec)
         compute_only += [*hosts.apart(full), *hosts.apart(half)]
-    wait_share = statistics.median(max(result.environment["cpu_wait_share"]) for result in compute_only)
+    wait_share = statistics.median(max(result.conditions.of_ranks("cpu_wait_share")) for result in compute_only)
     pairs = {}
     for case, spec in specs.items():
         layers = layer_costs(wide_mlp, spec.config)

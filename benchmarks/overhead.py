@@ -39,6 +39,7 @@ from common import (
 )
 
 from raypar import Study, units
+from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialResult, TrialState
 
 VARIANTS = ("raypar", "torchrun", "documented")
@@ -61,7 +62,7 @@ def serve_raypar(num_workers: int, num_trials: int) -> None:
     study = empty_study()
 
     def listen(result: TrialResult, time_s: float) -> None:
-        send_result({"seconds": time_s, "sum": result.final["sum"], "pids": result.environment["pid"]})
+        send_result({"seconds": time_s, "sum": result.final["sum"], "pids": result.conditions.of_ranks("pid")})
         if not wait_for_go():
             raise SystemExit
 
@@ -191,7 +192,7 @@ def measure_recorder(num_trials: int) -> None:
                 throughput_samples_per_s=40_000.0,
                 reports=tuple({"epoch": float(n), **epoch} for n in (1, 2, 3)),
                 step_times_s=((0.0015,) * NUM_STEPS,) * 2,
-                environment={"node": ["node"] * 2, "cores": [[0], [1]], "num_threads": [1, 1]},
+                conditions=Conditions.from_stored({"node": ["node"] * 2, "cores": [[0], [1]], "num_threads": [1, 1]}),
             )
             begun_s = time.perf_counter()
             recorder.record(result)

@@ -20,7 +20,7 @@ def main() -> None:
     }
     with scratch() as folder:
         result = local_trial(args.workload, config, folder)
-    assert result.environment["num_threads"] == [args.num_threads] * args.num_workers
+    assert result.conditions.of_ranks("num_threads") == [args.num_threads] * args.num_workers
     send_result({"samples_per_s": result.throughput_samples_per_s, "seconds": result.train_time_s})
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
-from raypar.analysis.load import MAX_BUSY, MAX_TRUSTED, Load, by_rank, disturbing_load, numbers
+from raypar.analysis.load import MAX_BUSY, MAX_TRUSTED, Load, disturbing_load
 from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, is_equivalent, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, PointKey, Question, point_key
@@ -186,9 +186,9 @@ def failed_trials(evidence: Evidence) -> Iterator[str]:
 
 def stalled(evidence: Evidence) -> Iterator[str]:
     """Trials that stood still within a step, whose times `raypar.analysis.question.collect` excludes."""
-    trials = [r for r in evidence.finished if r.stalls_s]
+    trials = [r for r in evidence.finished if r.conditions.stalls_s]
     if trials:
-        labels = [f"{r.spec.label} ({' + '.join(map(units.seconds, r.stalls_s))})" for r in trials]
+        labels = [f"{r.spec.label} ({' + '.join(map(units.seconds, r.conditions.stalls_s))})" for r in trials]
         share = _share(trials, evidence.finished)
         yield f"{share} stalled within a step, {named(labels)}: excluded from times and speedups."
 
@@ -273,7 +273,7 @@ def mixed_hardware(evidence: Evidence) -> Iterator[str]:
         by_device[result.spec.config.get("device")].append(result)
     for results in by_device.values():
         for key, what in (("device_name", "devices"), ("cpu_model", "CPU models")):
-            models = set().union(*(_names(r, key) for r in results))
+            models = {name for r in results for name in r.conditions.names(key)}
             if len(models) > 1:
                 yield f"Trials ran on different {what}: {named(sorted(models))}."
         if unlike := _unlike_nodes(results):
@@ -286,10 +286,10 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
     models: defaultdict[str, set[str]] = defaultdict(set)
     cores: defaultdict[str, set[int]] = defaultdict(set)
     for result in results:
-        if len(nodes := _names(result, "node")) == 1:
+        if len(nodes := result.conditions.names("node")) == 1:
             (node,) = nodes
-            models[node] |= _names(result, "cpu_model")
-            cores[node] |= {c for c in by_rank(result, "num_node_cores") if isinstance(c, int)}
+            models[node].update(result.conditions.names("cpu_model"))
+            cores[node].update(result.conditions.of_ranks("num_node_cores"))
     if len(models) < 2:
         return ""
     if not all(models.values()) or not all(cores.values()):
@@ -302,14 +302,14 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
 
 def resumed(evidence: Evidence) -> Iterator[str]:
     """Trials whose times are of more than one attempt."""
-    labels = [r.spec.label for r in evidence.finished if r.environment.get("resumed_at_epoch")]
+    labels = [r.spec.label for r in evidence.finished if any(r.conditions.of_ranks("resumed_at_epoch"))]
     if labels:
         yield f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure: {named(labels)}."
 
 
 def retried(evidence: Evidence) -> Iterator[str]:
     """Trials that were started again and began from scratch."""
-    results = [r for r in evidence.finished if r.attempts > 1 and not r.environment.get("resumed_at_epoch")]
+    results = [r for r in evidence.finished if r.attempts > 1 and not any(r.conditions.of_ranks("resumed_at_epoch"))]
     if results:
         labels = [f"{r.spec.label} (attempt {r.attempts})" for r in results]
         yield f"{_share(results, evidence.finished)} finished after a failure and a retry: {named(labels)}."
@@ -317,39 +317,29 @@ def retried(evidence: Evidence) -> Iterator[str]:
 
 def shared_cores(evidence: Evidence) -> Iterator[str]:
     """Trials of which a rank's list of cores is empty; unknown counts as no."""
-    cores = [r.environment.get("cores") for r in evidence.finished]
-    lists = [[of_trial, *of_trial] for of_trial in cores if isinstance(of_trial, Sequence)]
-    unpinned = [each for each in lists if any(isinstance(c, Sequence) and not c for c in each)]
+    unpinned = [r for r in evidence.finished if () in r.conditions.of_ranks("cores")]
     if unpinned:
-        yield f"{_share(unpinned, cores)} had no cores of their own."
+        yield f"{_share(unpinned, evidence.finished)} had no cores of their own."
 
 
 def side_by_side(evidence: Evidence) -> Iterator[str]:
     """Trials beside which others of the study ran on the same machine."""
-    counts = _positive(evidence.finished, "num_sharing")
-    if counts:
+    if counts := [number for r in evidence.finished if (number := r.conditions.num_sharing)]:
         text = f"{_share(counts, evidence.finished)} shared a machine, its memory and clock"
         yield f"{text} with others of the study (up to {max(counts)} at a time)."
 
 
 def shared_network(evidence: Evidence) -> Iterator[str]:
     """Trials over several machines beside others over several machines: those on one machine send nothing."""
-    spread = [r for r in evidence.finished if len(_names(r, "node")) > 1]
-    counts = _positive(spread, "num_sharing_network")
-    if counts:
+    spread = [r for r in evidence.finished if len(set(r.conditions.node)) > 1]
+    if counts := [number for r in spread if (number := r.conditions.num_sharing_network)]:
         others = f"others of the study over several machines (up to {max(counts)} at a time)"
         yield f"{_share(counts, spread)} over several machines shared the network with {others}."
 
 
-def _positive(results: Iterable[TrialResult], key: str) -> list[int]:
-    counts = (r.environment.get(key) for r in results)
-    return [count for count in counts if isinstance(count, int) and count]
-
-
 def shared_with_studies(evidence: Evidence) -> Iterator[str]:
     """Trials beside those of another study on the same machine."""
-    others = [text for r in evidence.finished if isinstance(text := r.environment.get("shared_with"), str) and text]
-    if others:
+    if others := [r.conditions.shared_with for r in evidence.finished if r.conditions.shared_with]:
         share = _share(others, evidence.finished)
         yield f"{share} shared their machine with other studies: {named(sorted({*others}))}."
 
@@ -378,8 +368,11 @@ def raypar_load(evidence: Evidence) -> Iterator[str]:
     """The study's own driver and its Ray, where they kept a good part of a machine busy in most trials."""
     shares = []
     for result in evidence.finished:
-        used, cores = by_rank(result, "raypar_load_cores"), by_rank(result, "num_node_cores")
-        shares_by_rank = [u / c for u, c in zip(used, cores, strict=False) if numbers([u, c]) == [u, c] and c > 0]
+        shares_by_rank = [
+            rank.raypar_load_cores / rank.num_node_cores
+            for rank in result.conditions.ranks
+            if rank.raypar_load_cores is not None and rank.num_node_cores
+        ]
         shares.append(max(shares_by_rank, default=0.0))
     busy = [share for share in shares if share > MAX_BUSY]
     if 2 * len(busy) > len(shares):
@@ -411,10 +404,10 @@ def doubt_of_times(finished: Sequence[TrialResult]) -> str:
 
 def too_many_threads(evidence: Evidence) -> Iterator[str]:
     crowded = [
-        (threads, len(cores))
+        (rank.num_threads, len(rank.cores))
         for r in evidence.finished
-        for threads, cores in zip(by_rank(r, "num_threads"), by_rank(r, "cores"), strict=False)
-        if isinstance(threads, int) and isinstance(cores, Sequence) and threads > len(cores) > 0
+        for rank in r.conditions.ranks
+        if rank.num_threads and rank.cores and rank.num_threads > len(rank.cores)
     ]
     if crowded:
         threads, num_cores = max(crowded, key=lambda pair: pair[0] / pair[1])
@@ -424,7 +417,7 @@ def too_many_threads(evidence: Evidence) -> Iterator[str]:
 
 def throttled(evidence: Evidence) -> Iterator[str]:
     """Cores that slowed down for their heat."""
-    counts = [sum(numbers(r.environment.get("throttles"))) for r in evidence.finished]
+    counts = [sum(r.conditions.of_ranks("throttles")) for r in evidence.finished]
     if hot := [count for count in counts if count > 0]:
         times = units.counted(round(max(hot)), "time")
         yield f"Cores became too hot and slowed down while {_were_timed(hot, counts)} (up to {times} in one)."
@@ -440,9 +433,9 @@ def clock_changes(evidence: Evidence) -> Iterator[str]:
 
 def gpu_throttled(evidence: Evidence) -> Iterator[str]:
     """GPUs that slowed down for their heat or at a power brake; at the limit of their power they usually are."""
-    counts = [sum(numbers(r.environment.get("gpu_slowdowns"))) for r in evidence.finished]
+    counts = [sum(r.conditions.of_ranks("gpu_slowdowns")) for r in evidence.finished]
     if slowed := [count for count in counts if count > 0]:
-        celsius = [c for r in evidence.finished for c in numbers(r.environment.get("gpu_celsius"))]
+        celsius = [c for r in evidence.finished for c in r.conditions.of_ranks("gpu_celsius")]
         heat = f" (up to {max(celsius):.0f} °C)" if celsius else ""
         yield f"GPUs slowed down for heat or a power brake while {_were_timed(slowed, counts)}{heat}."
 
@@ -460,7 +453,7 @@ def gpu_clock_changes(evidence: Evidence) -> Iterator[str]:
 
 def gpu_shared(evidence: Evidence) -> Iterator[str]:
     """Processes of others on a trial's GPU, as far as NVML shows them."""
-    counts = [max(numbers(r.environment.get("gpu_other_processes")), default=0) for r in evidence.finished]
+    counts = [r.conditions.largest("gpu_other_processes") or 0 for r in evidence.finished]
     if others := [count for count in counts if count > 0]:
         most = f"up to {units.count(round(max(others)))} at a time"
         yield f"Other processes were on the GPU while {_were_timed(others, counts)} ({most})."
@@ -479,7 +472,7 @@ def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks
     Args:
         device: "cpu" or "gpu".
     """
-    means = [(sum(mhz) / len(mhz), r) for r in results if (mhz := numbers(r.environment.get(f"{device}_mhz_mean")))]
+    means = [(sum(mhz) / len(mhz), r) for r in results if (mhz := r.conditions.of_ranks(f"{device}_mhz_mean"))]
     if not means:
         return None
     (slowest, slow), (fastest, fast) = (pick(means, key=lambda pair: pair[0]) for pick in (min, max))
@@ -500,8 +493,9 @@ def _worst_clock_change(finished: Sequence[TrialResult], device: str) -> str:
 
 def _clock_change(result: TrialResult, device: str) -> float:
     """Return the relative change of the clock over a trial, of the rank that changed most; 0 where unknown."""
-    ends = zip(by_rank(result, f"{device}_mhz_first"), by_rank(result, f"{device}_mhz_last"), strict=False)
-    changes = [last / first - 1 for first, last in ends if numbers([first, last]) == [first, last] and first > 0]
+    names = (f"{device}_mhz_first", f"{device}_mhz_last")
+    ends = ([getattr(rank, name) for name in names] for rank in result.conditions.ranks)
+    changes = [last / first - 1 for first, last in ends if first and last is not None]
     return max(changes, key=abs, default=0.0)
 
 
@@ -534,8 +528,8 @@ def batch_norm_in_parts(evidence: Evidence) -> Iterator[str]:
     parts: dict[int, str] = {}  # a point of each number
     for p in evidence.points:
         for r in p.measured:
-            for number in numbers(r.environment.get("batch_norm_parts")):
-                parts.setdefault(round(number), point_label(p.point))
+            for number in r.conditions.of_ranks("batch_norm_parts"):
+                parts.setdefault(number, point_label(p.point))
     if len(parts) > 1:
         labels = [f"{units.counted(number, 'part')} at {parts[number]}" for number in sorted(parts)]
         yield f"Batch norm normalises over each part of a batch by itself, so that losses differ: {named(labels)}."
@@ -543,9 +537,8 @@ def batch_norm_in_parts(evidence: Evidence) -> Iterator[str]:
 
 def without_gradient(evidence: Evidence) -> Iterator[str]:
     """Trials whose DDP looks through the graph in each step for parameters without a gradient."""
-    searched = [r for r in evidence.finished if any(by_rank(r, "finds_unused"))]
-    listed = [of for r in searched for of in by_rank(r, "without_gradient") if isinstance(of, (list, tuple))]
-    names = dict.fromkeys(str(name) for of in listed for name in of)
+    searched = [r for r in evidence.finished if any(r.conditions.of_ranks("finds_unused"))]
+    names = dict.fromkeys(name for r in searched for of in r.conditions.of_ranks("without_gradient") for name in of)
     if searched:
         share = _share(searched, evidence.finished)
         extra = "traversed the graph once more in each step, for parameters without a gradient"
@@ -769,10 +762,6 @@ def not_separated(evidence: Evidence) -> Iterator[str]:
 
 def _changed(change: float) -> str:
     return f"{units.percent(abs(change))} {'slower' if change > 0 else 'faster'}"
-
-
-def _names(result: TrialResult, key: str) -> set[str]:
-    return {name for name in by_rank(result, key) if isinstance(name, str)}
 
 
 class Check(Protocol):

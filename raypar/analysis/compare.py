@@ -360,9 +360,7 @@ def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
     """Return ``node``, ``device_name`` and ``cpu_model``: every one that a rank of the trials ran on."""
     origin = {}
     for key in ("node", "device_name", "cpu_model"):
-        listed = [r.environment.get(key) for r in results]
-        names = {str(name) for each in listed if isinstance(each, (list, tuple)) for name in each if name is not None}
-        if names:
+        if names := {name for r in results for name in r.conditions.names(key)}:
             origin[key] = tuple(sorted(names))
     return origin
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raypar.study.trial import TrialResult
 
@@ -41,21 +40,11 @@ class Load(NamedTuple):
 
 def disturbing_load(result: TrialResult) -> Load | None:
     """Return others' work during a trial that it disturbed; None for another trial."""
-    taken = numbers(result.environment.get("foreign_cpu_share"))
-    busy, cores = by_rank(result, "other_load_cores"), by_rank(result, "num_node_cores")
-    measured = [(b, int(c)) for b, c in zip(busy, cores, strict=False) if numbers([b, c]) == [b, c] and c > 0]
+    measured = [
+        (rank.other_load_cores, rank.num_node_cores)
+        for rank in result.conditions.ranks
+        if rank.other_load_cores is not None and rank.num_node_cores
+    ]
     busy_cores, num_cores = max(measured, key=lambda pair: pair[0] / pair[1], default=(0.0, 0))
-    load = Load(max(taken, default=None), busy_cores, num_cores)
+    load = Load(result.conditions.largest("foreign_cpu_share"), busy_cores, num_cores)
     return load if load.disturbs(result.train_time_s or result.wall_s or math.inf) else None
-
-
-def by_rank(result: TrialResult, key: str) -> Sequence[Any]:
-    """Return what the trial's ranks report under a key of the environment; empty where that is no list."""
-    reported = result.environment.get(key)
-    return reported if isinstance(reported, (list, tuple)) else ()
-
-
-def numbers(reported: Any) -> list[float]:
-    """Return the finite numbers of what the ranks report, or of one number for all."""
-    listed = reported if isinstance(reported, (list, tuple)) else [reported]
-    return [float(n) for n in listed if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]

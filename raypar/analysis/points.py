@@ -31,7 +31,7 @@ NOT_MEASURED = "no trial has its energy recorded"
 
 def energy_source(gathered: Iterable[PointSamples]) -> str:
     """Return what the trials' energies are of: "CPU packages", "GPUs" or both; empty where none can be compared."""
-    sources = {str(r.environment.get("energy_of")) for p in gathered for r in _measured(p)}
+    sources = {r.conditions.energy_of for p in gathered for r in _measured(p)}
     if len({PACKAGES in source for source in sources}) != 1:
         return ""
     return max(sources, key=len)  # on CPUs alone some trials have no GPUs to count
@@ -59,7 +59,7 @@ def why_energy_unknown(results: Sequence[TrialResult]) -> str:
     """Return why no energies can be compared, in words of the machine where it has some."""
     if any(r.energy_j is not None for r in results):
         return MIXED
-    reasons = dict.fromkeys(str(r.environment["no_energy"]) for r in results if r.environment.get("no_energy"))
+    reasons = dict.fromkeys(r.conditions.no_energy for r in results if r.conditions.no_energy)
     return "; ".join(reasons) or NOT_MEASURED
 
 
@@ -69,9 +69,7 @@ def _measured(samples: PointSamples) -> list[TrialResult]:
 
 def num_nodes(samples: PointSamples) -> int | None:
     """Return on how many machines the workers of a point's trials ran, the most of any trial; None where unknown."""
-    listed = [result.environment.get("node") for result in samples.results]
-    counts = [len(set(nodes)) for nodes in listed if isinstance(nodes, Sequence) and not isinstance(nodes, str)]
-    return max((count for count in counts if count), default=None)
+    return max(filter(None, (len(set(result.conditions.node)) for result in samples.results)), default=None)
 
 
 def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: float | None) -> Estimate | None:

@@ -382,7 +382,7 @@ def _with_times_that_count(result: TrialResult) -> TrialResult:
 
     It stood still, or trained nothing. What it learned counts, and the memory that it needs.
     """
-    if not result.stalls_s and not result.is_memory_only:
+    if not result.conditions.stalls_s and not result.is_memory_only:
         return result
     return replace(result, train_time_s=None, wall_s=None, throughput_samples_per_s=None, energy_j=None)
 

@@ -178,8 +178,7 @@ class ResultHandler:
 
     def _with_neighbours(self, result: TrialResult) -> TrialResult:
         studies = self._shared_with.pop(result.spec.identity)
-        shared = {"shared_with": ", ".join(sorted(studies))} if studies else {}
-        return replace(result, environment={**result.environment, **shared})
+        return replace(result, conditions=replace(result.conditions, shared_with=", ".join(sorted(studies))))
 
     def _summarise(self) -> None:
         """Update the study's answer in the store, now and then."""

@@ -72,7 +72,7 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     if unknown := [key for key in settings if key not in keys]:
         raise RayparError(f"--set {unknown[0]}: no trial has such a hyperparameter", hint="check its name")
     filters = {key: value for key, value in settings.items() if key not in FREE_KEYS}
-    finished = [r for r in latest(results) if r.is_measured and not r.stalls_s]
+    finished = [r for r in latest(results) if r.is_measured and not r.conditions.stalls_s]
     timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
     if finished and not timed:
         raise RayparError(

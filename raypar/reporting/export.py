@@ -112,7 +112,7 @@ def tidy(frame: DataFrame) -> DataFrame:
 
 
 def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> dict[str, Any]:
-    spec, failure = result.spec, result.failure
+    spec, failure, conditions = result.spec, result.failure, result.conditions.to_stored()
     row: dict[str, Any] = {
         **{key: getattr(spec, key) for key in ("study", "workload", "identity")},
         "state": result.state.value,
@@ -127,7 +127,7 @@ def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> di
         "speedup": speedup,
         **{f"final.{key}": value for key, value in result.final.items()},
         **{f"config.{key}": value for key, value in spec.config.items()},
-        **{f"environment.{key}": _of_ranks(result.environment.get(key)) for key in ENVIRONMENT},
+        **{f"environment.{key}": _of_ranks(conditions.get(key)) for key in ENVIRONMENT},
         "failure_kind": failure.kind.value if failure else None,
         "failure": failure.message if failure else None,
     }

@@ -702,7 +702,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
     """The parts of a finished trial, in seconds; empty where they are not known."""
-    if not result.is_measured or result.stalls_s or not result.wall_s or not result.is_timed_whole:
+    if not result.is_measured or result.conditions.stalls_s or not result.wall_s or not result.is_timed_whole:
         return {}
     data = result.data_time_s or 0.0
     parts = {

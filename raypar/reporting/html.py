@@ -212,7 +212,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
         _numbers("speedup", [speedups.get(r.spec.identity) for r in trials]),
         _numbers(judged_by.head, [factor * value if is_number(value) else None for value in finals]),
         _started(trials),
-        Column("node", [", ".join(by_rank(r, "node")) or units.MISSING for r in trials]),
+        Column("node", [", ".join(r.conditions.names("node")) or units.MISSING for r in trials]),
         Column("failure", _failures(trials), is_prose=True),
     ]
     droppable = {"state", "attempts", "node", "trained, s", "samples/s", "speedup", "failure"}
@@ -223,13 +223,6 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
     if more > 0:
         notes.append(f"{units.counted(more, 'later trial')} not shown: `raypar show` and `raypar export` have all.")
     return replace(table, notes=notes)
-
-
-def by_rank(result: TrialResult, key: str) -> list[str]:
-    """Return the distinct values of the ranks in a trial's environment, as text."""
-    value = result.environment.get(key)
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    return list(dict.fromkeys(str(each) for each in listed if each not in (None, "")))
 
 
 def _numbers(head: str, values: Sequence[float | None]) -> Column:
@@ -293,7 +286,7 @@ def provenance_lines(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> 
     if versions:
         lines.append(("versions", ", ".join(versions)))
     for key, called in (("node", "nodes of the trials"), ("device_name", "devices of the trials")):
-        if values := dict.fromkeys(value for r in trials for value in by_rank(r, key)):
+        if values := dict.fromkeys(value for r in trials for value in r.conditions.names(key)):
             lines.append((called, ", ".join(values)))
     if seeds := sorted({r.spec.seed for r in trials}):
         lines.append(("seeds", units.listed(map(str, seeds), MAX_SEEDS)))

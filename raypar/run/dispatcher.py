@@ -22,7 +22,7 @@ from typing import Any
 from raypar.run.gang import Greeting, Turn, loss_reason
 from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import num_machines, refusal
-from raypar.run.ranks import RankEnd, cause, trial_result
+from raypar.run.ranks import NO_CONDITIONS, RankEnd, cause, trial_result
 from raypar.run.runner import (
     ClusterChanged,
     Event,
@@ -39,6 +39,7 @@ from raypar.run.runner import (
 )
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.run.standstill import Standstill, explained
+from raypar.study.conditions import Conditions
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 from raypar.train.position import Position
@@ -138,16 +139,16 @@ class Attempt:
         for timer in self.timers:
             timer.cancel()
 
-    def environment(self) -> dict[str, Any]:
-        """Return what its result says of where it ran."""
-        return {
-            "node": list(self.gang.hostnames.values()),
-            "gang": self.gang.id,
-            "nth_in_gang": self.nth_in_gang,
-            "num_beside": self.num_beside,
-            "num_sharing": self.num_sharing,
-            "num_sharing_network": self.num_sharing_network,
-        }
+    def conditions(self) -> Conditions:
+        """Return where it ran, and beside what."""
+        return Conditions(
+            node=tuple(self.gang.hostnames.values()),
+            gang=self.gang.id,
+            nth_in_gang=self.nth_in_gang,
+            num_beside=self.num_beside,
+            num_sharing=self.num_sharing,
+            num_sharing_network=self.num_sharing_network,
+        )
 
 
 @dataclass(eq=False)
@@ -602,7 +603,7 @@ class Dispatcher:
             reports=trial.reports,
             attempts=max(1, trial.num_attempts),
             started_at=attempt.started_at if attempt else time.time(),
-            environment=attempt.environment() if attempt else {},
+            conditions=attempt.conditions() if attempt else NO_CONDITIONS,
             failure=failure,
         )
         if attempt is not None:

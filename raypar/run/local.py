@@ -41,6 +41,7 @@ from raypar.run.runner import (
     is_retried,
 )
 from raypar.run.standstill import Standstill, explained
+from raypar.study.conditions import Conditions
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
@@ -166,7 +167,7 @@ class _LocalAttempt:
             reports=self._reports,
             attempts=self._job.attempt,
             started_at=started_at,
-            environment={"node": [socket.gethostname()] * self._world_size} if ends else {},
+            conditions=Conditions(node=(socket.gethostname(),) * self._world_size if ends else ()),
             failure=explained(self._failure, ends),
         )
 

@@ -27,6 +27,7 @@ from raypar.errors import Mistake
 from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
+from raypar.study.conditions import Conditions
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
@@ -318,6 +319,7 @@ def cause(first: Failure | None, end: RankEnd) -> Failure | None:
     return first
 
 
+NO_CONDITIONS = Conditions()
 TIMES = ("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s")
 
 
@@ -329,15 +331,15 @@ def trial_result(
     reports: Sequence[Mapping[str, float]] = (),
     attempts: int = 1,
     started_at: float = 0.0,
-    environment: Mapping[str, Any] | None = None,
+    conditions: Conditions = NO_CONDITIONS,
     failure: Failure | None = None,
 ) -> TrialResult:
-    """Combine the ends of a trial's ranks: the slowest rank's of each time, a list of each environment value.
+    """Combine the ends of a trial's ranks: the slowest rank's of each time, the conditions of each rank.
 
     Args:
         metric: the study's.
         started_at: Unix time.
-        environment: the runner's values, besides the ranks' own.
+        conditions: what the runner knows, without the ranks' own.
         failure: why the trial as a whole failed, or does not fit; None: it did not fail, where a rank has an outcome,
             or it diverged.
     """
@@ -356,9 +358,7 @@ def trial_result(
     slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
     train_time_s = slowest["train_time_s"]
-    keys = dict.fromkeys(key for outcome in outcomes for key in outcome.environment)
-    by_rank = {key: [outcome.environment.get(key) for outcome in outcomes] for key in keys}
-    measured, energy_j = _measured([outcome.counters for outcome in outcomes])
+    conditions, energy_j = _measured(conditions, outcomes)
     profiles = [outcome.profile for outcome in outcomes]
     result = TrialResult(
         spec=spec,
@@ -369,9 +369,9 @@ def trial_result(
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
         # Of a command, the first machine's alone.
-        step_times_s=tuple(o.step_times_s for o in outcomes if o.step_times_s or "steps_from" not in o.environment),
+        step_times_s=tuple(o.step_times_s for o in outcomes if o.step_times_s or o.conditions.steps_from is None),
         energy_j=energy_j,
-        environment={**(environment or {}), **by_rank, **measured},
+        conditions=conditions,
         failure=failure,
         profile={"recorded": profiles} if profiles and all(profiles) else {},
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
@@ -379,23 +379,25 @@ def trial_result(
     config: Mapping[str, Any] = spec.config
     period = config["sync_every"] if config.get("strategy") == "local_sgd" else 1
     if stalls_s := telemetry.stalls(result.gang_step_times_s, period):
-        result = replace(result, environment={**result.environment, "stalls_s": stalls_s})
+        result = replace(result, conditions=replace(conditions, stalls_s=tuple(stalls_s)))
     return result
 
 
-def _measured(counters: Sequence[telemetry.RankCounters | None]) -> tuple[dict[str, Any], float | None]:
-    """Return the environment values that the ranks' counters give together, and the energy in joules."""
-    complete = [counter for counter in counters if counter is not None]
-    if not complete or len(complete) < len(counters):
-        return {}, None
-    values: dict[str, Any] = {"num_node_cores": [counter.num_cores for counter in complete]}
-    loads = telemetry.other_loads(complete)
-    if any(load is not None for load in loads):
-        values["other_load_cores"] = loads
-    if reasons := dict.fromkeys(reason for counter in complete for reason in counter.no_energy):
-        values["no_energy"] = "; ".join(reasons)
-    energy = telemetry.energy(complete)
-    return (values | {"energy_of": energy[1]}, energy[0]) if energy else (values, None)
+def _measured(conditions: Conditions, outcomes: Sequence[RankOutcome]) -> tuple[Conditions, float | None]:
+    """Return the conditions with those of the ranks, and the energy in joules, as their counters give it together."""
+    ranks = [outcome.conditions for outcome in outcomes]
+    counters = [outcome.counters for outcome in outcomes if outcome.counters is not None]
+    if not counters or len(counters) < len(outcomes):
+        return replace(conditions, ranks=tuple(ranks)), None
+    loads = telemetry.other_loads(counters)
+    ranks = [
+        replace(rank, num_node_cores=counter.num_cores, other_load_cores=load)
+        for rank, counter, load in zip(ranks, counters, loads, strict=True)
+    ]
+    reasons = dict.fromkeys(reason for counter in counters for reason in counter.no_energy)
+    energy_j, energy_of = telemetry.energy(counters) or (None, "")
+    conditions = replace(conditions, ranks=tuple(ranks), energy_of=energy_of, no_energy="; ".join(reasons))
+    return conditions, energy_j
 
 
 def supervise(

@@ -7,11 +7,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from raypar.study.conditions import Conditions
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
@@ -219,26 +220,13 @@ class TrialResult:
             look into the training code, and it reports no steps.
         eval_time_s: evaluations.
         energy_j: joules of the timed region, over all nodes: of their CPU packages and the trial's GPUs, as far as they
-            can be read (``environment["energy_of"]``). None where they can't.
+            can be read (``conditions.energy_of``). None where they can't.
         throughput_samples_per_s: samples trained on in the timed region, whole gang, over train_time_s.
         reports: one mapping per epoch (or per report of a train loop or a command): ``epoch``, ``train_loss``,
             ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` … Those of a
             train loop or a command have `SINCE_LAUNCH`.
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
-        environment: what it ran on and with, as JSON has it: ``gang``, ``nth_in_gang``, the largest numbers of the
-            study's other trials that ran at the same time (``num_beside``), of those on one of its machines
-            (``num_sharing``) and, if it ran on several, of the others that did (``num_sharing_network``), the other
-            studies on its machine (``shared_with``), and lists by rank: ``node``, ``cores``,
-            ``num_threads``, ``device_name``, ``cpu_model``; and what was measured while it was timed: ``stalls_s``
-            (steps in which it stood still, see `raypar.train.telemetry`; absent if there were none),
-            ``cpu_wait_share``, ``foreign_cpu_share``, ``other_load_cores`` (of ``num_node_cores`` of the rank's
-            machine, busy with other work; mean), ``raypar_load_cores`` (with raypar's own and Ray's),
-            ``cpu_mhz_first``, ``_mean`` and ``_last``, ``throttles``, of a GPU ``gpu_mhz_first``, ``_mean`` and
-            ``_last``, ``gpu_max_mhz``, ``gpu_slowdowns``, ``gpu_celsius`` and ``gpu_other_processes``, and
-            ``energy_of`` what, or ``no_energy``: why not; and of its memory (`raypar.train.memory`)
-            ``peak_memory_bytes``, which its training allocates, ``peak_rss_bytes``, which it takes from the machine,
-            and of a GPU ``peak_reserved_bytes``. Of training code that raypar didn't write, ``steps_from`` and
-            ``laps_cover`` by rank say what ``train_time_s`` is of (`timed_work`).
+        conditions: what it ran on and with, and what was measured of its machines.
         profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
@@ -259,7 +247,7 @@ class TrialResult:
     throughput_samples_per_s: float | None = None
     reports: tuple[Mapping[str, float], ...] = ()
     step_times_s: tuple[tuple[float, ...], ...] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Conditions = field(default_factory=Conditions)
     failure: Failure | None = None
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -303,39 +291,27 @@ class TrialResult:
     @property
     def other_load_cores(self) -> float | None:
         """Cores of a machine that were busy with other work while it was timed, on the busiest machine."""
-        return self._largest("other_load_cores")
+        return self.conditions.largest("other_load_cores")
 
     @property
     def peak_memory_bytes(self) -> float | None:
         """Bytes that the training allocates at its peak, on the rank that allocates the most; None: not counted."""
-        return self._largest("peak_memory_bytes")
+        return self.conditions.largest("peak_memory_bytes")
 
     @property
     def peak_rss_bytes(self) -> float | None:
         """Bytes of the machine's memory that a rank takes, the most of any; None: unknown."""
-        return self._largest("peak_rss_bytes")
+        return self.conditions.largest("peak_rss_bytes")
 
     @property
     def memory_bytes(self) -> float | None:
         """Memory that a worker needs: what its training allocates where that was counted, else what it takes."""
         return self.peak_memory_bytes or self.peak_rss_bytes
 
-    def _largest(self, name: str) -> float | None:
-        """Return the largest value of any rank in the environment; None where there is none."""
-        by_rank = self.environment.get(name)
-        values = [value for value in by_rank if value is not None] if isinstance(by_rank, (list, tuple)) else []
-        return max(values, default=None)
-
-    @property
-    def stalls_s(self) -> tuple[float, ...]:
-        """Seconds of each timed step in which it stood still; empty where there was none, or it is unknown."""
-        stalls_s = self.environment.get("stalls_s")
-        return tuple(s for s in stalls_s if isinstance(s, float)) if isinstance(stalls_s, (list, tuple)) else ()
-
     @property
     def is_foreign(self) -> bool:
         """True if training code ran into which raypar can't look: a train loop or a command."""
-        return bool(self._each("steps_from"))
+        return bool(self.conditions.of_ranks("steps_from"))
 
     @property
     def timed_work(self) -> str | None:
@@ -347,18 +323,14 @@ class TrialResult:
         if not self.is_foreign:
             return ""
         # A command's first machine alone has any.
-        sources = set(self._each("steps_from")) - {""}
-        works = set(self._each("laps_cover")) - {"", None} if sources == {"reports"} else sources
+        sources = set(self.conditions.of_ranks("steps_from")) - {""}
+        works = set(self.conditions.of_ranks("laps_cover")) - {""} if sources == {"reports"} else sources
         return str(works.pop()) if len(works) == 1 and self.train_time_s is not None else None
 
     @property
     def is_timed_whole(self) -> bool:
         """True if ``train_time_s`` is of all its training, rather than of some laps of it."""
         return self.train_time_s is not None and (not self.is_foreign or self.timed_work == "raypar.step")
-
-    def _each(self, name: str) -> tuple[Any, ...]:
-        by_rank = self.environment.get(name)
-        return tuple(by_rank) if isinstance(by_rank, (list, tuple)) else ()
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -371,7 +343,9 @@ class TrialResult:
         return tuple(max(times) for times in zip(*self.step_times_s, strict=False))
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        raw = asdict(replace(self, conditions=Conditions()))
+        stored = {("environment" if key == "conditions" else key): value for key, value in raw.items()}
+        return json.dumps(stored | {"environment": self.conditions.to_stored()}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
@@ -380,7 +354,7 @@ class TrialResult:
         Of results from before there was a state for it, those whose loss is not finite are diverged.
         """
         raw = json.loads(text)
-        failure = raw["failure"]
+        failure, environment = raw["failure"], raw.pop("environment", {})
         return cls(
             **{
                 **raw,
@@ -388,6 +362,7 @@ class TrialResult:
                 "state": end_state(TrialState(raw["state"]), raw["reports"]),
                 "reports": tuple(raw["reports"]),
                 "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
+                "conditions": Conditions.from_stored(environment),
                 "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
             }
         )

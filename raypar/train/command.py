@@ -28,6 +28,7 @@ from typing import Any
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.study.command import PLACES, Command, number_in
+from raypar.study.conditions import RankConditions
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
@@ -162,16 +163,22 @@ def run_command(
             if events is not None:
                 process.report_events(events)
         laps = process.laps
-    environment = {"cores": list(cores), "num_threads": job.spec.config["num_threads"], "pid": os.getpid()}
-    if peak_bytes := children_peak_bytes():  # of the largest of the command's processes
-        environment["peak_rss_bytes"] = peak_bytes
+    conditions = RankConditions(
+        cores=cores,
+        num_threads=int(str(job.spec.config["num_threads"])),
+        pid=os.getpid(),
+        peak_rss_bytes=children_peak_bytes() or None,  # of the largest of the command's processes
+        steps_from=laps.source,
+        laps_cover=laps.cover,
+        **telemetry.summary(),
+    )
     return RankOutcome(
         stopped=process.is_stopped,
         startup_s=startup_s,
         train_time_s=laps.train_time_s,
         step_times_s=laps.times_s,
         wall_s=time.monotonic() - context.requested_at_s,
-        environment={**telemetry.summary(), **environment, "steps_from": laps.source, "laps_cover": laps.cover},
+        conditions=conditions,
         counters=telemetry.counters(),
     )
 

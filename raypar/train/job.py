@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from raypar.study.conditions import RankConditions
 from raypar.study.options import ON_CPU, Auto
 from raypar.study.trial import TrialSpec
 
@@ -237,7 +238,7 @@ class RankOutcome:
     wall_s: float = 0.0
     num_samples: int | None = None
     step_times_s: tuple[float, ...] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    conditions: RankConditions = field(default_factory=RankConditions)
     counters: RankCounters | None = None
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from raypar.parallel.strategy import (
     share_of,
     wait_for_device,
 )
+from raypar.study.conditions import RankConditions
 from raypar.study.options import memory_limit_bytes
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
@@ -176,26 +177,26 @@ def train(
         profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
     checkpoints.remove()
 
-    environment: dict[str, Any] = {**training.memory.summary(), **training.facts.environment(config)}
+    conditions: dict[str, Any] = {**training.memory.summary(), **training.facts.conditions(config)}
     timed: dict[str, Any] = {}
     if totals.num_steps:
-        environment |= telemetry.summary()
+        conditions |= telemetry.summary()
         counters = telemetry.counters()
         if num_resumed_steps:
-            environment["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
+            conditions["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
         timed = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
         timed |= {"step_times_s": tuple(totals.step_times_s), "counters": counters}
     if saves:
-        environment["checkpoint_s"] = checkpoints.time_s
+        conditions["checkpoint_s"] = checkpoints.time_s
     if checkpoints.why_not:
-        environment["not_resumed"] = checkpoints.why_not
+        conditions["not_resumed"] = checkpoints.why_not
     return RankOutcome(
         stopped=stopped,
         startup_s=warmup_start_s - start_s,
         data_time_s=training.data_time_s,
         warmup_s=warmup_s,
-        environment=environment,
+        conditions=RankConditions(**conditions),
         profile=profile,
         data=fingerprint(workload, training.data, training.batches.num_samples) if context.rank == 0 else {},
         **timed,

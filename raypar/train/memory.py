@@ -96,8 +96,8 @@ class MemoryMonitor:
         if limit_bytes is not None and peak_bytes > limit_bytes:
             raise DoesNotFit(TOO_LARGE.format(size(peak_bytes), size(limit_bytes)))
 
-    def summary(self) -> dict[str, int]:
-        """Return the known peaks, as `raypar.study.trial.TrialResult.environment` has them."""
+    def summary(self) -> dict[str, Any]:
+        """Return the known peaks, fields of `raypar.study.conditions.RankConditions`."""
         peaks = {"peak_memory_bytes": self.peak_bytes}
         peaks |= {name: footprint.peak_bytes for name, footprint in self._footprints.items()}
         return {name: value for name, value in peaks.items() if value}

@@ -45,11 +45,11 @@ class ModelFacts:
     gradients: Gradients = field(default_factory=Gradients)
     num_norm_parts: int = 0
 
-    def environment(self, config: Config) -> dict[str, Any]:
-        """Return what reports read, as `raypar.study.trial.TrialResult.environment` has it."""
+    def conditions(self, config: Config) -> dict[str, Any]:
+        """Return what reports read, fields of `raypar.study.conditions.RankConditions`."""
         facts: dict[str, Any] = {"batch_norm_parts": self.num_norm_parts} if self.num_norm_parts else {}
         if names := [*self.gradients.never, *self.gradients.at_times]:
-            facts["without_gradient"] = names[:MAX_NAMED]
+            facts["without_gradient"] = tuple(names[:MAX_NAMED])
             if config["strategy"] == "ddp" and not config["static_graph"]:
                 facts["finds_unused"] = True  # at a cost, in each step
         return facts

@@ -420,7 +420,7 @@ class Telemetry:
             monitor.stop()
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures for the trial's environment: see `CpuMonitor`, `ClockMonitor` and `GpuMonitor`."""
+        """Return the figures of `CpuMonitor`, `ClockMonitor` and `GpuMonitor`, fields of `RankConditions`."""
         return {**self._cpu.summary(), **self._clocks.summary(), **self._gpu_state.summary()}
 
     def counters(self) -> RankCounters:

@@ -13,6 +13,7 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.hooks import numbers_of, receive_with
+from raypar.study.conditions import RankConditions
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
 from raypar.train.laps import LapTimer
@@ -88,11 +89,11 @@ def run_train_loop(
         startup_s=startup_s,
         train_time_s=session.laps.train_time_s,
         step_times_s=session.laps.times_s,
-        environment={
+        conditions=RankConditions(
+            steps_from=session.laps.source,
+            laps_cover=session.laps.cover,
             **telemetry.summary(),
             **memory.summary(),
-            "steps_from": session.laps.source,
-            "laps_cover": session.laps.cover,
-        },
+        ),
         counters=telemetry.counters(),
     )

@@ -243,15 +243,15 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
                 profiling=job.profiling,
             )
         note_end(outcome)
-    environment = {
-        "cores": list(cores),
-        "num_threads": torch.get_num_threads(),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu_model": cpu_model(),
-        "pid": os.getpid(),
-    }
-    wall_s = time.monotonic() - context.requested_at_s
-    return replace(outcome, wall_s=wall_s, environment={**outcome.environment, **environment})
+    conditions = replace(
+        outcome.conditions,
+        cores=cores,
+        num_threads=torch.get_num_threads(),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        cpu_model=cpu_model(),
+        pid=os.getpid(),
+    )
+    return replace(outcome, wall_s=time.monotonic() - context.requested_at_s, conditions=conditions)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -172,7 +172,8 @@ def rerun(store):
         assert result.train_time_s and result.throughput_samples_per_s
         slower = {"train_time_s": result.train_time_s * factor}
         slower["throughput_samples_per_s"] = result.throughput_samples_per_s / factor
-        results.append(asdict(replace(result, spec=replace(result.spec, study=RERUN), **slower)))
+        renamed = replace(result, spec=replace(result.spec, study=RERUN), **slower)
+        results.append(json.loads(renamed.to_json()))
     return {"execution": {**execution, "tags": {**tags, **other}}, "results": results}
 
 
@@ -190,7 +191,9 @@ def stored_results(folder):
     store = Store(_uri(folder), folder)
     every = [result for study in store.studies() for result in store.results(study.name)]
     steps = [store.step_times(result.spec.study, result.spec.identity) for result in every]
-    return {r.spec.identity: asdict(replace(r, step_times_s=s)) for r, s in zip(every, steps, strict=True)}
+    return {
+        r.spec.identity: json.loads(replace(r, step_times_s=s).to_json()) for r, s in zip(every, steps, strict=True)
+    }
 
 
 def _uri(folder):

@@ -59,7 +59,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
 import html_studies
 from recording import DATA, unpacked
-from results import curve_of, make_result, make_spec, tied
+from results import curve_of, make_result, make_spec, stored_conditions, tied
 
 from .page import brief, pretty
 
@@ -155,7 +155,11 @@ def reports():
     profiled = at_workers({1: 4.0, 2: 2.0})
     profiled[4] = replace(profiled[4], profile=TWO_RANKS.to_dict())
     stalled = at_workers({1: 4.0, 2: 2.0})
-    stalled[4] = replace(stalled[4], train_time_s=12.4, environment={**stalled[4].environment, "stalls_s": [10.4]})
+    stalled[4] = replace(
+        stalled[4],
+        train_time_s=12.4,
+        conditions=stored_conditions({**stalled[4].conditions.to_stored(), "stalls_s": [10.4]}),
+    )
     hours = replace(WORKERS, price_per_node_hour=2.5)
     cases = {
         "no results": (both, []),
@@ -387,7 +391,11 @@ def recommendations():
     launched = [replace(r, startup_s=1.0, warmup_s=0.5, eval_time_s=0.5) for r in two]
     priced = replace(WORKERS, price_per_node_hour=36.0)
     worse = [
-        replace(r, environment={"node": ["n1"]}, energy_j=100.0 * (r.train_time_s or 0.0))
+        replace(
+            r,
+            conditions=stored_conditions({"node": ["n1"], "energy_of": "CPU packages"}),
+            energy_j=100.0 * (r.train_time_s or 0.0),
+        )
         for r in (*two, *at_workers({4: 12.0}, accuracy=0.9))
     ]
     return {
@@ -690,7 +698,7 @@ def runs():
         throughput_samples_per_s=100.0,
         reports=tuple({"epoch": n, "accuracy": score, "train_time_s": 3.0} for n, score in ((1, 0.5), (2, 0.9))),
         step_times_s=((0.1, 0.2, 0.3), (0.3, 0.1, 0.1)),
-        environment={"node": "n1", "cores": [[0], [1]], "cpu_wait_share": [0.1, 0.2]},
+        conditions=stored_conditions({"node": "n1", "cores": [[0], [1]], "cpu_wait_share": [0.1, 0.2]}),
         data=DATA,
     )
     of_the_loop = {key: 0.5 + i for i, key in enumerate(SECTIONS)}

@@ -131,9 +131,7 @@ def test_on_ray_each_revision_has_a_gang_of_its_own_that_stays_warm(repository):
     results = repository.results(document["study"])
     gangs = {}
     for result in results:
-        gangs.setdefault(result.spec.point["revision"], {})[result.environment["nth_in_gang"]] = result.environment[
-            "gang"
-        ]
+        gangs.setdefault(result.spec.point["revision"], {})[result.conditions.nth_in_gang] = result.conditions.gang
     assert [len(set(of_revision.values())) for of_revision in gangs.values()] == [1, 1]
     assert len({gang for of_revision in gangs.values() for gang in of_revision.values()}) == 2
     assert all(sorted(of_revision) == list(range(1, len(results) // 2 + 1)) for of_revision in gangs.values())

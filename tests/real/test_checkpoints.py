@@ -64,7 +64,7 @@ def check_resumed(case, folder, cut_at, resumed_at, before):
 
         def trained(channel, name):
             outcome = train(workload, complete, 5, context, channel, start_s=0.0, checkpoint_dir=folder / name)
-            return outcome.environment
+            return outcome.conditions
 
         uninterrupted, after = Reports(), Reports()
         trained(uninterrupted, "whole")

@@ -50,9 +50,9 @@ def test_a_busy_machine_is_measured_and_reported(study, tmp_path):
             process.communicate()
     assert spinning and results[0].state is TrialState.FINISHED
     if study.workload is acting:  # pinned: others share its core
-        shares = [results[0].environment[name][0] for name in ("cpu_wait_share", "foreign_cpu_share")]
+        shares = [results[0].conditions.to_stored()[name][0] for name in ("cpu_wait_share", "foreign_cpu_share")]
         assert all(0.05 < share <= 1 for share in shares)
-    assert results[0].environment["raypar_load_cores"][0] < MIN_LOAD_CORES * len(allowed_cores())
+    assert results[0].conditions.of_ranks("raypar_load_cores")[0] < MIN_LOAD_CORES * len(allowed_cores())
     stored = result_from_tags(result_tags(results[0]) or {})
     assert stored is not None and stored.other_load_cores is not None and stored.other_load_cores > MIN_LOAD_CORES
     sentence = next(f.detail for f in analyse(study, [stored]).warnings if f.check == "other_load")

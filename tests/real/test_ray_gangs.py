@@ -41,7 +41,7 @@ def on_ray(fork_address, tmp_path):
 
 def gang_of(result):
     """Return the gang, and the trial's number in it."""
-    return result.environment["gang"], result.environment["nth_in_gang"]
+    return result.conditions.gang, result.conditions.nth_in_gang
 
 
 def processes_of_ray(*names):
@@ -66,7 +66,7 @@ def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_ow
         assert {result.spec.repeat for result in results} == {0, 1}
     for result in events.results:
         assert result.state is TrialState.FINISHED
-        cores = [core for of_rank in result.environment["cores"] for core in of_rank]
+        cores = [core for of_rank in result.conditions.of_ranks("cores") for core in of_rank]
         assert len(cores) == len(set(cores)) == result.spec.placement.num_workers
 
 
@@ -129,7 +129,7 @@ def test_a_trial_on_a_cluster_takes_cores_that_no_other_study_has_or_waits_for_t
     first = machine[0].number
     with leased_cores(Holder.here("other", ()), machine, lambda free: [first], print):
         (result,) = on_ray(study, (study.trial({}, 0),), owns_cluster=False).results
-    assert result.state is TrialState.FINISHED and first not in result.environment["cores"][0]
+    assert result.state is TrialState.FINISHED and first not in result.conditions.of_ranks("cores")[0]
 
     other, events = CoreLease(Holder.here("other", ()), machine), RunEvents()
     assert other.take(first_cores(NUM_CORES))
@@ -143,7 +143,7 @@ def test_a_trial_on_a_cluster_takes_cores_that_no_other_study_has_or_waits_for_t
     (waits,) = events.of(Notice)
     assert f"study `other` (process {os.getpid()}) on " in waits.text and f" has {NUM_CORES} cores" in waits.text
     (result,) = events.results
-    assert result.attempts == 1 and result.environment["cores"] == [[first]]
+    assert result.attempts == 1 and result.conditions.of_ranks("cores") == [[first]]
 
 
 def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on_ray):

@@ -115,7 +115,7 @@ def test_a_finished_trial_comes_whole(study_run, name):
     assert all(time_s is not None and time_s > 0 for time_s in times)
     assert result.wall_s is not None and result.wall_s > max(time_s or 0 for time_s in times)
     assert result.started_at > 0
-    environment = result.environment
+    environment = result.conditions.to_stored()
     assert len(environment["node"]) == len(set(environment["pid"])) == num_workers
     assert environment["num_threads"] == [1] * num_workers
     # Too short to measure other load, but the machine was looked at.
@@ -171,8 +171,8 @@ def test_a_point_that_does_not_fit_is_run_once_and_counting_memory_changes_no_lo
     events = run_in(study, specs, tmp_path)
     fitting, too_large, uncounted = ([r for r in events.results if r.spec.point == point] for point in points)
     assert [r.state for r in fitting + uncounted] == [TrialState.FINISHED] * 4
-    assert all(0 < peak < 1e6 for r in fitting for peak in r.environment["peak_memory_bytes"])
-    assert not any("peak_memory_bytes" in r.environment for r in uncounted)
+    assert all(0 < peak < 1e6 for r in fitting for peak in r.conditions.of_ranks("peak_memory_bytes"))
+    assert not any("peak_memory_bytes" in r.conditions.to_stored() for r in uncounted)
     assert [losses(r) for r in fitting] == [losses(r) for r in uncounted]
     assert [r.state for r in too_large] == [TrialState.DOES_NOT_FIT] * 2 and too_large[0].attempts == 1
     first, second = (r.failure for r in too_large)
@@ -207,7 +207,9 @@ def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fin
 def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_run):
     one, other = study_run["goes on"], study_run["goes on after a fall"]
     assert (one.attempts, other.attempts, other.state) == (1, 2, TrialState.FINISHED)
-    assert other.environment["resumed_at_epoch"] == [2, 2] and "resumed_at_epoch" not in one.environment
+    assert (
+        other.conditions.of_ranks("resumed_at_epoch") == [2, 2] and "resumed_at_epoch" not in one.conditions.to_stored()
+    )
     assert losses(other) == losses(one) and len(other.reports) == 4
     # Each step that led to the result is timed once, those of the first attempt included.
     assert [len(steps) for steps in other.step_times_s] == [len(steps) for steps in one.step_times_s] == [16, 16]
@@ -228,7 +230,7 @@ def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run):
 def test_the_processes_that_a_trial_started_end_with_it(study_run):
     states = {name: study_run[name].state for name in ("strays", "strays and dies")}
     assert states == {"strays": TrialState.FINISHED, "strays and dies": TrialState.FAILED}
-    ranks = [pid for result in study_run.events.results for pid in result.environment.get("pid", ())]
+    ranks = [pid for result in study_run.events.results for pid in result.conditions.to_stored().get("pid", ())]
     check_strays_end(study_run, states, ranks)
 
 
@@ -279,7 +281,7 @@ def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in, tmp_p
     ]
     specs = [study.trial(point, 0, order=i) for i, point in enumerate(points)]
     events = run_in(study, specs, tmp_path)
-    cores = [events.result(spec).environment.get("cores") for spec in specs]
+    cores = [events.result(spec).conditions.to_stored().get("cores") for spec in specs]
     assert cores[:3] == [[[1]], [[0], [1]], [[1], [0]]]
     assert cores[3] is not None and len({tuple(core) for core in cores[3]}) == 2
     failure = events.result(specs[4]).failure

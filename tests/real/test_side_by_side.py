@@ -114,10 +114,10 @@ def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_
     assert too_wide is not None and "needs 16 CPUs in one gang, the cluster has 12" in too_wide.message
     # One, two and three end only where all three run at the same time.
     assert {name: result.failure for name, result in results.items()} == dict.fromkeys(results) and len(results) == 6
-    nodes = {name: sorted(set(result.environment["node"])) for name, result in results.items()}
-    assert [result.environment["num_sharing"] for result in results.values()] == [0] * 6
+    nodes = {name: sorted(set(result.conditions.node)) for name, result in results.items()}
+    assert [result.conditions.num_sharing for result in results.values()] == [0] * 6
     assert sorted(nodes["one"] + nodes["two"] + nodes["three"]) == ["m1", "m2", "m3"]
-    assert [results[name].environment["num_beside"] for name in ("one", "two", "three")] == [2, 2, 2]
+    assert [results[name].conditions.num_beside for name in ("one", "two", "three")] == [2, 2, 2]
     wide, after = results["wide"], results["after"]
     assert len(nodes["wide"]) == 2 and wide.wall_s is not None and after.wall_s is not None
     if wide.started_at < after.started_at + after.wall_s and after.started_at < wide.started_at + wide.wall_s:

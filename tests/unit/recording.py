@@ -9,6 +9,8 @@ import tempfile
 import zlib
 from dataclasses import asdict, replace
 
+from results import stored_conditions
+
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.track.client import connect as client
 from raypar.track.recorder import Execution, Recorder
@@ -59,7 +61,7 @@ def make_result(batch_size=64, *, study="mnist", repeat=0, **changes):
         throughput_samples_per_s=100.0,
         reports=({"epoch": 1, "accuracy": 0.5}, {"epoch": 2, "accuracy": 0.9}),
         step_times_s=((0.1, 0.2), (0.2, 0.1)),
-        environment={"node": "n1", "cores": [[0], [1]]},
+        conditions=stored_conditions({"node": "n1", "cores": [[0], [1]]}),
     )
     return replace(result, **changes)
 

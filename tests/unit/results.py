@@ -2,6 +2,7 @@
 
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.stats import Estimate, Method
+from raypar.study.conditions import Conditions
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
 
 CONFIG = {"num_workers": 1, "cpus_per_worker": 1, "device": "cpu", "batch_size": 64, "epochs": 3, "lr": 0.1}
@@ -41,8 +42,13 @@ def make_result(
         throughput_samples_per_s=throughput,
         reports=({"epoch": 3, "accuracy": accuracy},) if accuracy is not None else (),
         step_times_s=step_times_s,
-        environment=environment if environment is not None else {"cores": [[0]], "foreign_cpu_share": [0.01]},
+        conditions=Conditions.from_stored(
+            environment if environment is not None else {"cores": [[0]], "foreign_cpu_share": [0.01]}
+        ),
     )
+
+
+stored_conditions = Conditions.from_stored  # {"node": ["n1", "n2"], "num_beside": 1, …}
 
 
 def clear(value, width=1e-3):

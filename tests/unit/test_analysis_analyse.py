@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from results import make_result, make_spec
+from results import make_result, make_spec, stored_conditions
 
 from raypar import Study, Workload, grid, uniform
 from raypar.analysis.analyse import Question, analyse, pair_speedups, question_of
@@ -103,7 +103,8 @@ def test_trials_are_paired_unless_they_share_one_block_at_most(base, num_samples
 
 
 def test_a_trial_that_only_counted_its_memory_has_no_time():
-    counted = {"train_time_s": None, "warmup_s": 0.2, "wall_s": 0.5, "environment": {"peak_memory_bytes": [3e8]}}
+    counted = {"train_time_s": None, "warmup_s": 0.2, "wall_s": 0.5}
+    counted |= {"conditions": stored_conditions({"peak_memory_bytes": [3e8]})}
     only = [replace(make_result({"num_workers": n}), **counted) for n in (1, 2)]
     for point in analyse(WORKERS, only).points:
         assert (point.time_s, point.speedup, point.memory_bytes.value) == (None, None, 3e8)
@@ -116,7 +117,7 @@ def test_a_trial_that_only_counted_its_memory_has_no_time():
 
 def test_a_stalled_trial_counts_for_its_metric_and_not_for_its_time():
     results = [make_result({"num_workers": w}, r, 4.0 / w, 0.9 + 0.01 * r) for w in (1, 2) for r in range(4)]
-    stalled = replace(results[5], train_time_s=12.0, energy_j=9.0, environment={"stalls_s": [10.0]})
+    stalled = replace(results[5], train_time_s=12.0, energy_j=9.0, conditions=stored_conditions({"stalls_s": [10.0]}))
     results[5] = stalled
     point = analyse(WORKERS, results).points[1]
     assert point.time_s.value == pytest.approx(2.0) and point.time_s.num_samples == point.speedup.num_samples == 3

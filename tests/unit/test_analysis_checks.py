@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import make_result, make_spec
+from results import make_result, make_spec, stored_conditions
 from scipy.stats import kendalltau
 
 from raypar.analysis.analyse import Question, analyse
@@ -36,7 +36,8 @@ def on(one, two=None, time_s=8.0):
     environments = {1: one, 2: one if two is None else two}
     quiet = {"cores": [[0]], "foreign_cpu_share": [0.0]}
     return [
-        replace(r, environment={**quiet, **environments[r.spec.placement.num_workers]}) for r in sound(time_s=time_s)
+        replace(r, conditions=stored_conditions({**quiet, **environments[r.spec.placement.num_workers]}))
+        for r in sound(time_s=time_s)
     ]
 
 
@@ -69,6 +70,8 @@ def of_code(first, second):
 
 def changed(index, **changes):
     results = sound()
+    if (environment := changes.pop("environment", None)) is not None:
+        changes["conditions"] = stored_conditions(environment)
     results[index] = replace(results[index], **changes)
     return results
 
@@ -204,7 +207,7 @@ CASES = {
         (changed(3, environment={"shared_with": ["b"]}), None),
     ],
     "shared_cores": [
-        (on({"cores": []}), "12 of 12 trials had no cores of their own."),
+        (on({"cores": [[]]}), "12 of 12 trials had no cores of their own."),
         (on({"cores": [[0], []]}), "12 of 12 trials had no cores of their own."),
         (on({"cores": None}), None),
     ],

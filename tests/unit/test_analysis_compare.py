@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import CONFIG, make_result
+from results import CONFIG, make_result, stored_conditions
 
 from raypar.analysis.compare import Difference, Gate, Side, compare, holm_estimates, match
 from raypar.analysis.question import PointSamples, Question
@@ -183,7 +183,7 @@ def disturbed(results, num=None):
     """The first trials of them, or all, with half of their cores' time taken by others."""
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
     num = len(results) if num is None else num
-    return [replace(r, environment=busy) for r in results[:num]] + list(results[num:])
+    return [replace(r, conditions=stored_conditions(busy)) for r in results[:num]] + list(results[num:])
 
 
 @pytest.mark.parametrize("factor", [3.59, 1.0, 0.5])

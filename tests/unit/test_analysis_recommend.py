@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import make_result
+from results import make_result, stored_conditions
 
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, Decision, pareto_front, recommend
@@ -56,7 +56,7 @@ GOOD = Target("accuracy", 0.97)
 ONE_MISS = trials(BY_THREE, accuracies={1: 0.98, 2: 0.98, 4: 0.9})
 ONE_MISS[3] = replace(ONE_MISS[3], reports=({"accuracy": 0.3},))
 FAILED = [*trials({1: 40.0}), make_result({"num_workers": 2}, 0, state=TrialState.FAILED)]
-NO_NODES = [replace(r, environment={}) if r.spec.point["num_workers"] == 4 else r for r in THREE]
+NO_NODES = [replace(r, conditions=stored_conditions({})) if r.spec.point["num_workers"] == 4 else r for r in THREE]
 WORSE, SINGLE = "accuracy worse than the best", "accuracy 47.0 points worse (1 trial, unconfirmed)"
 PRICED = {"price_per_node_hour": 36.0}
 
@@ -146,7 +146,7 @@ def test_a_limit_within_the_interval_is_a_close_call():
 )
 def test_a_limit_on_what_the_study_lacks_is_an_error(constraints, message):
     with pytest.raises(RayparError) as caught:
-        asked([replace(r, environment={}) for r in TWO], **constraints)
+        asked([replace(r, conditions=stored_conditions({})) for r in TWO], **constraints)
     assert message in caught.value.message and caught.value.hint
 
 

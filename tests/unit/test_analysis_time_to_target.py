@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import make_result
+from results import make_result, stored_conditions
 
 from raypar.analysis.question import Question, collect
 from raypar.analysis.stats import Estimate, Method
@@ -37,7 +37,11 @@ def foreign(accuracies, *since_launch_s):
     reports = made.reports
     if since_launch_s:
         reports = tuple({**r, "since_launch_s": at_s} for r, at_s in zip(reports, since_launch_s, strict=True))
-    return replace(made, reports=reports, environment={**made.environment, "steps_from": ["reports"]})
+    return replace(
+        made,
+        reports=reports,
+        conditions=stored_conditions({**made.conditions.to_stored(), "steps_from": ["reports"]}),
+    )
 
 
 PLAIN = make_result({}, 0, 4.0)  # whose reports have no times

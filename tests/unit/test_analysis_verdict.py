@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import clear, curve_of, make_result, tied
+from results import clear, curve_of, make_result, stored_conditions, tied
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.pairwise import Outcome
@@ -132,7 +132,9 @@ def study_of(num_disturbed, **changes):
         for repeat in range(6)
         for point in WORKERS
     ]
-    results = [replace(r, environment=DISTURBED) for r in results[:num_disturbed]] + results[num_disturbed:]
+    results = [replace(r, conditions=stored_conditions(DISTURBED)) for r in results[:num_disturbed]] + results[
+        num_disturbed:
+    ]
     return analyse(
         Question("s", {"num_workers": 1}, ("num_workers",), points=WORKERS, num_repeats=6, **changes), results
     )

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from recording import DATA, make_result, new_store, recorder
+from results import stored_conditions
 
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.store import Store
@@ -21,7 +22,7 @@ RANDOM_IDS = """SELECT value FROM tags WHERE key = 'raypar.uid' AND value NOT LI
 
 def results(study):
     """Return two finished trials and a failed one."""
-    shared = {"study": study, "environment": {"node": "n", "note": "long " * 4000}, "data": DATA}
+    shared = {"study": study, "conditions": stored_conditions({"node": ["long " * 4000]}), "data": DATA}
     failure = Failure(FailureKind.ERROR, "boom", 0, "trace")
     failed = make_result(128, **shared, state=TrialState.FAILED, failure=failure)
     return [make_result(32, **shared), make_result(64, **shared), failed]

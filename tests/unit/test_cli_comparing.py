@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from command import joined, raypar, refused
 from recording import recorded
-from results import make_result
+from results import make_result, stored_conditions
 
 from raypar.analysis.question import Question
 from raypar.study.trial import TrialState
@@ -30,7 +30,7 @@ def stores(tmp_path_factory):
     studies |= {"lacking": trials(counts=(1,)), "broken": [*trials(counts=(1,)), *gone]}
     studies |= {"once": trials(1.2, num_repeats=1), "apart": trials(counts=(4,))}
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
-    studies["disturbed"] = [replace(r, environment=busy) for r in trials(3.59)]
+    studies["disturbed"] = [replace(r, conditions=stored_conditions(busy)) for r in trials(3.59)]
     for name, results in studies.items():
         recorded(here, replace(question, study_name=name), results, ORIGIN)
     recorded(there, question, trials(0.5), {**ORIGIN, "version.torch": "2.16.0"})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from command import joined, raypar, refused
 from recording import recorded
-from results import make_result
+from results import make_result, stored_conditions
 
 from raypar import workloads
 from raypar.analysis.question import Question
@@ -39,10 +39,12 @@ def project(tmp_path_factory):
         "piped": [trial(1, 64, 0, 0.01, strategy="pipeline")],
     }
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
-    stored["disturbed"] = [replace(r, environment=busy) for r in stored["scaled"]]
+    stored["disturbed"] = [replace(r, conditions=stored_conditions(busy)) for r in stored["scaled"]]
     slow = {(1, 64): 0.0104, (1, 256): 0.0592, (2, 64): 0.009, (2, 256): 0.0166, (4, 256): 0.0142}
     stored["contradicted"] = [trial(n, b, r, step_s * f) for r, f in factors for (n, b), step_s in slow.items()]
-    doubled = [replace(r, environment=busy, train_time_s=2 * r.train_time_s) for r in stored["scaled"][:2]]
+    doubled = [
+        replace(r, conditions=stored_conditions(busy), train_time_s=2 * r.train_time_s) for r in stored["scaled"][:2]
+    ]
     stored["partly"] = [*doubled, *stored["scaled"][2:]]
     for name, results in stored.items():
         resume = {"file": str(outside)} if name == "elsewhere" else {}

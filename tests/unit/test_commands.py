@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from results import stored_conditions
 
 from raypar import Study, StudyError, Workload, choice, grid, hooks, uniform
 from raypar.analysis.analyse import analyse
@@ -310,7 +311,12 @@ def test_only_the_first_rank_of_a_command_writes_and_what_is_no_number_is_left_o
 def result_of(spec, loss, time_s, environment):
     reports = ({"epoch": 1.0, "loss": loss},)
     return TrialResult(
-        spec, TrialState.FINISHED, wall_s=9.0, train_time_s=time_s, reports=reports, environment=environment
+        spec,
+        TrialState.FINISHED,
+        wall_s=9.0,
+        train_time_s=time_s,
+        reports=reports,
+        conditions=stored_conditions(environment),
     )
 
 

@@ -396,7 +396,9 @@ def test_a_study_has_the_machine_and_its_trials_the_cores_of_the_largest(on_four
     on_four_cores.trial = trial
     outcome = on_four_cores.execute(a_study())
     assert (on_four_cores.cluster.num_cpus, on_four_cores.cluster.cores) == (2, tuple(CORES[:2]))
-    assert on_four_cores.notices == [] and not any("shared_with" in r.environment for r in outcome.results.values())
+    assert on_four_cores.notices == [] and not any(
+        "shared_with" in r.conditions.to_stored() for r in outcome.results.values()
+    )
     on_four_cores.execute(a_study(name="again"))  # they are free again
 
 
@@ -459,7 +461,7 @@ def test_a_study_is_executed_once_at_a_time_and_shown_meanwhile(stage):
 def test_trials_on_a_shared_machine_are_marked_and_it_is_announced_once(on_four_cores, machine):
     machine()
     outcome = on_four_cores.execute(a_study(), share_machine=True)
-    assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
+    assert {result.conditions.shared_with for result in outcome.results.values()} == {"other"}
     notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
     assert notices == [BESIDE.format(f"study `other` (process {os.getppid()} of )")] and on_four_cores.notices == []
 
@@ -472,7 +474,7 @@ def test_trials_beside_a_study_that_comes_later_are_marked_from_then_on(on_four_
 
     on_four_cores.trial = joined
     outcome = on_four_cores.execute(a_study())
-    marked = [order for order, r in enumerate(outcome.results.values()) if "shared_with" in r.environment]
+    marked = [order for order, r in enumerate(outcome.results.values()) if r.conditions.shared_with]
     assert marked == [5, 6, 7]
     notices = [event.text for event in on_four_cores.shown if isinstance(event, Notice)]
     assert notices == [BESIDE.format(f"study `other` (process {os.getppid()} of )")]
@@ -523,7 +525,7 @@ def test_a_study_on_gpus_waits_for_these_and_for_no_cores_and_names_its_neighbou
     monkeypatch.setattr(on_two_gpus, "notices", SimpleNamespace(append=notice))
     outcome = on_two_gpus.execute(on_gpus())
     assert len(on_two_gpus.of("recorded")) == 4
-    assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
+    assert {result.conditions.shared_with for result in outcome.results.values()} == {"other"}
 
 
 def test_a_study_on_gpus_and_the_cpu_waits_for_both(on_two_gpus, machine, monkeypatch):
@@ -541,7 +543,7 @@ def test_a_study_on_gpus_and_the_cpu_waits_for_both(on_two_gpus, machine, monkey
 def test_a_study_shares_gpus_on_request(on_two_gpus, machine):
     machine(gpus=visible_gpus())
     outcome = on_two_gpus.execute(on_gpus(), share_machine=True)
-    assert {result.environment["shared_with"] for result in outcome.results.values()} == {"other"}
+    assert {result.conditions.shared_with for result in outcome.results.values()} == {"other"}
 
 
 @pytest.mark.parametrize("device", ["cpu", None])

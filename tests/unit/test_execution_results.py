@@ -16,6 +16,7 @@ from raypar.execution.results import note_of, point_runs, speedup_curves
 from raypar.reporting.console import print_report
 from raypar.reporting.export import answer_markdown
 from raypar.reporting.html import Origin, html_report
+from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialState
 
 SEARCH = Question("s", {}, ("lr",), num_repeats=1)
@@ -68,7 +69,9 @@ def test_points_whose_times_are_disturbed_have_no_speedup_to_sort_by():
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
     for num_disturbed, has_speedup in ((4, True), (5, False)):
         results = timed((32,))
-        results = [replace(r, environment=busy) for r in results[:num_disturbed]] + results[num_disturbed:]
+        results = [replace(r, conditions=Conditions.from_stored(busy)) for r in results[:num_disturbed]] + results[
+            num_disturbed:
+        ]
         analysis = analyse(QUESTION, results)
         runs = point_runs(analysis)
         compared = {key for run in runs for key in run.metrics if "speedup" in key or "efficiency" in key}

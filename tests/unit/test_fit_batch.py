@@ -1,6 +1,7 @@
 """Largest batch that fits: the order of the sizes that are run, against exhaustive search."""
 
 import pytest
+from results import stored_conditions
 
 from raypar import Study, Workload, grid
 from raypar.cli.fit_batch import answer_line
@@ -61,7 +62,7 @@ def results_of(search, states, lr=0.1):
         TrialResult(
             search.study.trial({"lr": lr, "per_worker_batch_size": size}, 0),
             state,
-            environment={"peak_memory_bytes": [1e7 * size]},
+            conditions=stored_conditions({"peak_memory_bytes": [1e7 * size]}),
             failure=Failure(kinds[state], "needs 2.00 GB of memory on a worker") if state in kinds else None,
         )
         for size, state in states.items()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from results import stored_conditions
 from workload_parts import tiny_image_set
 
 from raypar.run.runner import TrialEnded, TrialReported
@@ -175,7 +176,7 @@ def test_energy_has_to_be_power_times_time(gpu_check, stand_in, monkeypatch, ene
 
     def outcome(config):
         samples.append((time.monotonic(), 50.0))
-        return {"train_time_s": 2.0, "energy_j": energy_j, "environment": {"no_energy": reason}}
+        return {"train_time_s": 2.0, "energy_j": energy_j, "conditions": stored_conditions({"no_energy": reason})}
 
     reports = runner(outcome)
 
@@ -250,7 +251,7 @@ def test_the_peak_of_memory_has_to_be_that_by_hand_and_a_limit_to_be_kept(gpu_ch
     def outcome(config):
         is_too_large = float((config["max_memory"] or "inf").rstrip("B")) < limit * by_hand
         failure = {"failure": Failure(FailureKind.DOES_NOT_FIT, "needs more")} if is_too_large else {}
-        return {"environment": {"peak_memory_bytes": [share * by_hand]}, **failure}
+        return {"conditions": stored_conditions({"peak_memory_bytes": [share * by_hand]}), **failure}
 
     ok, figures = gpu_check.peak_memory(bench(stand_in, warm=runner(outcome)))
     assert ok is passes and figures["deviation"] == pytest.approx(share - 1)

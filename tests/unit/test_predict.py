@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results import make_result
+from results import make_result, stored_conditions
 
 from raypar.analysis.laws import Scaling
 from raypar.errors import RayparError
@@ -153,14 +153,19 @@ def test_disturbed_trials_are_no_measure_of_a_step():
     quiet = [result(n, 64, r) for n in (1, 2) for r in range(2)]
     kept, sentence = quiet_results(quiet)
     assert (kept, sentence) == (tuple(quiet), "")
-    mixed = [replace(quiet[0], environment=BUSIER), quiet[1], replace(quiet[2], environment=BUSY), quiet[3]]
+    mixed = [
+        replace(quiet[0], conditions=stored_conditions(BUSIER)),
+        quiet[1],
+        replace(quiet[2], conditions=stored_conditions(BUSY)),
+        quiet[3],
+    ]
     kept, sentence = quiet_results(mixed)
     assert kept == (quiet[1], quiet[3]) and sentence == "2 of 4 trials were disturbed by other load and are not used"
     # As much as Ray's own processes make on two cores is no reason to predict nothing.
-    little = [replace(r, environment=BUSY) for r in quiet]
+    little = [replace(r, conditions=stored_conditions(BUSY)) for r in quiet]
     assert quiet_results(little) == (tuple(little), "")
     with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in all\)"):
-        quiet_results([replace(r, environment=BUSIER) for r in quiet[:3]] + quiet[3:])
+        quiet_results([replace(r, conditions=stored_conditions(BUSIER)) for r in quiet[:3]] + quiet[3:])
 
 
 def scaled(factors):

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 from html_studies import HOSTILE, question, results
-from results import make_result
+from results import make_result, stored_conditions
 
 from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
@@ -68,7 +68,10 @@ def hostile():
     trials = results(name=HOSTILE, metric=HOSTILE, failure=HOSTILE)
     more = {HOSTILE: HOSTILE}
     specs = [replace(r.spec, point={**r.spec.point, **more}, config={**r.spec.config, **more}) for r in trials]
-    trials = [replace(r, spec=s, environment={"node": [HOSTILE]}) for r, s in zip(trials, specs, strict=True)]
+    trials = [
+        replace(r, spec=s, conditions=stored_conditions({"node": [HOSTILE]}))
+        for r, s in zip(trials, specs, strict=True)
+    ]
     asked = question(HOSTILE, HOSTILE, ("lr", "num_workers", HOSTILE))
     return Page(report(trials, asked, Origin({"command": HOSTILE, f"version.{HOSTILE}": HOSTILE}, HOSTILE, HOSTILE)))
 

@@ -183,7 +183,7 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
     run.end("b")
     assert run.started == trials and run.running("c").nth_in_gang == 2
     assert [r.spec for r in run.results] == [trials[1]]
-    assert run.results[0].state is TrialState.FINISHED and run.results[0].environment["num_beside"] == 1
+    assert run.results[0].state is TrialState.FINISHED and run.results[0].conditions.num_beside == 1
 
 
 @pytest.mark.parametrize(("num_spread", "num_sharing_network"), [(1, 0), (2, 1)])
@@ -191,9 +191,9 @@ def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kin
     run = Run([*specs(*[2] * num_spread, nodes=2), *specs(1)], cluster(4, 4, 4, 4, 4))
     run.workers_come_up()
     run.define(*"abc"[: num_spread + 1])
-    spread, single = run.running("a").environment(), run.running("abc"[num_spread]).environment()
-    assert [spread[key] for key in COMPANY] == [num_spread, 0, num_sharing_network]
-    assert [single[key] for key in COMPANY] == [num_spread, 0, 0]
+    spread, single = run.running("a").conditions(), run.running("abc"[num_spread]).conditions()
+    assert [getattr(spread, key) for key in COMPANY] == [num_spread, 0, num_sharing_network]
+    assert [getattr(single, key) for key in COMPANY] == [num_spread, 0, 0]
 
 
 def test_gangs_of_all_placements_start_at_once_and_no_trial_begins_before_the_last_on_its_machine_is_ready():

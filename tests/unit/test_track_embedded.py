@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 from recording import make_result, new_store, record, recorder
+from results import stored_conditions
 
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect
@@ -19,7 +20,7 @@ ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
 LONG = "x" * 600
 STUDIES = ("mnist", "empty", "unfinished", "deleted", "restored", ODD, LONG, "never run")
 FAILED = {"state": TrialState.FAILED, "failure": Failure(FailureKind.ERROR, "boom")}
-NOISE = {"noise": "研" * 9000}
+NOISE = stored_conditions({"node": ["研" * 9000]})
 TAGS = {"raypar.question": '{"q": "' + "long " * 4000 + '"}'}
 EXECUTION = {"tags": TAGS, "description": "What for?", "study_source": "study = 1\n"}
 
@@ -33,7 +34,7 @@ def project(tmp_path_factory):
     client = connect(uri)
     executions = {
         "e1": [make_result(32), make_result(64, **FAILED), make_result(128)],
-        "e22": [make_result(64, started_at=1.75e9), make_result(256, environment=NOISE)],
+        "e22": [make_result(64, started_at=1.75e9), make_result(256, conditions=NOISE)],
     }
     for uid, results in executions.items():
         record(folder, uri, *results, uid=uid, execution=EXECUTION)

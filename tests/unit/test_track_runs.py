@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from recording import make_result
+from results import stored_conditions
 
 from raypar import workloads
 from raypar.study.options import OPTIONS, STRATEGIES, resolve
@@ -61,10 +62,17 @@ def test_a_trial_is_at_most_20_params_16_metrics_and_12_tags(workload):
     point = {"batch_size": 64, "num_workers": 2}
     keys = (*SECTIONS, *UNPLOTTED, "step", "accuracy")
     reports = tuple({key: float(i + n) for n, key in enumerate(keys)} for i in range(3))
-    environment = {**RESULT.environment, "other_load_cores": [0.1]}
+    environment = {**RESULT.conditions.to_stored(), "other_load_cores": [0.1]}
     spec = TrialSpec("s", workload.name, point, {**resolve(workload, point), "clip_grad_norm": 1.0}, 0, 0)
     failure = Failure(FailureKind.CRASH, "died", 1, "trace", "/log")
-    result = replace(RESULT, spec=spec, reports=reports, environment=environment, energy_j=1.0, failure=failure)
+    result = replace(
+        RESULT,
+        spec=spec,
+        reports=reports,
+        conditions=stored_conditions(environment),
+        energy_j=1.0,
+        failure=failure,
+    )
     run = child_run(result, result_json=result.to_json(), recorded_at=2000.0)
     added = {"raypar.uid", "raypar.execution", "mlflow.runName", "mlflow.parentRunId"}
     metrics = {p.key for p in run.points} | {"speedup", "efficiency"}

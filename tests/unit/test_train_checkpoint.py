@@ -93,7 +93,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_to_the_last_bit(tmp_path
     trained(uninterrupted, tmp_path / "full", **config)
     interrupted(tmp_path / "cut", **config)
     outcome = trained(after, tmp_path / "cut", seed=8, **config)  # Python's and numpy's draws are restored
-    assert outcome.environment["resumed_at_epoch"] > 0 and list((tmp_path / "cut" / "kept").iterdir()) == []
+    assert outcome.conditions.resumed_at_epoch > 0 and list((tmp_path / "cut" / "kept").iterdir()) == []
     assert after.learned == uninterrupted.learned
     one, other = (torch.load(tmp_path / way / "model" / "weights.pt", weights_only=True) for way in ("full", "cut"))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
@@ -102,7 +102,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_to_the_last_bit(tmp_path
 def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint_are_not_counted(tmp_path):
     after, before = Channel(), interrupted(tmp_path, checkpoint_every_epochs=2)
     outcome = trained(after, tmp_path, checkpoint_every_epochs=2)
-    assert outcome.environment["resumed_at_epoch"] == 2
+    assert outcome.conditions.resumed_at_epoch == 2
     assert after[:2] == before[:2]  # their times too
     assert after[2]["train_time_s"] != before[2]["train_time_s"]
     assert len(outcome.step_times_s) == EPOCHS * STEPS_PER_EPOCH and outcome.num_samples == EPOCHS * 60
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path)
     file.write_bytes(file.read_bytes()[:-500])
     outcome = trained(after, tmp_path)
     assert after.learned == uninterrupted.learned
-    assert "began anew" in outcome.environment["not_resumed"] and "resumed_at_epoch" not in outcome.environment
+    assert "began anew" in outcome.conditions.not_resumed and outcome.conditions.resumed_at_epoch is None
 
 
 @dataclass(frozen=True)

@@ -52,22 +52,22 @@ def by_hand():
 
 @pytest.mark.parametrize("num_warmup_steps", [1, 2, 5])
 def test_the_peak_is_that_of_weights_optimizer_and_activations(num_warmup_steps):
-    peak = trained(num_warmup_steps=num_warmup_steps).environment["peak_memory_bytes"]
+    peak = trained(num_warmup_steps=num_warmup_steps).conditions.peak_memory_bytes
     assert peak == pytest.approx(by_hand(), rel=0.1)
 
 
 def test_the_peak_is_known_where_an_epoch_is_one_step():
-    peak = trained(num_samples=BATCH).environment["peak_memory_bytes"]
+    peak = trained(num_samples=BATCH).conditions.peak_memory_bytes
     assert peak == pytest.approx(by_hand(), rel=0.1)
 
 
 def test_evaluation_does_not_set_the_peak():
-    small = trained(eval_batch_size=1).environment["peak_memory_bytes"]
-    assert trained(eval_batch_size=2 * BATCH).environment["peak_memory_bytes"] == small
+    small = trained(eval_batch_size=1).conditions.peak_memory_bytes
+    assert trained(eval_batch_size=2 * BATCH).conditions.peak_memory_bytes == small
 
 
 def test_nothing_is_counted_without_warm_up():
-    assert "peak_memory_bytes" not in trained(num_warmup_steps=0).environment
+    assert trained(num_warmup_steps=0).conditions.peak_memory_bytes is None
 
 
 def test_a_training_above_its_limit_does_not_fit():
@@ -183,7 +183,7 @@ def test_counting_changes_no_loss(monkeypatch):
         channel = SimpleNamespace(report=lambda report: not reports.append(report))
         outcome = train(workload, resolve(workload, {"epochs": 2}), 3, ALONE, channel, start_s=0.0)
         values = [float(report[key]).hex() for report in reports for key in ("train_loss", "val_loss")]
-        return values, "peak_memory_bytes" in outcome.environment
+        return values, outcome.conditions.peak_memory_bytes is not None
 
     counted, was_counted = losses()
     monkeypatch.setattr(memory_module, "_new_profiler", lambda: None)
@@ -199,7 +199,7 @@ import test_train_memory as tests
 from raypar.train import memory
 
 def trained_threads():
-    is_counted = "peak_memory_bytes" in tests.trained().environment
+    is_counted = tests.trained().conditions.peak_memory_bytes is not None
     return is_counted, len(os.listdir("/proc/self/task"))
 
 new, memory._new_profiler = memory._new_profiler, lambda: None

@@ -152,10 +152,10 @@ def test_the_ranks_of_a_batch_take_all_of_it_once(sizes):
 
 
 def test_a_model_with_batch_norm_says_in_how_many_parts_it_sees_a_batch():
-    assert training(normalised, batch_size=8, num_samples=16, accumulation_steps=4).facts.environment({}) == {
+    assert training(normalised, batch_size=8, num_samples=16, accumulation_steps=4).facts.conditions({}) == {
         "batch_norm_parts": 4
     }
-    assert training(lambda _: nn.Linear(12, 3), batch_size=7).facts.environment({}) == {}
+    assert training(lambda _: nn.Linear(12, 3), batch_size=7).facts.conditions({}) == {}
 
 
 # ---- optimizers of a workload's own

@@ -17,6 +17,7 @@ from nvml import Card
 from results import make_spec
 
 from raypar.run.ranks import RankEnd, trial_result
+from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialResult
 from raypar.train import loop
 from raypar.train import telemetry as module
@@ -256,14 +257,14 @@ RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
 def test_each_machine_has_its_load_less_the_work_of_all_ranks_on_it_and_the_worst_is_the_trials(ranks, expected):
     assert other_loads(ranks) == expected
     result = merged(*ranks)
-    assert result.environment.get("other_load_cores") == (None if None in expected else expected)
+    assert result.conditions.to_stored().get("other_load_cores") == (None if None in expected else expected)
     assert result.other_load_cores == (None if None in expected else max(expected))
-    assert None in expected or result.environment["num_node_cores"] == [8] * len(ranks)
+    assert None in expected or result.conditions.of_ranks("num_node_cores") == [8] * len(ranks)
 
 
 def merged(*counters):
     ends = {rank: RankEnd(RankOutcome(train_time_s=2.0, counters=c)) for rank, c in enumerate(counters)}
-    return trial_result(make_spec({"num_workers": len(counters)}), ends, environment={"node": ["n"]})
+    return trial_result(make_spec({"num_workers": len(counters)}), ends, conditions=Conditions(node=("n",)))
 
 
 def test_a_trials_times_are_those_of_its_slowest_rank():
@@ -311,14 +312,14 @@ def test_averages_of_local_sgd_are_no_stalls_and_a_stall_among_them_is():
     assert stalls(steps(600, **AVERAGES)) == [4.0] * 3
 
 
-@pytest.mark.parametrize(("strategy", "stalls_s"), [("ddp", [4.0]), ("local_sgd", None)])
+@pytest.mark.parametrize(("strategy", "stalls_s"), [("ddp", (4.0,)), ("local_sgd", ())])
 def test_a_trials_stalls_are_those_of_its_slowest_rank(strategy, stalls_s):
     ranks = steps(400), steps(400, at99=4.0)
     ends = {
         rank: RankEnd(RankOutcome(train_time_s=20.0, step_times_s=tuple(times))) for rank, times in enumerate(ranks)
     }
     spec = make_spec({"num_workers": 2, "strategy": strategy, "sync_every": 100})
-    assert trial_result(spec, ends).environment.get("stalls_s") == stalls_s
+    assert trial_result(spec, ends).conditions.stalls_s == stalls_s
 
 
 GPU = replace(RANK, gpu="G", gpu_j=50.0)
@@ -345,15 +346,15 @@ def test_packages_and_gpus_count_once_each_and_all_that_are_used_are_needed(rank
 
 def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
     result = merged(replace(RANK, package_j=100.0))
-    assert (result.energy_j, result.environment["energy_of"]) == (100.0, "CPU packages")
+    assert (result.energy_j, result.conditions.energy_of) == (100.0, "CPU packages")
     stored = result.to_json()
     assert TrialResult.from_json(stored).energy_j == 100.0
     assert TrialResult.from_json(stored.replace('"energy_j":100.0,', "")).energy_j is None  # of before it was measured
     unreadable = merged(replace(RANK, package_j=100.0), replace(RANK, machine="b", no_energy=("may not be read",)))
     assert unreadable.energy_j is None
-    assert unreadable.environment["no_energy"] == "may not be read" and "energy_of" not in unreadable.environment
+    assert unreadable.conditions.no_energy == "may not be read" and not unreadable.conditions.energy_of
     untimed = merged(replace(RANK, package_j=100.0), None)
-    assert (untimed.energy_j, untimed.other_load_cores, untimed.environment) == (None, None, {"node": ["n"]})
+    assert (untimed.energy_j, untimed.other_load_cores, untimed.conditions.node) == (None, None, ("n",))
 
 
 @pytest.mark.parametrize("step_times_s", [[0.5, 1.5, 0.25], []])

@@ -1,0 +1,162 @@
+"""Conditions of a trial: what it ran on and with, and what was measured of its machines while it was timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+
+Stored: TypeAlias = Mapping[str, Any]  # as JSON has it; others may have written anything there
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConditions:
+    """Conditions of one rank; None: unknown, or not measured.
+
+    Attributes:
+        cores: that it was pinned to; empty: to none.
+        cpu_wait_share: share of its threads' runnable time in which they waited for a core.
+        foreign_cpu_share: share of its cores' time that other processes took.
+        raypar_load_cores: cores that raypar and Ray kept busy, on average.
+        other_load_cores: cores of its machine that were busy with other work, on average.
+        num_node_cores: cores of its machine.
+        cpu_mhz_first, cpu_mhz_mean, cpu_mhz_last: clock of its cores at the ends of the timed regions.
+        throttles: times that a core or its package slowed down because it was too hot.
+        gpu_mhz_first, gpu_mhz_mean, gpu_mhz_last: clock of its GPU at the ends of the timed regions.
+        gpu_max_mhz: highest clock that the GPU has.
+        gpu_slowdowns: timed regions after which heat or a power brake slowed the GPU down.
+        gpu_celsius: highest temperature of the GPU.
+        gpu_other_processes: most processes of others on the GPU at a time.
+        peak_memory_bytes: what its training allocates at its peak, see `raypar.train.memory`.
+        peak_rss_bytes: what it takes from the machine at its peak.
+        peak_reserved_bytes: what it takes from its GPU at its peak.
+        steps_from, laps_cover: what the times of training code cover that raypar didn't write, by `raypar.train.laps`;
+            None for raypar's own loop.
+        batch_norm_parts: parts of a batch over each of which batch norm normalises.
+        without_gradient: parameters that get no gradient in some step.
+        finds_unused: DDP looks for these in each step.
+        resumed_at_epoch: epoch of the checkpoint from which it continued.
+        checkpoint_s: seconds that saving checkpoints took.
+        not_resumed: why it could not continue from a checkpoint.
+    """
+
+    cores: tuple[int, ...] | None = None
+    num_threads: int | None = None
+    device_name: str | None = None
+    cpu_model: str | None = None
+    pid: int | None = None
+    cpu_wait_share: float | None = None
+    foreign_cpu_share: float | None = None
+    raypar_load_cores: float | None = None
+    other_load_cores: float | None = None
+    num_node_cores: int | None = None
+    cpu_mhz_first: float | None = None
+    cpu_mhz_mean: float | None = None
+    cpu_mhz_last: float | None = None
+    throttles: float | None = None
+    gpu_mhz_first: float | None = None
+    gpu_mhz_mean: float | None = None
+    gpu_mhz_last: float | None = None
+    gpu_max_mhz: float | None = None
+    gpu_slowdowns: float | None = None
+    gpu_celsius: float | None = None
+    gpu_other_processes: float | None = None
+    peak_memory_bytes: float | None = None
+    peak_rss_bytes: float | None = None
+    peak_reserved_bytes: float | None = None
+    steps_from: str | None = None
+    laps_cover: str | None = None
+    batch_norm_parts: int | None = None
+    without_gradient: tuple[str, ...] | None = None
+    finds_unused: bool | None = None
+    resumed_at_epoch: float | None = None
+    checkpoint_s: float | None = None
+    not_resumed: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Conditions of a trial.
+
+    Attributes:
+        ranks: those that have ended with an outcome, in their order.
+        node: host name of each rank's machine.
+        gang: the gang that it ran in; empty: in none.
+        nth_in_gang: position among the gang's trials, from 1.
+        num_beside: most other trials of the study that ran at the same time.
+        num_sharing: most of those on one of its machines.
+        num_sharing_network: most of those over several machines, if it ran on several itself.
+        shared_with: names of other studies on its machine, separated by commas; empty: none.
+        stalls_s: seconds of each timed step in which it stood still, see `raypar.train.telemetry`.
+        energy_of: what its energy is of: "CPU packages", "GPUs" or both; empty: it has none.
+        no_energy: why some energy can't be read.
+    """
+
+    ranks: tuple[RankConditions, ...] = ()
+    node: tuple[str, ...] = ()
+    gang: str = ""
+    nth_in_gang: int | None = None
+    num_beside: int | None = None
+    num_sharing: int | None = None
+    num_sharing_network: int | None = None
+    shared_with: str = ""
+    stalls_s: tuple[float, ...] = ()
+    energy_of: str = ""
+    no_energy: str = ""
+
+    def of_ranks(self, name: str) -> list[Any]:
+        """Return the known values of a field of `RankConditions`."""
+        return [value for rank in self.ranks if (value := getattr(rank, name)) is not None]
+
+    def largest(self, name: str) -> float | None:
+        """Return the largest value of any rank; None where none is known."""
+        return max(self.of_ranks(name), default=None)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Return what the ranks have under ``node``, ``device_name`` or ``cpu_model``, each once."""
+        return tuple(dict.fromkeys(self.node if key == "node" else self.of_ranks(key)))
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the conditions as JSON has them: lists by rank under the fields' names, without what is unknown."""
+        stored = {name: value for name in _OF_TRIAL if (value := getattr(self, name)) not in (None, "", ())}
+        for name in _OF_RANKS:
+            if self.of_ranks(name):
+                stored[name] = [getattr(rank, name) for rank in self.ranks]
+        return stored
+
+    @classmethod
+    def from_stored(cls, stored: Stored) -> Conditions:
+        """Return what `to_stored` returned; values that are none of their kind are unknown."""
+        by_rank = {name: value for name in _OF_RANKS if isinstance(value := stored.get(name), (list, tuple))}
+        ranks = [
+            {name: _read(_OF_RANKS[name], values[i]) for name, values in by_rank.items() if i < len(values)}
+            for i in range(max(map(len, by_rank.values()), default=0))
+        ]
+        of_trial = {name: _read(kind, stored.get(name)) for name, kind in _OF_TRIAL.items()}
+        values = {name: value for name, value in of_trial.items() if value is not None}
+        return cls(ranks=tuple(RankConditions(**rank) for rank in ranks), **values)
+
+
+def _kinds(of: type, names: Iterable[str]) -> dict[str, Any]:
+    """Return the type of each field, None left out."""
+    hints = get_type_hints(of)
+    return {n: get_args(hints[n])[0] if isinstance(hints[n], UnionType) else hints[n] for n in names}
+
+
+_OF_RANKS = _kinds(RankConditions, [field.name for field in fields(RankConditions)])
+_OF_TRIAL = _kinds(Conditions, [field.name for field in fields(Conditions) if field.name != "ranks"])
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """Return a stored value of this kind; None where it is another."""
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)):
+            return (value,) if isinstance(value, str) and get_args(kind)[0] is str else None
+        values = tuple(_read(get_args(kind)[0], each) for each in value)
+        return None if None in values else values
+    if kind in (int, float):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return value if is_number and (kind is float or value == int(value)) else None
+    return value if isinstance(value, kind) else None
