@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +15,11 @@ sys.path.append(str(Path(__file__).parents[1]))  # for plainlab, which benchmark
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# As under nohup or in a shell's background; whatever tests start would inherit it.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # Tests wait for no study of this machine, nor for each other.
 _locks = tempfile.TemporaryDirectory()
