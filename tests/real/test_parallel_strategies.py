@@ -12,12 +12,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypar import Workload
 from raypar.parallel import ddp
+from raypar.parallel.loss import Loss
 from raypar.parallel.strategy import MIXED, Batch, ForwardBackward, Task, build_strategy
 from raypar.study.options import resolve
 from raypar.workloads.transformer import transformer
 
 NUM_STEPS = 5
-PASS = ForwardBackward(nn.functional.cross_entropy, contextlib.nullcontext, lambda loss: loss)
+PASS = ForwardBackward(Loss(nn.functional.cross_entropy), contextlib.nullcontext, lambda loss: loss)
 
 
 def _normalised():
@@ -46,7 +47,7 @@ def _batches(num_features, context):
     for _ in range(NUM_STEPS):
         inputs = torch.randn(2, 10, num_features, generator=generator, dtype=torch.float64)
         targets = torch.randint(3, (2, 10), generator=generator)
-        yield Batch(inputs[context.rank], targets[context.rank], 1.0, 10)
+        yield Batch(inputs[context.rank], targets[context.rank], 1.0, 10, 20)
 
 
 def _step(strategy, batch, optimizer):
