@@ -64,7 +64,7 @@ def draft_of(script: Script, output: Path) -> Draft:
         module, loop = script.path.stem, script.train_loop
         imports = f"from {module} import {loop}\n\n"
         if not module.isidentifier():
-            imports = f"from importlib import import_module\n\n{loop} = import_module({_literal(module)}).{loop}\n\n"
+            imports, loop = "from importlib import import_module\n\n", f"import_module({_literal(module)}).{loop}"
         lines = [
             f"{loop},  # unchanged; each step is timed if it calls raypar.step() after each,",
             "# else what lies between two of its reports that have an epoch or a step.",
@@ -74,9 +74,7 @@ def draft_of(script: Script, output: Path) -> Draft:
         lines = _command_lines(script, os.path.relpath(script.path.resolve(), output.resolve().parent), given)
     config = {key: _value(option) for option, key in given if key not in PLACES and key not in LOOP_OPTIONS}
     runs_workers = script.kind not in (ScriptKind.PLAIN, ScriptKind.LIGHTNING) or script.parser == "LightningCLI"
-    swept, values = (
-        ("num_workers", (1, 2)) if runs_workers else _swept({key: value for key, (value, _) in config.items()})
-    )
+    swept, values = ("num_workers", (1, 2)) if runs_workers else _swept(config)
     metric = max((m.name for m in script.metrics), key=_rank, default="")
     if script.kind is ScriptKind.HUGGING_FACE:  # which evaluates only where it is asked to
         metric = "train_loss"
@@ -89,6 +87,7 @@ def draft_of(script: Script, output: Path) -> Draft:
     entries = [
         f"        {_literal(k)}: {_literal(v)},  {comment}".rstrip() for k, (v, comment) in config.items() if k != swept
     ]
+    notes = _notes(script, given)
     text = TEMPLATE.format(
         imports=imports,
         maker="from_command" if not imports else "from_train_loop",
@@ -97,7 +96,7 @@ def draft_of(script: Script, output: Path) -> Draft:
         values=", ".join(map(repr, values)),
         baseline=values[0],
         config="\n".join(["    config={", *entries, "    },\n"]) if entries else "",
-        notes="".join(f"# {line}\n" for note in _notes(script, given) for line in _wrapped(" ".join(note.split()))),
+        notes="".join(f"# {line.rstrip()}\n" for note in notes for line in _wrapped(" ".join(note.split()))),
     )
     missing = tuple(key for key, (value, _) in config.items() if value is None)
     return Draft(text, f"{swept} {', '.join(map(str, values))}", missing, metric)
@@ -131,10 +130,10 @@ def _value(option: ScriptOption) -> tuple[Any, str]:
     return value, f"# {NO_VALUE if value is None else GUESSED}"
 
 
-def _swept(config: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+def _swept(config: Mapping[str, tuple[Any, str]]) -> tuple[str, tuple[Any, ...]]:
     """Return what a script that runs one process sweeps, its own value first."""
     for pattern in SWEPT:
-        for key, value in config.items():
+        for key, (value, _) in config.items():
             if pattern.fullmatch(key.lower()) and type(value) in (int, float) and value > 0:
                 return key, (value, float(f"{value / 10:.6g}") if pattern is LEARNING_RATE else value * 2)
     return "cpus_per_worker", (1, 2)

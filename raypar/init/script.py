@@ -378,10 +378,8 @@ _TRAINING_ARGUMENTS = [
     ScriptOption("per_device_train_batch_size", "--per_device_train_batch_size", 8, int),
     ScriptOption("num_train_epochs", "--num_train_epochs", 3.0, float),
 ]
-
-_REQUIRED_FIELD = re.compile(
-    r"(\w+): [^=]+( = [\w.]*field\((?!.*\bdefault(_factory)?=).*)?", re.DOTALL
-)  # of a dataclass
+# Field of a dataclass without a default.
+_REQUIRED_FIELD = re.compile(r"(\w+): [^=]+( = [\w.]*field\((?!.*\bdefault(_factory)?=).*)?", re.DOTALL)
 
 
 def _options(code: _Code) -> tuple[str, str, list[ScriptOption]]:
@@ -410,8 +408,8 @@ def _options(code: _Code) -> tuple[str, str, list[ScriptOption]]:
 
 def _overrides(code: _Code) -> list[ScriptOption]:
     """Return the keys that a script reads of a config of hydra or OmegaConf, whose defaults are in other files."""
-    found = re.findall(r"@(?:\w+\.)?main\b.*\ndef \w+\((\w+)|(\w+)(?:: \w+)? = OmegaConf\.", code.text)
-    configs = "|".join(filter(None, (name for names in found for name in names)))
+    pairs = re.findall(r"@(?:\w+\.)?main\b.*\ndef \w+\((\w+)|(\w+)(?:: \w+)? = OmegaConf\.", code.text)
+    configs = "|".join(filter(None, (name for pair in pairs for name in pair)))
     keys = re.findall(rf"\b(?:{configs})((?:\.[A-Za-z_]\w*)+)\b(?!\()", code.text) if configs else []
     leaves = [key[1:] for key in dict.fromkeys(keys) if not any(other.startswith(f"{key}.") for other in keys)]
     return [ScriptOption(key.replace(".", "_"), f"{key}=") for key in leaves]
@@ -573,11 +571,11 @@ def _metrics_of_line(line: _PrintedLine, lines: Sequence[_PrintedLine], are_whol
             name, number = name and f"{name}_percent", rf"{number}\s*%"
         patterns = [_expression(before) + number, rf"^\s*{_expression(before)}{number}"][: 1 + are_whole]
         alone = next((p for p in patterns if not any(re.search(p, other) for other in others)), "")
-        found = re.search(alone or patterns[-1], sample := line.shown(only=value))
-        if name and found:
+        sample = line.shown(only=value)
+        if name and (match := re.search(alone or patterns[-1], sample)):
             has_phase = any(_PHASE.search(line.values[v]) for v in re.findall(_V, before) if ord(v) < _FORMATTED)
             is_mixed = not alone or is_twice or has_phase
-            yield ScriptMetric(name, alone or patterns[-1], line.number, sample, found[1], is_mixed)
+            yield ScriptMetric(name, alone or patterns[-1], line.number, sample, match[1], is_mixed)
 
 
 def _expression(text: str) -> str:

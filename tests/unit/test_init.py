@@ -345,6 +345,17 @@ def test_a_script_that_is_imported_has_its_study_beside_it(folder):
     assert raypar("init", "src/ray_script.py", "--output", "src/s.py")[0] == 0
 
 
+def test_a_train_loop_in_a_file_whose_name_is_no_identifier_is_imported_too(folder):
+    (folder / "my-loop.py").write_text(
+        "from ray import train\nLR = 1e-3\ndef loop(config):\n"
+        "    for epoch in range(config['epochs']):\n        train.report({'loss': config.get('lr', LR)})\n"
+    )
+    assert raypar("init", "my-loop.py")[0] == 0
+    study = load_study(folder / "my-loop_study.py").study
+    config = study.trials()[0].config
+    assert (config["epochs"], config["lr"], study.workload.metric) == (2, 1e-3, "loss")
+
+
 def test_without_a_script_it_writes_one_to_start_from(folder):
     code, out, _ = raypar("init")
     assert code == 0 and "raypar study first_study.py" in out
