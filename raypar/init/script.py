@@ -169,6 +169,9 @@ class _Code:
             inner = f"{scope}.{node.name}" if isinstance(node, _DEFINITIONS) else scope
             pending += [(child, inner) for child in reversed(list(ast.iter_child_nodes(node)))]
         self.calls = [node for node in self.scopes if isinstance(node, ast.Call)]
+        self.calls_by_name: dict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            self.calls_by_name[self.dotted(call.func).rpartition(".")[2]].append(call)
         for node, scope in self.scopes.items():
             if isinstance(node, ast.For):
                 targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
@@ -211,7 +214,7 @@ class _Code:
 
     def calls_of(self, *names: str) -> list[ast.Call]:
         """Return calls of functions by their last names."""
-        return [call for call in self.calls if self.dotted(call.func).rpartition(".")[2] in names]
+        return [call for name in names for call in self.calls_by_name[name]]
 
     def mentions(self, pattern: str) -> Iterator[tuple[str, int]]:
         """Yield names of what is called or subclassed, with their modules, and texts, each with its line."""
