@@ -14,8 +14,8 @@ from raypar.reporting.text import check_file, strip_control, write_text
 from raypar.units import counted, listed
 
 if TYPE_CHECKING:
-    from raypar.study.draft import Draft
-    from raypar.study.script import Script, ScriptOption
+    from raypar.init.draft import Draft
+    from raypar.init.script import Script, ScriptOption
 
 STARTER_FILE = Path("first_study.py")
 MAX_SHOWN = 6
@@ -39,9 +39,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write a study of a training script, which is read, not run: its options, its metrics, and how it is started."""
-    from raypar.study.draft import draft_of, starter
+    from raypar.init.draft import draft_of, starter
+    from raypar.init.script import read_script
     from raypar.study.metric import Metric, direction_of
-    from raypar.study.script import read_script
 
     code = read_script(script) if script is not None else None
     is_printed = output == Path("-")
@@ -74,7 +74,7 @@ def _check_output(path: Path, script: Script | None, *, force: bool) -> None:
         return
     if path.resolve() == script.path.resolve():
         raise RayparError(f"{path}: is the script itself", hint="name another file: --output FILE")
-    if script.is_imported and path.resolve().parent != script.path.resolve().parent:
+    if script.train_loop and path.resolve().parent != script.path.resolve().parent:
         what = f"{path}: a study of a {script.kind} imports it, which works in its own folder alone"
         raise RayparError(what, hint=f"--output {script.path.parent / path.name}")
 
@@ -82,11 +82,11 @@ def _check_output(path: Path, script: Script | None, *, force: bool) -> None:
 def _summary(script: Script, draft: Draft) -> list[str]:
     """Return what was read of a script, with a line that it prints for each metric, as it is understood."""
     lines = [f"{script.path}: a {script.kind}" + (f" ({script.evidence})" if script.evidence else "")]
-    options = script.model.options if script.model else script.options
-    kind = f" of {script.parser}" if script.parser else ""
-    if options:
-        lines.append(f"{counted(len(options), 'option')}{kind}: {listed([_shown(o) for o in options], MAX_SHOWN)}")
-    elif script.model is None and not script.notes:
+    if script.options:
+        of = f" of {script.parser}" if script.parser else ""
+        shown = listed([_shown(option) for option in script.options], MAX_SHOWN)
+        lines.append(f"{counted(len(script.options), 'option')}{of}: {shown}")
+    elif not script.notes:
         lines.append("no options: its command line is not parsed here, or in a way that is not known")
     if script.metrics:
         metrics = [f"{m.name} (line {m.line})" if m.line else m.name for m in script.metrics]
@@ -98,19 +98,13 @@ def _summary(script: Script, draft: Draft) -> list[str]:
             for m in script.metrics
             if m.is_mixed
         ]
-    elif script.model is None:
+    else:
         lines.append('no metrics: only times are measured; raypar.report({"loss": loss}) in the script adds them')
-    if draft.metric and script.model is None:
+    if draft.metric:
         lines.append(f"points are judged by {draft.metric}, which raypar init chose, not you: see metric= in the file")
     return [*lines, *(f"note: {note}" for note in script.notes)]
 
 
 def _shown(option: ScriptOption) -> str:
-    name = option.flag or option.name
-    return (
-        f"{name} {option.default}"
-        if option.default is not None
-        else f"{name} (required)"
-        if option.is_required
-        else name
-    )
+    name = option.flag.rstrip("=") or option.name
+    return f"{name} {option.default}" if option.default is not None else name + " (required)" * option.is_required

@@ -26,8 +26,6 @@ def run_unedited(folder, name, *flags):
     [
         ("torchrun_script", "val_loss"),
         pytest.param("plain_script", "test_accuracy_percent", marks=pytest.mark.core),
-        ("tensorboard_script", "val/loss"),
-        ("model_module", "accuracy"),
         ("", "accuracy"),
     ],
 )

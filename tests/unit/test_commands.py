@@ -18,12 +18,12 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.question import WALL_TIME, question_of
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.time_to_target import Start, Target
+from raypar.init.script import NUMBER
 from raypar.reporting.points import legend
 from raypar.reporting.recommend import recommended_lines
 from raypar.study.command import Command
 from raypar.study.metric import Metric
 from raypar.study.options import resolve
-from raypar.study.script import NUMBER
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.command import OutputReader, lines_of_other_ranks, without_other_ranks
 from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer

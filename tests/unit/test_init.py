@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from command import raypar, refused
 
 from raypar import Study, grid, uniform
 from raypar.analysis.question import question_of
+from raypar.init.script import ScriptKind, read_script
 from raypar.study.loader import load_study
-from raypar.study.script import ScriptKind, read_script
 from raypar.study.validation import validate
 from raypar.train.command import OutputReader
 from raypar.workloads import digits
@@ -58,6 +57,7 @@ def read(folder, text):
         ("print(f'Accuracy of the network on the 10000 test images: {100 * acc} %')", {"test_accuracy_percent": 25}),
         ("print('lossless', epoch, 'glossary', tiny)", {}),
         ("print('perplexity: ' + str(loss))", {"perplexity": 0.5}),
+        ("print('loss {l:.2f}, {0}'.format(epoch, l=loss))", {"loss": 0.5}),
         ("print(json.dumps({'step': epoch, 'val_loss': loss}))", {"val_loss": 0.5}),
     ],
 )  # fmt: skip
@@ -141,7 +141,7 @@ def test_each_phase_has_its_own_expression_and_what_it_finds_is_shown(code, metr
 @pytest.mark.parametrize(
     "code",
     [
-        "def train():\n    print(f'loss: {loss:.3f}')\ndef evaluate():\n    print(f'loss: {loss:.3f}')",
+        "def train():\n    print(f'loss: {loss:.3f}')\ndef evaluate():\n    print(f'loss: {loss:.3f}')\ntrain()",
         "phase = sys.argv[1]\nprint(f'{phase} loss: {loss:.3f}')",
     ],
 )
@@ -199,9 +199,28 @@ def test_of_subcommands_the_one_that_trains_is_taken(folder):
     assert (script.subcommand, options_of(script)) == ("train", {"--seed": 0, "--lr": 0.1})
 
 
-def test_the_signature_of_a_function_that_fire_calls_gives_its_options(folder):
-    script = read(folder, "import fire\ndef train(path, lr: float = 0.1, bf16=False): ...\nfire.Fire(train)\n")
-    assert (script.parser, options_of(script)) == ("fire", {"--path": None, "--lr": 0.1})
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import hydra\n\n@hydra.main(config_path='conf')\ndef main(cfg):\n"
+        "    fit(cfg.optimizer.lr, cfg.data.path.split(), cfg.keys())\nmain()",
+        "from omegaconf import OmegaConf\ncfg = OmegaConf.merge(base, OmegaConf.from_cli())\n"
+        "print(cfg.optimizer.lr, cfg.optimizer, cfg.data.path)",
+    ],
+)
+def test_the_keys_of_a_config_are_overrides(text, folder):
+    script = read(folder, text)
+    assert options_of(script) == {"optimizer.lr=": None, "data.path=": None}
+    assert raypar("init", "train.py")[0] == 0
+    assert "# optimizer.lr={optimizer_lr}." in (folder / "train_study.py").read_text()
+    assert load_study(folder / "train_study.py").study.workload.command.filled({}) == ("python", "train.py")
+
+
+def test_of_options_that_are_read_otherwise_the_file_says_what_to_fill_in(folder):
+    (folder / "train.py").write_text("import click\n@click.command()\n@click.option('--lr')\ndef main(lr): ...\nmain()")
+    _, out, _ = raypar("init", "train.py")
+    assert "note: options read by click are not known here" in out
+    assert "# Options read by click are not known here" in (folder / "train_study.py").read_text()
 
 
 # ---- kinds
@@ -220,20 +239,18 @@ def test_the_signature_of_a_function_that_fire_calls_gives_its_options(folder):
         ("from lightning.pytorch import Trainer\nTrainer().fit(1)", ScriptKind.LIGHTNING),
         ("from transformers import Seq2SeqTrainer\nSeq2SeqTrainer()", ScriptKind.HUGGING_FACE),
         ("from ray import train\ndef loop(config):\n    train.report({'loss': 1})", ScriptKind.TRAIN_LOOP),
-        ("from torch import nn\ndef model(width=8):\n    return nn.Sequential(nn.Linear(width, 1))", ScriptKind.MODEL),
         ("from torch import nn\nclass Net(nn.Module): ...\nloss.backward()", ScriptKind.PLAIN),
         ("print(1)", ScriptKind.PLAIN),
-        ("", ScriptKind.PLAIN),
     ],
 )  # fmt: skip
 def test_the_kind_of_a_script_shows_in_its_calls(text, kind, folder):
     assert read(folder, text).kind is kind
 
 
-def test_a_train_loop_that_trains_when_it_is_imported_is_run_as_a_command_and_the_fix_is_named(folder):
+def test_a_train_loop_that_trains_when_it_is_imported_is_refused_with_the_fix(folder):
     text = (SCRIPTS / "ray_script.py").read_text().replace('if __name__ == "__main__":', "if True:")
-    script = read(folder, text)
-    assert script.kind is ScriptKind.PLAIN and 'if __name__ == "__main__":' in script.notes[0]
+    (folder / "train.py").write_text(text)
+    refused("train.py, line 21: runs when the script is imported", "init", "train.py")
 
 
 # ---- what it writes
@@ -321,45 +338,22 @@ def test_from_another_folder_the_command_names_the_scripts_path(folder):
     assert load_study(folder / "study.py").study.workload.command.filled({}) == ("python", "src/train.py")
 
 
-MODELS = {
-    "images": (
-        "def model():\n    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(2704, 10))",
-        (1, 28, 28),
-    ),
-    "numbers": (
-        "def make_net(width: int):\n    return nn.Sequential(nn.Linear(5, width), nn.Linear(width, 1))",
-        (5,),
-    ),
-    "tokens": (
-        "class Bag(nn.Module):\n    def __init__(self, vocab_size=50):\n        super().__init__()\n"
-        "        self.embed, self.last = nn.EmbeddingBag(vocab_size, 8), nn.Linear(8, 3)\n"
-        "    def forward(self, x):\n        return self.last(self.embed(x))",
-        (32,),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_gets_random_samples_of_the_shape_that_its_first_layer_takes(name, folder):
-    code, shape = MODELS[name]
-    (folder / f"helper_of_{name}.py").write_text(f"from torch import nn\n{code}\n")
-    assert raypar("init", f"helper_of_{name}.py")[0] == 0
-    study = load_study(folder / f"helper_of_{name}_study.py").study
-    config = study.trials()[0].config
-    val = study.workload.data(config).val
-    assert val.inputs.shape[1:] == shape
-    outputs = study.workload.model(config)(val.inputs)
-    loss = (study.workload.loss or torch.nn.functional.cross_entropy)(outputs, val.targets)
-    assert loss.ndim == 0
-    for metric in (study.workload.metrics or {}).values():
-        assert metric(outputs, val.targets).shape == (len(val.targets),)
-
-
 def test_a_script_that_is_imported_has_its_study_beside_it(folder):
     (folder / "src").mkdir()
     shutil.copy(SCRIPTS / "ray_script.py", folder / "src")
     refused("imports it, which works in its own folder alone", "init", "src/ray_script.py", "--output", "s.py")
     assert raypar("init", "src/ray_script.py", "--output", "src/s.py")[0] == 0
+
+
+def test_a_train_loop_in_a_file_whose_name_is_no_identifier_is_imported_too(folder):
+    (folder / "my-loop.py").write_text(
+        "from ray import train\nLR = 1e-3\ndef loop(config):\n"
+        "    for epoch in range(config['epochs']):\n        train.report({'loss': config.get('lr', LR)})\n"
+    )
+    assert raypar("init", "my-loop.py")[0] == 0
+    study = load_study(folder / "my-loop_study.py").study
+    config = study.trials()[0].config
+    assert (config["epochs"], config["lr"], study.workload.metric) == (2, 1e-3, "loss")
 
 
 def test_without_a_script_it_writes_one_to_start_from(folder):
@@ -375,6 +369,7 @@ def test_without_a_script_it_writes_one_to_start_from(folder):
         ("notes.txt", "x", "notes.txt: is not a Python file"),
         ("train.py", "def (", "train.py, line 1: syntax error"),
         ("train.py", "x = '\0'", "null bytes"),
+        ("model.py", "from torch import nn\nclass Net(nn.Module): ...", "only defines functions and classes"),
         (".", None, "is a folder, not a script"),
     ],
 )

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = (
     "hooks units errors masking files scratch trace signals gpus search_path provenance study workloads parallel train "
 )
-ORDER = (ORDER + "run track analysis predict reporting execution doctor cli").split()
+ORDER = (ORDER + "run track analysis predict reporting execution doctor init cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("reporting", "cli")}

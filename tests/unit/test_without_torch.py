@@ -21,7 +21,7 @@ for name in ("torch", "torchvision"):
     sys.modules[name] = None
 """
 IMPORTS = """
-for folder in ("study", "track", "analysis", "reporting", "cli", "workloads"):
+for folder in ("study", "track", "analysis", "reporting", "init", "cli", "workloads"):
     package = importlib.import_module(f"raypar.{folder}")
     for module in pkgutil.iter_modules(package.__path__, f"raypar.{folder}."):
         importlib.import_module(module.name)

@@ -1,0 +1,258 @@
+"""Study files that are written for a script, ready to run and meant to be edited."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raypar.init.script import Script, ScriptKind, ScriptOption
+from raypar.study.command import PLACES
+from raypar.study.metric import direction_of
+from raypar.study.options import LOOP_OPTIONS
+from raypar.units import listed
+
+MAX_COLUMNS = 110
+MAX_OTHERS = 12  # further options that a comment lists
+LEARNING_RATE = re.compile(r"(.*_)?(lr|learning_rate)")
+# Options to sweep, the first that a script has; with the value where it has no default.
+SWEPT = {
+    re.compile(r"(?!.*(test|val|eval))(.*_)?(batch_?size|bs|bsz)(_per_\w+)?"): 32,
+    LEARNING_RATE: 0.01,
+    re.compile(r"(num_|n_|max_|total_|nb_)?(train_|training_)?epochs?"): 2,
+    re.compile(r"(num_|n_|max_|total_)(train_|training_)?(steps|iters|iterations)|iters|iterations"): 100,
+}
+OUTPUT = re.compile(r"(.*_)?(out|output|save|log|logs|root|work|checkpoints?)(_?(dir|directory|folder|path))?")
+NO_VALUE = "the script has no default: fill it in"
+GUESSED = "guessed, as the script has no default: check it"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Text of a study file.
+
+    Attributes:
+        swept: ``num_workers 1, 2``.
+        open_options: options that are to be filled in before it runs.
+        metric: the metric that its trials are judged by; empty: the script shows none.
+    """
+
+    text: str
+    swept: str
+    open_options: tuple[str, ...] = ()
+    metric: str = ""
+
+
+def starter() -> Draft:
+    """Return a study of a network that ships with raypar, with data of its own."""
+    return Draft(STARTER, "batch_size 96, 768; num_workers 1, 2", metric="accuracy")
+
+
+def draft_of(script: Script, output: Path) -> Draft:
+    """Return a study of a script.
+
+    Args:
+        output: the study file, in whose folder the script's path starts.
+    """
+    if script.kind is ScriptKind.TRAIN_LOOP:
+        given = [(option, option.name) for option in script.options if option.name not in LOOP_OPTIONS]
+        module, loop = script.path.stem, script.train_loop
+        imports = f"from {module} import {loop}\n\n"
+        if not module.isidentifier():
+            imports, loop = "from importlib import import_module\n\n", f"import_module({_literal(module)}).{loop}"
+        lines = [
+            f"{loop},  # unchanged; each step is timed if it calls raypar.step() after each,",
+            "# else what lies between two of its reports that have an epoch or a step.",
+        ]
+    else:
+        given, imports = _given(script.options), ""
+        lines = _command_lines(script, os.path.relpath(script.path.resolve(), output.resolve().parent), given)
+    config = {key: _value(option) for option, key in given if key not in PLACES and key not in LOOP_OPTIONS}
+    runs_workers = script.kind not in (ScriptKind.PLAIN, ScriptKind.LIGHTNING) or script.parser == "LightningCLI"
+    swept, values = ("num_workers", (1, 2)) if runs_workers else _swept(config)
+    metric = max((m.name for m in script.metrics), key=_rank, default="")
+    if script.kind is ScriptKind.HUGGING_FACE:  # which evaluates only where it is asked to
+        metric = "train_loss"
+    if metric:
+        lines += [
+            f"metric={_literal(metric)},  # that its points are judged by",
+            f'mode="{"max" if _rank(metric)[1] else "min"}",',
+            'metric_chosen_by="raypar init",  # delete this line if that is your choice too',
+        ]
+    entries = [
+        f"        {_literal(k)}: {_literal(v)},  {comment}".rstrip() for k, (v, comment) in config.items() if k != swept
+    ]
+    notes = _notes(script, given)
+    text = TEMPLATE.format(
+        imports=imports,
+        maker="from_command" if not imports else "from_train_loop",
+        arguments=textwrap.indent("\n".join(lines), "    "),
+        swept=_literal(swept),
+        values=", ".join(map(repr, values)),
+        baseline=values[0],
+        config="\n".join(["    config={", *entries, "    },\n"]) if entries else "",
+        notes="".join(f"# {line.rstrip()}\n" for note in notes for line in _wrapped(" ".join(note.split()))),
+    )
+    missing = tuple(key for key, (value, _) in config.items() if value is None)
+    return Draft(text, f"{swept} {', '.join(map(str, values))}", missing, metric)
+
+
+def _given(options: Iterable[ScriptOption]) -> list[tuple[ScriptOption, str]]:
+    """Return the options that the command line gives, each with its name in braces; positional ones come first."""
+    given = []
+    for option in options:
+        name, default = option.name.lower(), option.default
+        has_devices = not option.choices or {"cpu", "cuda"} <= set(option.choices)
+        is_swept = any(p.fullmatch(name) for p in SWEPT) and type(default) in (int, float) and default > 0
+        if name == "output_dir" or (option.is_required and option.kind is str and OUTPUT.fullmatch(name)):
+            given.append((option, "output_dir"))
+        elif name == "seed" and option.kind is int:
+            given.append((option, "seed"))
+        elif name == "device" and has_devices and default in (None, "cpu", "cuda", "cuda:0", "auto"):
+            given.append((option, "device"))
+        elif option.is_required or is_swept:
+            is_taken = option.name in PLACES or option.name in LOOP_OPTIONS
+            given.append((option, f"script_{option.name}" if is_taken else option.name))
+    return sorted(given, key=lambda pair: bool(pair[0].flag))
+
+
+def _value(option: ScriptOption) -> tuple[Any, str]:
+    """Return the value of an option in the study, and a comment on it."""
+    if option.default is not None:
+        return option.default, ""
+    likely = next((value for pattern, value in SWEPT.items() if pattern.fullmatch(option.name.lower())), None)
+    value = option.choices[0] if option.choices else likely
+    return value, f"# {NO_VALUE if value is None else GUESSED}"
+
+
+def _swept(config: Mapping[str, tuple[Any, str]]) -> tuple[str, tuple[Any, ...]]:
+    """Return what a script that runs one process sweeps, its own value first."""
+    for pattern in SWEPT:
+        for key, (value, _) in config.items():
+            if pattern.fullmatch(key.lower()) and type(value) in (int, float) and value > 0:
+                return key, (value, float(f"{value / 10:.6g}") if pattern is LEARNING_RATE else value * 2)
+    return "cpus_per_worker", (1, 2)
+
+
+def _rank(metric: str) -> tuple[bool, bool]:
+    """Return the order of metrics to judge points by: held-out data above others, then a larger value is better."""
+    return bool(re.search("test|val", metric)), direction_of(metric) == "max"
+
+
+def _command_lines(script: Script, path: str, given: Sequence[tuple[ScriptOption, str]]) -> list[str]:
+    """Return the arguments of ``Workload.from_command``: the command line, and where its metrics are."""
+    with_torchrun = script.kind in (ScriptKind.TORCHRUN, ScriptKind.HUGGING_FACE)
+    words = ["torchrun --standalone --nproc-per-node={num_workers}" if with_torchrun else "python"]
+    words += [shlex.quote(path).replace("{", "{{").replace("}", "}}"), *script.subcommand.split()]
+    if script.parser == "LightningCLI":
+        words += ["--trainer.devices={num_workers} --trainer.accelerator={device}"]
+        words += ["--trainer.default_root_dir={output_dir}"]
+    words += [option.with_value(f"{{{name}}}") for option, name in given]
+    lines = ["# It is run in the folder of this file; what is in braces comes from `config` and `space` below."]
+    parts = _wrapped(" ".join(word.replace(" ", "\0") for word in words))  # a flag and its value stay in one line
+    lines += [_literal(part.replace("\0", " ")) for part in parts]
+    lines[-1] += ","
+    patterns = {metric.name: (metric.pattern, metric.line) for metric in script.metrics if metric.pattern}
+    has_events = script.parser == "LightningCLI"
+    if has_events:
+        lines.append('tensorboard="{output_dir}",  # its event files are read when it has ended')
+    if patterns:
+        lines.append("metrics={  # looked for in each line that it prints; the group is the value")
+        lines += [
+            f"    {_literal(name)}: {_raw(p)},{f'  # line {line}' * bool(line)}" for name, (p, line) in patterns.items()
+        ]
+        if script.epoch_pattern:  # which times the epochs, where each is reported once
+            lines.append(f'    "epoch": {_raw(script.epoch_pattern)},  # holds for the lines after it')
+        lines.append("},")
+    elif script.metrics and not has_events:
+        numbers = dict.fromkeys(str(metric.line) for metric in script.metrics)
+        lines.append(f"# Its metrics are read where it reports them, line {', '.join(numbers)}.")
+    elif not script.metrics:
+        lines += NO_METRICS
+    return lines
+
+
+def _notes(script: Script, given: Sequence[tuple[ScriptOption, str]]) -> list[str]:
+    """Return the comments below a study."""
+    names = {option.name for option, _ in given}
+    others = [option for option in script.options if option.name not in names and option.flag]
+    notes = []
+    if others:
+        shown = [o.flag.rstrip("=") if o.default is None else f"{o.flag} {o.default}" for o in others]
+        example = next((o for o in others if not o.is_switch), others[0])
+        added = example.with_value("" if example.is_switch else f"{{{example.name}}}")
+        notes.append(
+            f"Left at their defaults: {listed(shown, MAX_OTHERS)}. To set or sweep one, add it to the command: {added}."
+        )
+    notes += [f"{note[0].upper()}{note[1:]}." for note in script.notes]
+    if script.kind is ScriptKind.PLAIN:
+        notes.append('It runs on one core unless you give it more: config={..., "cpus_per_worker": 4}.')
+    elif script.kind in (ScriptKind.TORCHRUN, ScriptKind.TRAIN_LOOP):
+        notes.append("If its batch size is that of one worker, two workers train on twice as many samples a step.")
+    return notes
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return the text in lines, which together are the text."""
+    as_it_is: Any = {"drop_whitespace": False, "replace_whitespace": False, "expand_tabs": False}
+    return textwrap.wrap(text, MAX_COLUMNS - 10, break_long_words=False, break_on_hyphens=False, **as_it_is)
+
+
+def _literal(value: Any) -> str:
+    """Return a value's literal; texts in double quotes, where that needs no escapes."""
+    return f'"{value}"' if isinstance(value, str) and repr(value) == f"'{value}'" and '"' not in value else repr(value)
+
+
+def _raw(pattern: str) -> str:
+    return f'r"{pattern}"' if pattern.isprintable() and '"' not in pattern else repr(pattern)
+
+
+NO_METRICS = """\
+# No metric was seen in what it prints. Let it print JSON lines, {"loss": 0.5}, or call
+# raypar.report({"loss": loss}) and, after each step, raypar.step(); or name a regular expression:
+# metrics={"loss": r"loss: ([0-9.]+)"},""".splitlines()
+
+TEMPLATE = """\
+# A first draft by `raypar init`, to be edited. The report's question follows from what is swept; a docstring here would
+# replace it.
+
+{imports}from raypar import Study, Workload, grid
+
+workload = Workload.{maker}(
+{arguments}
+)
+
+study = Study(
+    workload=workload,
+    space={{{swept}: grid({values})}},  # all values are run; several keys make a grid
+    baseline={{{swept}: {baseline}}},  # speedups are against this
+    num_repeats=3,  # an interval needs repeats
+{config})
+{notes}"""
+
+STARTER = '''"""Does a second worker pay off? A small network on 8x8 digits, with a small and a large batch.
+
+A first draft by `raypar init`, to be edited. Nothing is downloaded.
+"""
+
+from raypar import Study, grid
+from raypar.workloads import digits
+
+study = Study(
+    workload=digits,  # `raypar workloads` lists those that ship; for your own: raypar init SCRIPT
+    # All values of a grid are run, and several keys make a grid: four points here.
+    space={"batch_size": grid(96, 768), "num_workers": grid(1, 2)},
+    baseline={"num_workers": 1},  # speedups are against the point that differs only in this
+    num_repeats=3,  # an interval needs repeats; until="settled" repeats what is still open
+    config={
+        "epochs": 15,
+        "lr": 0.1,
+        "device": "auto",  # "cpu", "cuda", or GPUs where every trial fits
+    },
+)
+'''
