@@ -8,25 +8,26 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raypar.cli.common import EXIT_FAILED
 from raypar.errors import RayparError, suggest
 from raypar.masking import MASK, masked
 from raypar.reporting.text import ascii_fallback, strip_control
-from raypar.scratch import scratch_folder
 from raypar.signals import Interrupted, handle_signals, uninterrupted
 
 if TYPE_CHECKING:
-    from raypar.execution.options import Options
-    from raypar.run.jobs import Job, Jobs
+    from ray.dashboard.modules.job.pydantic_models import JobDetails
+    from ray.job_submission import JobSubmissionClient
 
 
 EXIT_STOPPED = 143  # what a study that SIGTERM has ended exits with
+NO_COMMAND = 127  # a shell's exit code
+NO_RAYPAR_HINT = "install it there, and start the head's Ray with its environment active: `source venv/bin/activate`"
+LOCAL_HINT = "Ctrl-C in its terminal stops a study of this machine, `raypar report` shows its results"
 # What Ray writes at the start of a job's log.
 _OF_RAY = re.compile(r"Running entrypoint for job |[\d :,-]+\tINFO job_manager\.py")
 DASHBOARD = "http://127.0.0.1:8265"
@@ -38,23 +39,29 @@ SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study'
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
-    with handle_signals(), submitted(study, address) as (jobs, job):
-        with detached_by_signals(study, address):
-            over = jobs.follow(job.id, write)
-        raise typer.Exit(ended(over))
+    from raypar.run.jobs import follow
+
+    with handle_signals(), detached_by_signals(study, address):
+        client, job = submitted(study, address)
+        over = follow(client, job.submission_id, write)
+    raise typer.Exit(ended(study, over))
 
 
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
-    with handle_signals(), submitted(study, address) as (jobs, job):
-        if job.is_over:
-            say(f"study {study} does not run: it {ENDED[job.status]} before")
+    from raypar.run.jobs import follow, requesting
+
+    with handle_signals(), detached_by_signals(study, address):
+        client, job = submitted(study, address)
+        if job.status.is_terminal():
+            say(f"study {study} does not run: it {ENDED[job.status.value]} before")
             return
-        num_logged = jobs.stop(job.id)
-        say(f"study {study} is asked to stop")
-        with detached_by_signals(study, address):
-            over = jobs.follow(job.id, write, skip=num_logged)
-        say(f"study {study} {ENDED[over.status]}")
+        with requesting(address):
+            num_logged = len(client.get_job_logs(job.submission_id) or "")
+            client.stop_job(job.submission_id)
+        say(f"stopping study {study}")
+        over = follow(client, job.submission_id, write, skip=num_logged)
+    say(f"study {study} {ENDED[over.status.value]}")
 
 
 NODE_SCRIPT = """\
@@ -116,9 +123,9 @@ def dashboard_in(
     address: str | None, data_dir: Path | None, tracking_uri: str | None, *, no_ray: bool, dry_run: bool
 ) -> str | None:
     """Return the address of a dashboard to submit to, else None. Raises RayparError for flags that exclude it."""
-    from raypar.run.jobs import check_dashboard, is_dashboard
+    from raypar.run.jobs import check_dashboard
 
-    if address is None or not is_dashboard(address):
+    if address is None or not address.startswith(("http://", "https://")):
         return None
     check_dashboard(address)
     for flag, is_given in {"--no-ray": no_ray, "--dry-run": dry_run}.items():
@@ -136,143 +143,97 @@ def dashboard_in(
 
 
 def submit(
-    study: str, path: Path, modules: Sequence[Path], address: str, other_flags: Mapping[str, object], options: Options
+    study: str, path: Path, address: str, flags: Sequence[str], command: Sequence[str], tracking_uri: str
 ) -> int:
     """Start a study on the cluster and follow it; return its exit code. Raises RayparError where nothing was started.
 
     Args:
-        path, modules: its file, absolute, and the files beside it that it imports.
-        other_flags: those that `options` doesn't hold as they were given.
+        path: its file, absolute.
+        flags: words of the command line that apply on the head.
+        command: words of the command that submits it.
     """
     from raypar.execution.origin import ORIGIN_VARIABLE, CodeOrigin
-    from raypar.run.jobs import STUDIES, SUBMITTED_AS, RunsAlready, command_on_head, pack
+    from raypar.run import jobs
 
-    flags = {
-        "--set": options.settings,
-        "--isolation": options.isolation,
-        "--fresh": options.rerun_all,
-        "--retry-failed": options.retry_failed,
-        "--trial-timeout": options.trial_timeout_s,
-        "--profile": bool(options.profiling.num_steps),
-        "--log-model": options.log_model,
-        "--system-metrics": options.system_metrics,
-        "--exclusive": options.exclusive,
-        "--min-nodes": options.min_nodes,
-        **other_flags,
+    client = jobs.connect(address, say)
+    environment = {
+        "COLUMNS": str(shutil.get_terminal_size().columns),
+        jobs.SUBMITTED_AS: masked(shlex.join(command)),
+        ORIGIN_VARIABLE: masked(CodeOrigin.of(path, tracking_uri).to_json()),
     }
-    command = command_on_head(study, path.name, words_of(flags))
-    with connected_to(address) as jobs:
-        num_columns, submitted_as = shutil.get_terminal_size().columns, masked(shlex.join(options.command))
-        origin = masked(CodeOrigin.of(path, options.tracking_uri).to_json())
-        environment = {"COLUMNS": str(num_columns), SUBMITTED_AS: submitted_as, ORIGIN_VARIABLE: origin}
-        with detached_by_signals(study, address):
-            with uninterrupted(), scratch_folder() as scratch:
-                folder = scratch / "study"
-                folder.mkdir()
-                travels = pack(path, modules, folder)
-                try:
-                    job_id = jobs.submit(study, folder, command, environment)
-                except RunsAlready as error:
-                    hint = f"`{again('attach', study, address)}` shows it, `{again('stop', study, address)}` ends it"
-                    raise RayparError(error.message, hint=hint) from error
-                files = "its file" if len(travels) == 1 else f"{len(travels)} files"
-                say(
-                    f"study {study} is submitted with {files}; it goes on without this terminal, "
-                    f"in ~/{STUDIES}/{study} on the head of the cluster"
-                )
-            return ended(jobs.follow(job_id, write))
+    with jobs.requesting(address, jobs.UPLOAD_HINT), uninterrupted():
+        running = jobs.latest_jobs(client).get(study)
+        if running is not None and not running.status.is_terminal():
+            raise RayparError(f"study `{study}` runs on this cluster already", hint=ways(study, address))
+        job_id = jobs.submit(client, study, path, jobs.command_on_head(study, path.name, flags), environment)
+        say(
+            f"study {study} is submitted; it continues without this terminal, in ~/{jobs.STUDIES}/{study} on the head "
+            "of the cluster"
+        )
+    with detached_by_signals(study, address):
+        over = jobs.follow(client, job_id, write)
+    return ended(study, over)
 
 
-def words_of(flags: Mapping[str, object]) -> list[str]:
-    """Return a command line's words for flags by name: several values, one, or a switch."""
+def flags_given(context: typer.Context) -> list[str]:
+    """Return the words of the flags that a command line gives, `--address` excepted."""
     words: list[str] = []
-    for flag, value in flags.items():
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, Path):
-            words += [flag, str(value)]  # apart, so that a ~ is seen
-        elif isinstance(value, (list, tuple)):
-            words += [f"{flag}={each}" for each in value]
-        elif value is not None and value is not False:
-            words.append(f"{flag}={value}")
+    for parameter in context.command.params:
+        name, flag = parameter.name or "", parameter.opts[0]
+        source, value = context.get_parameter_source(name), context.params.get(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("file", "address"):
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                words += [flag] if each is True else [flag, str(each)]
     return words
 
 
-@contextlib.contextmanager
-def submitted(study: str, address: str) -> Iterator[tuple[Jobs, Job]]:
-    """Connect to a cluster on which a study was submitted. Raises RayparError where there is none, or it is local."""
-    with contextlib.ExitStack() as stack:
-        try:
-            jobs = stack.enter_context(connected_to(address))
-            job = job_of(study, jobs, address)
-        except RayparError as error:
-            raise local_study(study) or error from None
-        yield jobs, job
+def submitted(study: str, address: str) -> tuple[JobSubmissionClient, JobDetails]:
+    """Return a client of a cluster, and the job of a study. Raises RayparError where there is none."""
+    from raypar.run.jobs import connect, latest_jobs, requesting
 
-
-def local_study(study: str) -> RayparError | None:
-    """Return the error of a study that is not on a cluster but in this folder's store; None where it is not there."""
-    from raypar.cli.common import store_of, uri_of
-    from raypar.run.locks import runner_of
-    from raypar.track.client import store_identity
-
-    if by := runner_of(study, store_identity(uri_of(None))):
-        hint = f"Ctrl-C in its terminal stops it, or `kill -INT {by.pid}`: finished trials are kept"
-        return RayparError(f"study `{study}` is local: {by.process} runs it (`{by.command}`)", hint=hint)
-    with contextlib.suppress(RayparError):  # of a store that can't be read, nothing is said here
-        if study in {stored.name for stored in store_of(None).studies()}:
-            hint = f"`raypar report {study}` shows its results, `raypar resume {study}` runs what is missing"
-            return RayparError(f"study `{study}` is local, and nothing runs it now", hint=hint)
-    return None
-
-
-def job_of(study: str, jobs: Jobs, address: str) -> Job:
-    """Return the job of the study, as `Jobs.studies` has it. Raises RayparError where there is none."""
-    by_study = jobs.studies()
-    if study not in by_study:
-        hint = suggest(study, list(by_study)) if by_study else f"`raypar study FILE --address {address}` submits one"
-        raise RayparError(f"no study `{study}` was submitted to {address}", hint=hint)
-    return by_study[study]
-
-
-def connected_to(address: str) -> contextlib.AbstractContextManager[Jobs]:
-    from raypar.run.jobs import connected
-
-    return connected(address, say)
+    try:
+        client = connect(address, say)
+        with requesting(address):
+            jobs = latest_jobs(client)
+        if study not in jobs:
+            hint = suggest(study, list(jobs)) if jobs else f"`raypar study FILE --address {address}` submits one"
+            raise RayparError(f"no study `{study}` was submitted to {address}", hint=hint)
+    except RayparError as error:
+        raise RayparError(error.message, hint=f"{error.hint}; {LOCAL_HINT}") from error
+    return client, jobs[study]
 
 
 @contextlib.contextmanager
 def detached_by_signals(study: str, address: str) -> Iterator[None]:
-    """Let Ctrl-C detach from a study that goes on."""
+    """Let Ctrl-C detach from a study that continues."""
     try:
         yield
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # a closed terminal
-            show, end = again("attach", study, address), again("stop", study, address)
-            say(f"detached: the study goes on; `{show}` shows it again, `{end}` ends it")
+            say(f"detached: the study continues; {ways(study, address)}")
         raise typer.Exit((error if isinstance(error, Interrupted) else Interrupted()).exit_code) from None
 
 
 ENDED = {"STOPPED": "was stopped", "SUCCEEDED": "has ended", "FAILED": "has failed"}
 
 
-def ended(job: Job) -> int:
+def ended(study: str, job: JobDetails) -> int:
     """Return the exit code of a study that is over, and say so where it was stopped."""
-    from raypar.run.jobs import NO_COMMAND, NO_RAYPAR_HINT
-
-    if job.status == "STOPPED":
-        say(f"study {job.study} was stopped")
+    if job.status.value == "STOPPED":
+        say(f"study {study} was stopped")
         return EXIT_STOPPED
-    if job.exit_code == NO_COMMAND:
+    code = job.driver_exit_code
+    if code == NO_COMMAND:
         raise RayparError("the head of the cluster finds no `raypar`", hint=NO_RAYPAR_HINT)
-    if job.status == "FAILED" and job.exit_code is None:
-        raise RayparError(f"study `{job.study}` did not start: {job.message}", hint="`raypar doctor` on the head helps")
-    return job.exit_code or (0 if job.status == "SUCCEEDED" else EXIT_FAILED)
+    if job.status.value == "FAILED" and code is None:
+        raise RayparError(f"study `{study}` did not start: {job.message}", hint="`raypar doctor` on the head helps")
+    return 128 - code if code and code < 0 else code or 0  # a signal's, as in a shell
 
 
-def again(verb: str, study: str, address: str) -> str:
-    words = ["raypar", verb, study]
-    return shlex.join(words if address == DASHBOARD else [*words, "--address", address])
+def ways(study: str, address: str) -> str:
+    """Return the commands that follow and end a study, for messages."""
+    words = f"{shlex.quote(study)} --address {address}"
+    return f"`raypar attach {words}` shows it, `raypar stop {words}` ends it"
 
 
 def say(text: str) -> None:

@@ -453,7 +453,7 @@ MinNodes = Annotated[
     ),
 ]
 SystemMetrics = Annotated[
-    bool, typer.Option("--system-metrics", help="Record how busy this machine is during each trial.")
+    bool, typer.Option("--system-metrics", help="Record how busy each trial's machines are, their GPUs included.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

@@ -129,6 +129,7 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
 
 def study(
+    context: typer.Context,
     file: common.StudyFile,
     settings: common.Settings = None,
     repeats: common.Repeats = None,
@@ -158,7 +159,6 @@ def study(
     """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
     with handle_signals():
         from raypar.study.loader import name_of
-        from raypar.study.overrides import UNTIL_FLAGS
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
         if exclusive and not address:
@@ -176,15 +176,19 @@ def study(
                 loaded = keeping_models(loaded)
             if profile:
                 check_can_profile(loaded.study, "--profile")
-            name, path, modules = loaded.study.name, loaded.path, loaded.module_files
+            name, path = loaded.study.name, loaded.path
         except NotForTraining as error:
             if dashboard is None:
                 raise
             cluster.say(f"{error.message}: the study is not checked here, but on the head of the cluster")
-            name, path, modules = name_of(file), file.resolve(), ()
+            name, path = name_of(file), file.resolve()
+        here = options_here(tracking_uri)
+        if dashboard:
+            flags = cluster.flags_given(context)
+            raise typer.Exit(cluster.submit(name, path, dashboard, flags, here.command, here.tracking_uri))
         options = replace(
-            options_here(tracking_uri),
-            address=None if dashboard else address,
+            here,
+            address=address,
             isolation=isolation,
             rerun_all=fresh,
             retry_failed=retry_failed,
@@ -198,10 +202,6 @@ def study(
             share_machine=share_machine,
             min_nodes=min_nodes,
         )
-        if dashboard:
-            other_flags = {"--repeats": repeats, "--seed": seed, "--data-dir": data_dir, "--tracking-uri": tracking_uri}
-            other_flags |= {UNTIL_FLAGS[field]: value for field, value in until_flags.items()}
-            raise typer.Exit(cluster.submit(name, path, modules, dashboard, other_flags, options))
         if dry_run:
             show_plan(loaded, options)
         else:

@@ -70,7 +70,7 @@ from raypar.study.trial import TrialResult, TrialSpec, point_label
 from raypar.track.client import MODEL_NAME, lease_path, store_identity
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
-from raypar.track.system_metrics import SystemMonitor
+from raypar.track.system_metrics import system_sampled
 from raypar.track.uploader import end_abandoned
 from raypar.train.affinity import allowed_cores, cores_near_gpu, host_cores
 from raypar.train.job import CheckJob, RunSettings
@@ -166,10 +166,9 @@ def execute(
         answer = note_of(analyse(plan.question, plan.done)) if plan.done else ""
         execution = execution_record(loaded, options, plan.question, answer)
         recorder = stack.enter_context(_recorder(execution, options, upload=False))
-        monitor = stack.enter_context(SystemMonitor()) if options.system_metrics else None
         view = stack.enter_context(listener_of(plan))
         code_of = partial(options.code_of, loaded=loaded)
-        handler = ResultHandler(outcome, recorder, view, monitor=monitor, code_of=code_of, neighbours=neighbours)
+        handler = ResultHandler(outcome, recorder, view, code_of=code_of, neighbours=neighbours)
         with outcome.noting_the_end():
             if ready is not None:
                 _run(ready, options, plan, handler, log_dir)
@@ -487,6 +486,7 @@ def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir
         exclusive=options.exclusive,
         sources={} if plan.cluster.is_own else loaded.sources,
         revisions=options.revisions,
+        sampling=system_sampled if options.system_metrics else None,
     )
     with contextlib.ExitStack() as stack:
         servers: dict[str, ForkAgent] = {}

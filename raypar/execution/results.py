@@ -42,7 +42,6 @@ from raypar.study.trial import FailureKind, TrialResult, TrialSpec
 from raypar.track.names import short_label
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.runs import PointRun, run_params, swept_numbers
-from raypar.track.system_metrics import SystemMonitor
 from raypar.track.view import MEDIAN
 from raypar.train.job import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, PROFILE_FOLDER
 from raypar.units import value_of
@@ -127,7 +126,6 @@ class ResultHandler:
     """Listener of a run that adds every result to an outcome and to the store, and passes all events on to the view.
 
     Attributes:
-        monitor: measures how busy the driver's machine is during each trial.
         code_of: returns the digests of the source files that a trial runs, which are kept with its result.
         neighbours: returns the other studies that run trials on this machine at the moment.
     """
@@ -135,7 +133,6 @@ class ResultHandler:
     outcome: ExecutionOutcome
     recorder: Recorder
     view: Listener
-    monitor: SystemMonitor | None = None
     code_of: Callable[[TrialSpec], Mapping[str, str]] = lambda _: {}
     neighbours: Callable[[], frozenset[Holder]] = frozenset
 
@@ -149,8 +146,6 @@ class ResultHandler:
 
     def __call__(self, event: Event) -> None:
         with uninterrupted():
-            if isinstance(event, TrialStarted) and self.monitor:
-                self.monitor.begin(event.spec.identity)
             if isinstance(event, TrialStarted):
                 self._note_neighbours(event.spec.identity)
             if isinstance(event, TrialEnded):
@@ -197,14 +192,14 @@ class ResultHandler:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, event: TrialEnded) -> None:
-        system = self.monitor.end(event.result.spec.identity) if self.monitor else ()
         folder = self.outcome.log_dir / event.result.spec.identity / ARTIFACT_FOLDER
         artifact_dir = folder if folder.is_dir() else None
         result, profile = _with_profile(event.result)
         if profile is not None and artifact_dir is not None:
             (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
             (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
-        self.recorder.record(result, artifact_dir=artifact_dir, system=system)
+        self.recorder.record(result, artifact_dir=artifact_dir)
+        result = replace(result, load=())
         if not result.is_complete:
             self.outcome.failures.append(result)
         self.outcome.results[result.spec.identity] = result

@@ -210,11 +210,6 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
         lock.release(remove=True)
 
 
-def runner_of(study: str, store: str) -> Holder | None:
-    """Return the process of this machine that runs a study of a store, if one does."""
-    return _execution_lock(study, store).holder()
-
-
 def _execution_lock(study: str, store: str) -> Lock:
     return Lock("study-" + hashlib.sha256(f"{store}\n{study}".encode()).hexdigest()[:16])
 

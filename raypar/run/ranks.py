@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -28,7 +29,7 @@ from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.conditions import Conditions
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, end_state
+from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
@@ -303,6 +304,7 @@ class RankEnd:
     failure: Failure | None = None
     cores_held_by: str = ""  # another study that has cores of its machine, so that it could not begin
     was_killed: bool = False  # from here, so that its end explains nothing
+    load: tuple[LoadSample, ...] = ()  # of its machine, from the first rank there
     position: Position = field(default_factory=Position)  # in its collective operations, as last said
 
 
@@ -375,6 +377,7 @@ def trial_result(
         failure=failure,
         profile={"recorded": profiles} if profiles and all(profiles) else {},
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
+        load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )
     config: Mapping[str, Any] = spec.config
     period = config["sync_every"] if config.get("strategy") == "local_sgd" else 1
@@ -420,6 +423,9 @@ def supervise(
     position = Position()
     rank, log_path = context.rank, job.log_path(context.rank)
     kills_before = num_memory_kills()
+    sampling = job.settings.sampling if context.local_rank == 0 else None
+    stack = contextlib.ExitStack()
+    load = stack.enter_context(sampling()) if sampling else ()
     try:
         process.connection.send((job, context))
         index = 0
@@ -441,6 +447,8 @@ def supervise(
                     end = RankEnd(failure=Failure(kind, text, rank, traceback, str(log_path)))
     except (EOFError, OSError):
         pass  # the process has ended; its exit code says more
+    finally:
+        stack.close()
     if (code := process.join(EXIT_GRACE_S)) is None:
         process.kill()
         code = process.join(EXIT_GRACE_S)
@@ -452,7 +460,7 @@ def supervise(
         end = RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
     elif took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
         end = RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
-    return replace(end, position=position)
+    return replace(end, position=position, load=tuple(load))
 
 
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:

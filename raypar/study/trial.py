@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from raypar.study.conditions import Conditions
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
+LoadSample: TypeAlias = tuple[str, float, int, int]  # of a machine: key, value, Unix time in ms, step
 # Key in the reports of training code that raypar didn't write: seconds from the start of the trial's processes.
 SINCE_LAUNCH = "since_launch_s"
 # Hyperparameter of a study that compares two versions of the code (`raypar ab`): a version's label.
@@ -231,6 +232,7 @@ class TrialResult:
             `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
+        load: of its machines, from a runner that samples it; it is not part of the stored result.
     """
 
     spec: TrialSpec
@@ -252,6 +254,7 @@ class TrialResult:
     profile: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
+    load: tuple[LoadSample, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -343,8 +346,8 @@ class TrialResult:
         return tuple(max(times) for times in zip(*self.step_times_s, strict=False))
 
     def to_json(self) -> str:
-        raw = asdict(replace(self, conditions=Conditions()))
-        stored = {("environment" if key == "conditions" else key): value for key, value in raw.items()}
+        raw = asdict(replace(self, conditions=Conditions(), load=()))
+        stored = {("environment" if key == "conditions" else key): value for key, value in raw.items() if key != "load"}
         return json.dumps(stored | {"environment": self.conditions.to_stored()}, separators=(",", ":"))
 
     @classmethod

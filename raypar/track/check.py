@@ -19,11 +19,11 @@ from raypar.track.client import (
     artifact_root,
     connect,
     familiar_schema,
-    is_blank,
     reachable,
     schema_version,
     schema_versions,
     sqlite_path,
+    table_names,
 )
 from raypar.track.journal import journal_dir
 
@@ -141,13 +141,13 @@ def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sql
 
 
 def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> bool:
-    """Return False for a blank database. Raises StoreError unless it, or its schema, is the installed MLflow's."""
+    """Return False for an empty database. Raises StoreError unless it, or its schema, is the installed MLflow's."""
     with _opened(database, purpose) as connection:
-        versions, is_new = schema_version(connection), is_blank(connection)
+        versions, is_empty = schema_version(connection), not table_names(connection)
         if purpose == "written":
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-    if is_new:
+    if is_empty:
         return False
     if not versions:
         hint = "choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db"

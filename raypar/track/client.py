@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import sqlite3
-import time
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -48,11 +48,6 @@ _UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_c
 # Alembic's versions by those of MLflow: experiments, runs and their tags are alike in all of these.
 SCHEMAS: Mapping[str, str] = {"3.17": "dc11669786a5", "3.18": "f4a9b2c7d1e6"}
 VERSIONS = "alembic_version"  # table
-_DEFAULT_ROWS = {"experiments": "experiment_id = 0", "workspaces": "name = 'default'", VERSIONS: "TRUE"}
-_COPY = "_alembic_tmp_"  # of a table that a migration was changing
-DATABASE_TIMEOUT_S = 5.0  # for its lock
-# MLflow writes more often than that while it makes its tables.
-ABANDONED_AFTER_S = 10.0
 
 
 class Unreachable(Exception):
@@ -120,7 +115,7 @@ def tag_filter(tags: Mapping[str, str]) -> str:
 
 
 def connect(tracking_uri: str) -> Any:
-    """Return an `MlflowClient`, after a new database got its tables (2 s). Raises Unreachable without a store."""
+    """Return an `MlflowClient`, after a new database was made (2 s). Raises Unreachable without a store."""
     with store_errors():
         mlflow = import_mlflow()
         if urlsplit(tracking_uri).scheme not in SERVERS:
@@ -130,14 +125,15 @@ def connect(tracking_uri: str) -> Any:
             if hasattr(utils, "MAX_RETRY_COUNT"):
                 utils.MAX_RETRY_COUNT = 1
         log_in(tracking_uri)
-        make_tables(tracking_uri)
+        make_database(tracking_uri)
         return mlflow.MlflowClient(tracking_uri=tracking_uri)
 
 
-def make_tables(tracking_uri: str) -> None:
-    """Give an embedded database that is blank MLflow's tables in one transaction; do nothing for any other store.
+def make_database(tracking_uri: str) -> None:
+    """Make an embedded database that is not there yet, with all of MLflow's tables; do nothing for any other store.
 
-    MLflow itself makes them one by one: killed meanwhile, it leaves a database that it can neither use nor upgrade.
+    MLflow itself makes them one by one: killed meanwhile, it leaves a database that it can neither use nor upgrade. So
+    they are made in memory, and what gets the database's name is a complete file.
 
     Raises:
         Unreachable: the database's folder does not exist; OSError, sqlite3.Error: it can't be written.
@@ -146,40 +142,24 @@ def make_tables(tracking_uri: str) -> None:
         return
     if not path.absolute().parent.is_dir():  # which MLflow would make
         raise Unreachable(f"there is no folder {path.parent}")
-    if not path.exists():
-        path.touch(mode=0o600)
-    with closing(sqlite3.connect(path, timeout=DATABASE_TIMEOUT_S, isolation_level=None)) as database:
-        while is_blank(database) and table_names(database):
-            if not 0 <= time.time() - path.stat().st_mtime < ABANDONED_AFTER_S:
-                break
-            time.sleep(0.1)  # an MLflow may be at work on it
-        if not is_blank(database) or not (statements := _statements()):
-            return
-        database.execute("BEGIN EXCLUSIVE")
-        if is_blank(database):  # else another process was quicker
-            for statement in (*(f'DROP TABLE "{table}"' for table in table_names(database)), *statements):
-                database.execute(statement)
-        database.execute("COMMIT")
-
-
-def is_blank(database: sqlite3.Connection) -> bool:
-    """Return True for a database without tables, and for MLflow's without content whose tables are not all made.
-
-    Such a one is left where MLflow is killed while it makes them, or upgrades them.
-    """
-    if not (tables := table_names(database)):
-        return True
-    for table in tables:
-        default = _DEFAULT_ROWS.get(table.removeprefix(_COPY), "FALSE")
-        if database.execute(f'SELECT 1 FROM "{table}" WHERE NOT ({default}) LIMIT 1').fetchone():
-            return False
-    versions = schema_version(database)
+    if path.exists():
+        return
     import_mlflow()
-    from mlflow.store.db.utils import Base
+    from mlflow.store.db import utils
+    from sqlalchemy import create_engine
 
-    installed, upgradable = schema_versions()
-    is_of_mlflow = {table.removeprefix(_COPY) for table in tables} <= {*Base.metadata.tables, VERSIONS}
-    return is_of_mlflow and len(versions) <= 1 and {*versions} <= upgradable - {installed}
+    if not hasattr(utils, "_initialize_tables"):
+        return
+    engine = create_engine("sqlite://")
+    try:
+        utils._initialize_tables(engine)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-") as file:
+            with closing(engine.raw_connection()) as made, closing(sqlite3.connect(file.name)) as target:
+                made.driver_connection.backup(target)  # type: ignore[union-attr]
+            with suppress(OSError):  # another process was quicker; or there are no links here, and MLflow makes it
+                os.link(file.name, path)
+    finally:
+        engine.dispose()
 
 
 def schema_version(database: sqlite3.Connection) -> list[str]:
@@ -209,24 +189,6 @@ def schema_versions() -> tuple[str, frozenset[str]]:
     folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
     scripts = ScriptDirectory(str(folder))
     return str(scripts.get_current_head()), frozenset(revision.revision for revision in scripts.walk_revisions())
-
-
-def _statements() -> list[str]:
-    """Return the SQL of MLflow's tables, which it makes in memory; empty where it can't."""
-    import_mlflow()
-    from mlflow.store.db import utils
-    from sqlalchemy import create_engine
-
-    if not hasattr(utils, "_initialize_tables"):
-        return []
-    engine = create_engine("sqlite://")
-    try:
-        utils._initialize_tables(engine)
-        with closing(engine.raw_connection()) as connection:
-            dump = connection.driver_connection.iterdump()  # type: ignore[union-attr]
-            return [statement for statement in dump if statement not in ("BEGIN TRANSACTION;", "COMMIT;")]
-    finally:
-        engine.dispose()
 
 
 def has_server(tracking_uri: str) -> bool:

@@ -16,7 +16,7 @@ from raypar.study.trial import TrialResult, TrialState
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
-from raypar.track.runs import Point, PointRun, view_content
+from raypar.track.runs import PointRun, view_content
 from raypar.track.uploader import RunWriter, Uploader, replay
 from raypar.track.view import ViewContent
 
@@ -141,17 +141,13 @@ class Recorder:
             study_source=started.study_source,
         )
 
-    def record(self, result: TrialResult, artifact_dir: Path | None = None, system: Sequence[Point] = ()) -> None:
-        """Record a trial's result; the folders in `artifact_dir`, which stay there, are its artifacts.
-
-        Args:
-            system: samples of the machine's load during the trial.
-        """
+    def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
+        """Record a trial's result; the folders in `artifact_dir`, which stay there, are its artifacts."""
         counter = COUNTERS.get(result.state, "num_finished")
         totals = {**self._totals, counter: self._totals[counter] + 1}
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
-        if system:
-            optional["system"] = system
+        if result.load:
+            optional["system"] = result.load
         of = self._execution
         if of.has_points:
             optional["point"] = result.spec.point_identity

@@ -33,7 +33,7 @@ from raypar.errors import RayparError, StoreError
 from raypar.files import make_private_folder
 from raypar.signals import handle_signals
 from raypar.track.check import check_writable
-from raypar.track.client import artifact_root, close_store, make_tables, reachable
+from raypar.track.client import artifact_root, close_store, make_database, reachable
 from raypar.track.one_time_link import APP_NAME, LOOPBACK, Access
 
 HOST = "127.0.0.1"
@@ -164,7 +164,7 @@ def start_server(
     # The server itself would try for minutes, and then fail without a hint.
     check_writable(tracking_uri, project_dir)
     with reachable(tracking_uri):
-        make_tables(tracking_uri)
+        make_database(tracking_uri)
         close_store(tracking_uri, project_dir)
     port = free_port(port, host)
     arguments = ["--artifacts-destination", str(artifact_root(tracking_uri, project_dir))]
@@ -235,7 +235,7 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
     # `raypar ui` looks for artifacts beside a database, should the folder be copied elsewhere.
     arguments = ["--app-name", "basic-auth", "--artifacts-destination", str(folder / "mlartifacts")]
     with reachable(environment[DATABASE]):
-        make_tables(environment[DATABASE])
+        make_database(environment[DATABASE])
     with (folder / "log").open("w+b") as log:
         server = _launch(HOST, port, arguments, environment, log, folder)
     (folder / "pid").write_text(f"{server.pid}\n")

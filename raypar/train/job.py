@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raypar.study.conditions import RankConditions
 from raypar.study.options import ON_CPU, Auto
-from raypar.study.trial import TrialSpec
+from raypar.study.trial import LoadSample, TrialSpec
 
 if TYPE_CHECKING:
     from raypar.train.telemetry import RankCounters
@@ -103,6 +104,8 @@ class RunSettings:
         exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
         sources: files of the study's folder by name, for machines that don't have the folder and run its command.
         revisions: versions of the code that the study compares; empty: it has one.
+        sampling: context manager around a trial that samples the load of a machine (key, value, Unix time in ms, step);
+            None: nothing is sampled.
     """
 
     log_dir: Path
@@ -118,6 +121,7 @@ class RunSettings:
     exclusive: bool = False
     sources: Mapping[str, bytes] = field(default_factory=dict)
     revisions: tuple[Revision, ...] = ()
+    sampling: Callable[[], AbstractContextManager[Sequence[LoadSample]]] | None = None
 
     def here(self) -> RunSettings:
         """Return the settings with this node's folder of logs, which is among its temporary files on other nodes."""

@@ -183,7 +183,7 @@ def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(c
         ((first, (node,)),) = begun().items()
         cluster.run(cluster.client, "pkill -INT -x raypar")  # of this host alone
         assert submitting.wait(60) == 128 + signal.SIGINT
-        assert "detached: the study goes on" in (home / "submit.log").read_text()
+        assert "detached: the study continues" in (home / "submit.log").read_text()
 
         attached = client("attach held", "attach.log")
         cluster.run(int(node.removeprefix("node")), "pkill -KILL -f RayTrainWorker")

@@ -109,7 +109,7 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
 
     # The client is killed; the first trial ends, the second one starts.
     with client.start(*submit) as process:
-        until(lambda: "is submitted with" in client.output() or process.poll() is not None, client.output, 60)
+        until(lambda: "is submitted;" in client.output() or process.poll() is not None, client.output, 60)
         process.kill()
     client.wait_for_its_processes()
     until((head.home / "second").exists, client.output, 120)
@@ -119,7 +119,7 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
         client.wait(process, lambda: "1/2" in client.output())
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130, client.output()
-    assert f"`raypar attach rates --address {head.url}` shows it again" in client.output()
+    assert f"`raypar attach rates --address {head.url}` shows it" in client.output()
     assert "Traceback" not in client.output()
     refused = client.run(*submit)
     assert refused.returncode == 2

@@ -35,7 +35,6 @@ def of_version(path, version):
 
 def older(path):
     installed, upgradable = schema_versions()
-    _altered(path, "INSERT INTO params VALUES ('lr', '0.1', 'a run')")  # an empty one is made anew
     of_version(path, min(upgradable - {installed}))
 
 

@@ -1,19 +1,18 @@
 """A study is its name and the place of its code: projects that share a store are kept apart."""
 
-import contextlib
 import platform
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.job_submission import JobStatus
 from stage import Stage, a_study, finished
 
 from raypar.cli import cluster
 from raypar.errors import RayparError
-from raypar.execution.options import Options
 from raypar.execution.origin import ORIGIN_VARIABLE, CodeOrigin
-from raypar.run.jobs import Job
+from raypar.run import jobs
 
 ELSEWHERE = "http://127.0.0.1:5000"
 
@@ -107,11 +106,11 @@ def test_a_study_that_was_submitted_comes_from_where_its_client_is(tmp_path, mon
 
 def test_the_client_of_a_cluster_tells_the_head_where_the_code_comes_from(tmp_path, monkeypatch):
     file, given = repository(tmp_path / "a"), []
-    over = Job("id", "s", "SUCCEEDED", "", 0, 0.0)
-    jobs = SimpleNamespace(submit=lambda *words: given.extend(words), follow=lambda *_: over)
-    monkeypatch.setattr(cluster, "connected_to", lambda _: contextlib.nullcontext(jobs))
-    options = Options(project_dir=tmp_path, tracking_uri=ELSEWHERE)
-    assert cluster.submit("s", file, (), "http://127.0.0.1:8265", {}, options) == 0
+    over = SimpleNamespace(status=JobStatus.SUCCEEDED, driver_exit_code=0)
+    monkeypatch.setattr(jobs, "connect", lambda *_: SimpleNamespace(list_jobs=list))
+    monkeypatch.setattr(jobs, "submit", lambda *arguments: given.extend(arguments))
+    monkeypatch.setattr(jobs, "follow", lambda *_: over)
+    assert cluster.submit("s", file, "http://127.0.0.1:8265", [], ["raypar", "study", "s.py"], ELSEWHERE) == 0
     assert CodeOrigin.from_json(given[-1][ORIGIN_VARIABLE]) == CodeOrigin.of(file, ELSEWHERE)
 
 

@@ -1,26 +1,34 @@
-"""Studies as jobs of a cluster, without a cluster: addresses, commands, ids, and what travels."""
+"""Studies as jobs of a cluster, without a cluster: addresses, commands, logs, and what is uploaded."""
 
-import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
+import zipfile
 from types import SimpleNamespace
 
 import pytest
 from nothing_starts import NOWHERE
-from ray.exceptions import AuthenticationError
+from ray._private.runtime_env.packaging import create_package
+from ray.job_submission import JobStatus
+from typer.testing import CliRunner
 
-from raypar.cli.cluster import words_of, write
+from raypar.cli import cluster
+from raypar.cli.app import app
+from raypar.cli.cluster import ended, write
 from raypar.errors import ClusterError, RayparError
-from raypar.run import jobs
 from raypar.run.auth import VARIABLES
-from raypar.run.jobs import OVERRIDES, STUDY_KEY, Jobs, RunsAlready, check_dashboard, command_on_head, connected, pack
+from raypar.run.jobs import OVERRIDES, STUDY_KEY, check_dashboard, command_on_head, connect, follow, latest_jobs, submit
+
+STUDY = """
+from raypar import Study
+from raypar.workloads import digits
+
+study = Study(workload=digits, space={})
+"""
 
 
-@pytest.mark.parametrize("address", ["", "head:99999", "head:0", "me:secret-word@head:8265"])
+@pytest.mark.parametrize("address", ["", "head:123456", "head/path", "me:secret-word@head:8265"])
 def test_what_is_no_address_of_a_dashboard_is_refused(address):
-    with pytest.raises(ClusterError, match=r"is no http://host:port|is no place for a password") as error:
+    with pytest.raises(ClusterError, match="is no dashboard, http://host:port") as error:
         check_dashboard(f"http://{address}")
     assert "secret-word" not in str(error.value)
     for good in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
@@ -38,18 +46,10 @@ def bare(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("bare")
-def test_where_no_dashboard_is_the_message_says_where_and_one_that_wants_a_token_is_told_apart(monkeypatch):
+def test_where_no_dashboard_is_the_message_says_where_whatever_ray_would_take_instead(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:7")
-    where = f"no Ray dashboard at --address {NOWHERE}: .*{NOWHERE}"
-    with pytest.raises(ClusterError, match=where), connected(NOWHERE, print):
-        pass
-
-    def refuse(_):
-        raise AuthenticationError("401")
-
-    monkeypatch.setattr(jobs, "_client", refuse)
-    with pytest.raises(ClusterError, match="asks for a token, and you have given none"), connected(NOWHERE, print):
-        pass
+    with pytest.raises(ClusterError, match=f"no Ray dashboard answers at --address {NOWHERE}"):
+        connect(NOWHERE, print)
 
 
 def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path):
@@ -59,16 +59,30 @@ def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path
     program = bin_folder / "raypar"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
     program.chmod(0o755)
-    flags = {"--set": ("lr=1", "x='; rm -rf / #"), "--fresh": True, "--profile": False, "--repeats": 3, "--seed": None}
-    command = command_on_head("my study", "a study.py", words_of(flags | {"--data-dir": Path("~/my data")}))
+    flags = ["--set", "lr=1", "--set", "x='; rm -rf / #", "--fresh", "--data-dir", "~/my data"]
+    command = command_on_head("my study", "a study.py", flags)
     environment = {"HOME": str(home), "PATH": f"{bin_folder}:/usr/bin:/bin"}
     done = subprocess.run(command, shell=True, cwd=travelled, env=environment, capture_output=True, text=True)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         *(str(home / "raypar-studies" / "my study"), "study", str(travelled / "a study.py")),
-        *("--address", "auto", "--set=lr=1", "--set=x='; rm -rf / #", "--fresh", "--repeats=3"),
+        *("--address", "auto", "--set", "lr=1", "--set", "x='; rm -rf / #", "--fresh"),
         *("--data-dir", str(home / "my data")),
     ]
+
+
+def test_the_flags_that_were_given_go_to_the_head_and_others_stay_the_heads(tmp_path, monkeypatch):
+    (tmp_path / "s.py").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    submitted = []
+    monkeypatch.setattr(cluster, "submit", lambda *arguments: submitted.append(arguments) or 0)
+    flags = ["--set", "lr=1", "--profile", "--repeats", "3", "--set", "epochs=2", "--until=settled", "--data-dir", "/d"]
+    done = CliRunner().invoke(app, ["study", "s.py", "--address", NOWHERE, *flags])
+    assert done.exit_code == 0, done.output
+    ((name, path, address, words, *_),) = submitted
+    assert (name, path, address) == ("s", tmp_path / "s.py", NOWHERE)
+    given = [("--set", "lr=1"), ("--set", "epochs=2"), ("--repeats", "3"), ("--until", "settled"), ("--data-dir", "/d")]
+    assert sorted(words) == sorted([*(word for pair in given for word in pair), "--profile"])
 
 
 def test_what_a_job_writes_steers_no_terminal(capsys):
@@ -77,97 +91,88 @@ def test_what_a_job_writes_steers_no_terminal(capsys):
     assert capsys.readouterr().out == "one?[2Jtwo\n"
 
 
-def details(submission_id, metadata, status="RUNNING", start_time=1000, driver_exit_code=None, message=None):
+def job(submission_id, metadata, status="RUNNING", start_time=1000, driver_exit_code=None, message=None):
     """A job, as Ray describes it."""
-    return SimpleNamespace(**locals())
+    return SimpleNamespace(**{**locals(), "status": JobStatus(status)})
 
 
-class Dashboard:
-    """Stands in for a cluster's, which takes seconds to start: keeps what is submitted, and refuses as Ray does.
+class Client:
+    """Stands in for Ray's client of a cluster, which takes seconds to start."""
 
-    `logs`: of each connection, until it is lost; `num_unseen`: jobs that somebody has submitted since a client looked.
-    """
+    def __init__(self, jobs=(), log=()):
+        self.jobs, self.log, self.submitted = list(jobs), log, {}
 
-    def __init__(self, jobs=(), logs=()):
-        self.jobs, self.logs, self.num_unseen = list(jobs), list(logs), 0
+    def get_address(self):
+        return NOWHERE
 
-    def submit_job(self, *, submission_id, metadata, **_):
-        if any(job.submission_id == submission_id for job in self.jobs):
-            raise RuntimeError(f"ValueError: Job with submission_id {submission_id} already exists.")
-        self.jobs.append(details(submission_id, metadata))
-        return submission_id
+    def submit_job(self, **submitted):
+        self.submitted = submitted
+        return "job"
 
     def list_jobs(self):
-        return self.jobs[: len(self.jobs) - self.num_unseen]
+        return self.jobs
 
     def get_job_info(self, job_id):
         return next(job for job in self.jobs if job.submission_id == job_id)
 
     async def tail_job_logs(self, _):
-        for chunk in self.logs.pop(0):
+        for chunk in self.log:
             yield chunk
-        if self.logs:
-            raise RuntimeError("the connection was lost")
 
 
-@pytest.mark.parametrize(("exit_code", "as_in_a_shell"), [(-9, 137), (2, 2), (0, 0), (None, None)])
-def test_a_log_that_is_read_again_is_written_once_until_the_study_is_over(exit_code, as_in_a_shell, monkeypatch):
-    monkeypatch.setattr(jobs.time, "sleep", lambda _: None)
-    over = details("1", {STUDY_KEY: "s"}, "FAILED", driver_exit_code=exit_code)
-    dashboard = Dashboard([over], [("ab", "cd\n"), ("abc", "d\ne"), ("abcd\nefg",)])
+@pytest.mark.parametrize(("exit_code", "as_in_a_shell"), [(-9, 137), (2, 2), (0, 0)])
+def test_a_study_is_followed_to_its_end_and_the_client_exits_as_it_does(exit_code, as_in_a_shell):
+    over = job("1", {STUDY_KEY: "s"}, "FAILED" if exit_code else "SUCCEEDED", driver_exit_code=exit_code)
     written = []
-    assert Jobs(dashboard, NOWHERE).follow("1", written.append, skip=2).exit_code == as_in_a_shell
-    assert "".join(written) == "cd\nefg"
+    assert follow(Client([over], ["ab\n", "cd\n", "ef\n"]), "1", written.append, skip=4) is over
+    assert "".join(written) == "d\nef\n" and ended("s", over) == as_in_a_shell
 
 
-@pytest.mark.parametrize("name", ["s", "a study (with) ümlauts/..", "x" * 300, "s-1"])
-def test_of_two_clients_that_submit_a_study_at_once_one_is_refused(name, tmp_path):
-    dashboard = Dashboard()
-    client = Jobs(dashboard, NOWHERE)
-    for number in (1, 2):
-        job_id = client.submit(name, tmp_path, "true", {})
-        assert job_id.endswith(f"-{number}") and re.fullmatch(r"raypar-[A-Za-z0-9_-]{1,90}", job_id)
-        for dashboard.num_unseen in (1, 0):
-            with pytest.raises(RunsAlready, match="runs on this cluster already"):
-                client.submit(name, tmp_path, "true", {})
-        assert len(dashboard.jobs) == number
-        dashboard.jobs[-1].status = "SUCCEEDED"
+@pytest.mark.parametrize(
+    ("code", "message"), [(127, "finds no `raypar`"), (None, "study `s` did not start: no such image")]
+)
+def test_a_study_that_never_began_is_reported_with_the_reason(code, message):
+    over = job("1", {STUDY_KEY: "s"}, "FAILED", driver_exit_code=code, message="no such image")
+    with pytest.raises(RayparError, match=message):
+        ended("s", over)
 
 
-def test_ids_differ_where_names_are_alike_and_where_jobs_were_removed(tmp_path):
-    dashboard = Dashboard()
-    client = Jobs(dashboard, NOWHERE)
-    names = ("a b", "a_b", "a.b", "a_b-1", "a", "a-1")
-    assert len({client.submit(name, tmp_path, "true", {}) for name in names}) == 6
-    for number in (1, 2):
-        assert client.submit("s", tmp_path, "true", {}) == f"raypar-s-{number}"
-        dashboard.jobs[-1].status = "FAILED"
-    del dashboard.jobs[-2]
-    assert client.submit("s", tmp_path, "true", {}) == "raypar-s-3"
+def test_a_connection_that_is_lost_says_how_the_study_is_followed_again():
+    with pytest.raises(ClusterError, match="the connection was lost") as lost:
+        follow(Client([job("1", {STUDY_KEY: "s"})]), "1", print)
+    assert "`raypar attach` follows it again" in lost.value.hint
+
+
+def test_a_study_that_runs_on_a_cluster_is_not_submitted_again(tmp_path, monkeypatch):
+    client = Client([job("1", {STUDY_KEY: "my study"})])
+    monkeypatch.setattr("raypar.run.jobs.connect", lambda *_: client)
+    with pytest.raises(RayparError, match="study `my study` runs on this cluster already") as refused:
+        cluster.submit("my study", tmp_path / "s.py", NOWHERE, [], [], "sqlite:///x")
+    assert f"`raypar stop 'my study' --address {NOWHERE}`" in refused.value.hint and not client.submitted
 
 
 @pytest.mark.parametrize("latest", [("STOPPED", 2000), ("RUNNING", 1000)], ids=["later", "running"])
 @pytest.mark.parametrize("turn", [1, -1])
 def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest(latest, turn):
-    both = [details("old", {STUDY_KEY: "s"}, "STOPPED", 1000), details("new", {STUDY_KEY: "s"}, *latest)]
-    by_study = Jobs(Dashboard([details("another's", {}), *both[::turn]]), NOWHERE).studies()
-    assert {study: job.id for study, job in by_study.items()} == {"s": "new"}
+    both = [job("old", {STUDY_KEY: "s"}, "STOPPED", 1000), job("new", {STUDY_KEY: "s"}, *latest)]
+    by_study = latest_jobs(Client([job("another's", {}), *both[::turn], job("no study's", None)]))
+    assert {study: each.submission_id for study, each in by_study.items()} == {"s": "new"}
 
 
-def make(folder, *names, text=""):
+def make(folder, *names):
     for path in (folder / name for name in names):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text or path.name)
+        path.write_text(path.name)
 
 
-def packed(folder, tmp_path, *modules):
-    to = tmp_path / "packed"
-    to.mkdir()
-    names = {str(path) for path in pack(folder / "study.py", [folder / name for name in modules], to)}
-    assert {str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()} == names
-    for name in names:
-        assert (to / name).read_text() == (folder / name).read_text()
-    return names
+def uploaded(folder, tmp_path):
+    """Return the names of the files that Ray packs for a job."""
+    client = Client()
+    submit(client, "study", folder / "study.py", "true", {})
+    environment = client.submitted["runtime_env"]
+    create_package(environment["working_dir"], tmp_path / "package.zip", True, excludes=environment["excludes"])
+    with zipfile.ZipFile(tmp_path / "package.zip") as package:
+        return {name for name in package.namelist() if not name.endswith("/")}
 
 
 @pytest.fixture
@@ -176,55 +181,30 @@ def folder(tmp_path):
     return tmp_path / "mine"
 
 
-def test_what_lies_beside_a_study_travels_and_what_is_nobodys_business_does_not(folder, tmp_path):
-    make(folder, "helpers.py", "package/__init__.py", "package/deep/part.py", "data/x.csv", "config.yaml")
-    make(folder, ".env", ".git/config", ".raypar/log", ".ssh/id", "host.key", "cert.pem", "mlflow.db", "mlflow.db-wal")
-    make(folder, "__pycache__/a.pyc", "package/__pycache__/b.pyc", "my_env/pyvenv.cfg", "my_env/lib/torch.py")
+def test_what_lies_beside_a_study_is_uploaded_and_what_is_nobodys_business_is_not(folder, tmp_path):
     expected = {"study.py", "helpers.py", "package/__init__.py", "package/deep/part.py", "data/x.csv", "config.yaml"}
-    assert packed(folder, tmp_path) == expected
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
-@pytest.mark.parametrize("is_repository", [True, False])
-def test_what_git_ignores_stays_but_for_the_modules_that_a_study_imported(is_repository, folder, tmp_path, monkeypatch):
-    monkeypatch.delenv("GIT_DIR", raising=False)
-    if is_repository:
-        subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    make(folder, "made.py", "not_needed.py", "large/x.bin", "sub/kept.txt", "sub/dropped.txt")
-    (folder / ".gitignore").write_text("made.py\nnot_needed.py\nlarge/\n")
-    (folder / "sub" / ".gitignore").write_text("dropped.txt\n")
-    assert packed(folder, tmp_path, "made.py") == {"study.py", "made.py", "sub/kept.txt"}
-
-
-def test_without_git_everything_that_may_travels(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    make(folder, "ignored.txt")
+    make(folder, *expected)
+    make(folder, ".env", ".git/config", ".raypar/log", ".ssh/id", "host.key", "cert.pem", "mlflow.db", "mlflow.db-wal")
+    make(folder, "package/b.pyc", "my_env/pyvenv.cfg", "my_env/lib/torch.py", "node_modules/x.js", "mlruns/0/meta.yaml")
+    make(folder, "ignored.txt", "data/dropped.txt")
     (folder / ".gitignore").write_text("ignored.txt\n")
-    assert packed(folder, tmp_path) == {"study.py", "ignored.txt"}
+    (folder / "data" / ".rayignore").write_text("dropped.txt\n")
+    make(tmp_path, "elsewhere/large.bin")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    assert uploaded(folder, tmp_path) == expected
 
 
-def test_what_is_too_large_is_named_with_the_fix(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "MAX_BYTES", 3000)
-    make(folder, "small.txt")
-    make(folder, *(f"images/{number}.bin" for number in range(3)), text="x" * 1500)
-    with pytest.raises(RayparError) as error:
-        packed(folder, tmp_path)
-    assert all(part in str(error.value) for part in (f"{folder / 'study.py'}: ", ": images (", ".gitignore"))
-    assert not list((tmp_path / "packed").iterdir())
-
-
-def test_a_home_folder_does_not_travel(folder, tmp_path, monkeypatch):
+def test_a_home_folder_is_not_uploaded(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(RayparError, match="give the study a folder of its own"):
-        pack(folder / "study.py", [], tmp_path)
+        uploaded(folder, tmp_path)
 
 
 @pytest.mark.parametrize(("file", "module"), [("cmd.py", "cmd"), ("email/__init__.py", "email"), ("ray.py", "ray")])
-def test_a_folder_with_a_module_that_would_hide_one_on_the_cluster_does_not_travel(folder, tmp_path, file, module):
+def test_a_folder_with_a_module_that_would_hide_one_on_the_cluster_is_refused(folder, tmp_path, file, module):
     make(folder, "utils.py", "sub/json.py", "queue/data.txt", file)
     with pytest.raises(RayparError, match=f"hides the module `{module}` ") as refused:
-        packed(folder, tmp_path)
-    assert "rename" in refused.value.hint and not list((tmp_path / "packed").iterdir())
+        uploaded(folder, tmp_path)
+    assert "rename" in refused.value.hint
     (folder / file).unlink()
-    (tmp_path / "packed").rmdir()
-    assert packed(folder, tmp_path) == {"study.py", "utils.py", "sub/json.py", "queue/data.txt"}
+    assert uploaded(folder, tmp_path) == {"study.py", "utils.py", "sub/json.py", "queue/data.txt"}

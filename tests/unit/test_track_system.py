@@ -1,51 +1,92 @@
-"""Samples of the machine's load between a trial's start and its end."""
+"""Load of a trial's machines: sampled by MLflow's monitors beside its first rank on each, and recorded with it."""
 
+import contextlib
+import json
+import socket
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 
-from raypar.track import system_metrics as module
-from raypar.track.system_metrics import SystemMonitor
+import pytest
+from results import make_spec
 
+from raypar.run.ranks import RankEnd, RankProcess, supervise, trial_result
+from raypar.study.trial import TrialResult
+from raypar.track import system_metrics
+from raypar.track.system_metrics import system_sampled
+from raypar.train.job import RankContext, RankOutcome, RunSettings, TrialJob
+
+CPU = ("cpu_utilization_percentage", "system_memory_usage_megabytes", "system_memory_usage_percentage")
 DISK = ("disk_usage_percentage", "disk_usage_megabytes", "disk_available_megabytes")
-MEMORY = ("system_memory_usage_megabytes", "system_memory_usage_percentage")
 NETWORK = ("network_receive_megabytes", "network_transmit_megabytes")
-KEYS = {f"system/{key}" for key in ("cpu_utilization_percentage", *MEMORY, *DISK, *NETWORK)}
+KEYS = {f"system/{socket.gethostname()}/{key}" for key in (*CPU, *DISK, *NETWORK)}
 
 
-def test_a_trial_gets_every_figure_at_steps_that_count_from_0_on(monkeypatch):
-    monkeypatch.setattr(module, "MIN_GAP_S", 0.0)
-    with SystemMonitor(interval_s=0.001) as monitor:
-        sampled = threading.Event()
-        real = monitor._values
-        monkeypatch.setattr(monitor, "_values", lambda: (sampled.set(), real())[1])
-        monitor.begin("a")
+def test_every_figure_of_the_machine_is_sampled_at_steps_that_count_from_0_on(monkeypatch):
+    monkeypatch.setattr(system_metrics, "INTERVAL_S", 0.001)
+    sampled, real = threading.Event(), system_metrics._values
+    calls = iter(range(10**6))
+    monkeypatch.setattr(system_metrics, "_values", lambda m: (real(m), next(calls) > 3 and sampled.set())[0])
+    with system_sampled() as points:
         assert sampled.wait(30)
-        points = monitor.end("a")
-    assert not monitor._thread.is_alive()
     assert {point.key for point in points} == KEYS
-    steps = [point.step for point in points if point.key == "system/cpu_utilization_percentage"]
+    steps = [point.step for point in points if point.key.endswith("cpu_utilization_percentage")]
     assert steps == list(range(len(steps))) and len(steps) >= 2
     assert [p.time_ms for p in points] == sorted(p.time_ms for p in points)
     assert all(0 <= point.value <= 100 for point in points if point.key.endswith("_percentage"))
 
 
-def test_the_shortest_trial_has_one_sample_and_one_that_never_began_none():
-    with SystemMonitor(interval_s=1000) as monitor:
-        for identity in ("a", "b"):  # too soon after one another for a sample each
-            monitor.begin(identity)
-            assert {point.step for point in monitor.end(identity)} == {0}
-        assert monitor.end("never") == ()
+def test_the_shortest_block_has_one_sample():
+    with system_sampled() as points:
+        pass
+    assert {point.step for point in points} == {0} and {point.key for point in points} == KEYS
 
 
-def test_trials_at_once_each_have_what_was_sampled_in_their_own_time(monkeypatch):
-    monkeypatch.setattr(module, "MIN_GAP_S", 0.0)
-    clock = iter(range(1000))
-    monkeypatch.setattr(module.time, "time", lambda: float(next(clock)))
-    monitor = SystemMonitor()  # its thread is not started: samples are taken by hand
-    for identity in ("a", "b"):
-        monitor.begin(identity)
-        monitor._sample()
-    ended = {identity: {point.step for point in monitor.end(identity)} for identity in ("a", "b")}
-    assert ended == {"a": {0, 1, 2}, "b": {0, 1, 2}}
-    monitor.begin("c")
-    assert {point.step for point in monitor.end("c")} == {0}
-    assert len(monitor._samples) <= 2
+def test_gpus_are_sampled_where_there_are_any(monkeypatch):
+    from mlflow.system_metrics.metrics import gpu_monitor
+
+    figures = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=2e9, total=8e9),
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=50),
+        "nvmlDeviceGetPowerUsage": lambda _: 300_000,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda _: 600_000,
+    }
+    nvml = SimpleNamespace(NVMLError=RuntimeError, **figures)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(gpu_monitor, "pynvml", nvml, raising=False)
+    with system_sampled() as points:
+        pass
+    shown = {point.key.rpartition("/")[2]: point.value for point in points}
+    assert shown["gpu_0_utilization_percentage"] == 50 and shown["gpu_0_power_usage_watts"] == 300
+
+
+@contextlib.contextmanager
+def sampling():
+    load = [("system/n/cpu", 50.0, 1000, 0)]
+    yield load
+    load.append(("system/n/cpu", 60.0, 2000, 1))
+
+
+@pytest.mark.parametrize(("local_rank", "num_samples"), [(0, 2), (1, 0)])
+def test_the_first_rank_of_a_machine_has_its_load_to_the_end(local_rank, num_samples, tmp_path):
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path, sampling=sampling))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    context = RankContext(local_rank, 2, local_rank, 2, 0, ("", 0), 0.0)
+    end = supervise(RankProcess(child.pid, ours, child.wait), job, context, lambda *_: True, [].append)
+    assert len(end.load) == num_samples
+
+
+def test_the_load_of_all_machines_is_in_the_result_of_a_trial_and_not_in_what_is_stored_of_it():
+    ends = {
+        rank: RankEnd(RankOutcome(train_time_s=1.0), load=((f"system/{node}/cpu", 50.0, 1000, 0),))
+        for rank, node in enumerate(("a", "b"))
+    }
+    result = trial_result(make_spec({"num_workers": 2}), ends)
+    assert [key for key, *_ in result.load] == ["system/a/cpu", "system/b/cpu"]
+    assert "load" not in json.loads(result.to_json()) and TrialResult.from_json(result.to_json()).load == ()
