@@ -37,7 +37,10 @@ SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study'
 
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
-    """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
+    """Follow a submitted study to its end.
+
+    Its output is shown from the beginning. The exit code is that of the study.
+    """
     with handle_signals(), submitted(study, address) as (jobs, job):
         with detached_by_signals(study, address):
             over = jobs.follow(job.id, write)
@@ -45,7 +48,10 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
 
 
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
-    """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
+    """Stop a submitted study; its finished trials are kept.
+
+    The study ends as after Ctrl-C, with a report that says what it lacks.
+    """
     with handle_signals(), submitted(study, address) as (jobs, job):
         if job.is_over:
             say(f"study {study} does not run: it {ENDED[job.status]} before")
@@ -72,12 +78,15 @@ COPY_TOKEN = "(umask 077 && ssh {source} cat {path} >~/.ray/auth_token)\n"
 OF_TORCH = ("torch", "torchvision")  # from one index, whose versions fit each other
 
 
-def node_command(
+def add_node(
     address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The cluster that this machine is a node of: auto or host:port.")
     ] = "auto",
 ) -> None:
-    """Print the commands that add a machine to a running cluster, from one of its nodes. Running studies use it."""
+    """Print the commands that add a machine to a cluster.
+
+    Run it on a node of the cluster, and what it prints on the new machine. Running studies use the machine.
+    """
     with handle_signals():
         from raypar.provenance import versions
         from raypar.run.auth import token_file
@@ -222,7 +231,7 @@ def local_study(study: str) -> RayparError | None:
         return RayparError(f"study `{study}` is local: {by.process} runs it (`{by.command}`)", hint=hint)
     with contextlib.suppress(RayparError):  # of a store that can't be read, nothing is said here
         if study in {stored.name for stored in store_of(None).studies()}:
-            hint = f"`raypar report {study}` shows its results, `raypar resume {study}` runs what is missing"
+            hint = f"`raypar report {study}` shows its results, `raypar store resume {study}` runs what is missing"
             return RayparError(f"study `{study}` is local, and nothing runs it now", hint=hint)
     return None
 
@@ -272,7 +281,7 @@ def ended(job: Job) -> int:
 
 
 def again(verb: str, study: str, address: str) -> str:
-    words = ["raypar", verb, study]
+    words = ["raypar", "cluster", verb, study]
     return shlex.join(words if address == DASHBOARD else [*words, "--address", address])
 
 

@@ -373,7 +373,7 @@ class Jobs:
                 if time.monotonic() - lost_at > RECONNECT_S:
                     raise ClusterError(
                         f"--address {self._address}: the dashboard was lost: {cut(str(error))}",
-                        hint="a study goes on as long as its cluster does: `raypar attach` follows it again",
+                        hint="a study goes on as long as its cluster does: `raypar cluster attach` follows it again",
                     ) from None
             time.sleep(1.0)
 

@@ -83,7 +83,7 @@ def test_a_metric_in_per_cent_is_shown_and_asked_for_in_per_cent():
     refused("in per cent, from 0 to 100 → write --target accuracy=95", "recommend", "percent", "--target=accuracy=0.95")
     refused("in per cent, from 0 to 100 → write --min-metric 95", "recommend", "percent", "--min-metric=0.95")
     refused("a share, from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
-    code, out, _ = raypar("show", "percent")
+    code, out, _ = raypar("store", "show", "percent")
     assert code == 0 and "96.00 %" in out
     document = json.loads(raypar("recommend", "percent", "--json")[1])
     assert (document["metric_unit"], document["metric_margin"]) == ("percent", 0.5)

@@ -160,7 +160,8 @@ def test_a_table_keeps_to_its_limits_and_says_how_many_trials_it_lacks(monkeypat
     analysis = analyse(question(), trials)
     every, few, none = (html_tables.trials_table(analysis, trials, max_bytes=n) for n in (10**6, 1000, -1))
     assert every.num_rows == len(trials) > few.num_rows > 0 == none.num_rows
-    left_out = f"{len(trials) - few.num_rows} later trials not shown: `raypar show` and `raypar export` have all."
+    num_left_out = len(trials) - few.num_rows
+    left_out = f"{num_left_out} later trials not shown: `raypar store show` and `raypar store export` have all."
     assert left_out in few.notes
     monkeypatch.setattr(html_tables, "MAX_TABLE_BYTES", 1000)
     assert html_tables.trials_table(analysis, trials) == few
