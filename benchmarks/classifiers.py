@@ -1,4 +1,4 @@
-"""Weights and forward multiply-accumulates of every torchvision classifier, as `raypar work` counts them.
+"""Weights and forward multiply-accumulates of every torchvision classifier, as `raypar model work` counts them.
 
 Each network has 1,000 classes and takes images of 224 pixels (Inception 299). Nothing is timed. Takes a few minutes;
 --quick counts AlexNet and ResNet-50 only.

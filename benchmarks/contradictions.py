@@ -50,11 +50,11 @@ ENDS = {TrialState.FAILED: 0.04, TrialState.STOPPED: 0.02, TrialState.DIVERGED: 
 
 VALUE = r"\w+=\S*[^\s.,:;]"
 LABEL = rf"((?:{VALUE} ?)+?)"
-RECOMMENDED = re.compile(rf"(?:Recommended: |\bTake ){LABEL}(?= \(|[,:])")
+RECOMMENDED = re.compile(rf"Recommended: {LABEL}(?= \(|[,:])")
 LEADING = re.compile(rf"Leading: {LABEL}(?= \(|,)")
 FASTEST = re.compile(rf"{LABEL} is the fastest:")
 DIRECTED = re.compile(rf"(\w+ workers|{VALUE}) (?:is|are) (faster|slower) than (\S+?)(?: at {LABEL})?: \d\S*×")
-ON_TIMES = re.compile(r"(?<!may be )\b(?:faster|slower|is the fastest|Recommended:|Take \w+=|pays? |paid )")
+ON_TIMES = re.compile(r"(?<!may be )\b(?:faster|slower|is the fastest|Recommended:|pays? |paid )")
 
 
 @dataclass(frozen=True)

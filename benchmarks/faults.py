@@ -3,7 +3,7 @@
 A study's trials stop in their first epoch, one after the other; a fault hits each, then it continues. Measured are the
 time until raypar reports the fault (in a line about the trial, or by ending), and until a trial trains again: by then
 the failed trial has been repeated, if it is at all, and the next one is in mid-epoch. If the study ends, the time of
-`raypar resume` counts too. Finally the store is searched for finished trials that are missing or stored twice.
+`raypar store resume` counts too. Finally the store is searched for finished trials that are missing or stored twice.
 
 Faults of the store are in `store_faults.py`. Needs two cores. Uses real processes, a private Ray, and for the lost node
 a cluster of three nodes on this machine; times are wall-clock.
@@ -170,7 +170,7 @@ def end_and_resume(folder: Path, name: str) -> None:
     study.hold_no_more()
     study.go(second)
     num_kept = len(finished(folder))  # the held trial may have finished after all
-    with study.running(start(folder, "resume", "faulty")) as process:
+    with study.running(start(folder, "store", "resume", "faulty")) as process:
         is_done = wait_until(lambda: len(finished(folder)) > num_kept or process.poll() is not None, LIMIT_S)
         assert is_done, output(folder)
         recovered_s = time.monotonic() - begun_s

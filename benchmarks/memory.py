@@ -2,8 +2,8 @@
 
 The first is a trial's `peak_memory_bytes` (and beside it `peak_rss_bytes`, which the machine needs) against weights,
 Adam's state and activations, computed by hand, of two models: one has its peak in the backward pass, the other in the
-optimizer's step. The second counts the peak of every batch size up to beyond a limit, and has `raypar fit-batch` find
-the largest that fits, from starts within 8x of the answer. About three minutes.
+optimizer's step. The second counts the peak of every batch size up to beyond a limit, and has `raypar model fit-batch`
+find the largest that fits, from starts within 8x of the answer. About three minutes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure_known_models(folder: Path) -> None:
         place = folder / f"model{number}"
         place.mkdir()
         run_raypar(place, "study", f"../{NAME}.py", "--no-ray", *settings(config))
-        (trial,) = raypar_document(place, "show", "known", "--json")["trials"]
+        (trial,) = raypar_document(place, "store", "show", "known", "--json")["trials"]
         expected = max(peaks_by_hand(config))
         peak, rss = trial["peak_memory_bytes"], trial["peak_rss_bytes"]
         print_row(f"{title}: by hand", units.size(expected) + (" (too small)" if expected < MIN_BYTES else ""))
@@ -113,7 +113,7 @@ def peak_bytes(workload: Any, batch_size: int) -> int:
 
 
 def measure_searches(folder: Path, *, is_quick: bool) -> None:
-    """Print the largest batch that fits by exhaustive search, and what `raypar fit-batch` finds."""
+    """Print the largest batch that fits by exhaustive search, and what `raypar model fit-batch` finds."""
     # As a rank's fork server does: otherwise each process imports them, for most of a second.
     for name in (*BASE_PRELOAD, LATE_PRELOAD):
         importlib.import_module(name)
@@ -129,7 +129,7 @@ def measure_searches(folder: Path, *, is_quick: bool) -> None:
         place = folder / f"from{number}"  # with a store of its own: a second search would start from what is stored
         place.mkdir()
         words = [f"../{NAME}.py", "--no-ray", "--json", "--max-memory", f"{limit}B", "--start", str(start)]
-        (point,) = raypar_document(place, "fit-batch", *words, *settings(SMALL))["points"]
+        (point,) = raypar_document(place, "model", "fit-batch", *words, *settings(SMALL))["points"]
         found, num_trials = point["batch_size"] or 0, point["num_trials"]
         print_row(f"fit-batch from {start}", f"{found} in {num_trials} trials, peak {units.size(point['peak_bytes'])}")
         misses.append(abs(found / largest - 1))

@@ -1,11 +1,11 @@
 """Step times that raypar predicts for slower networks, against measured ones.
 
 Workers train `wide_mlp` by DDP in network namespaces of this machine, each a host whose link has a limited rate and a
-delay. Predictions are those of `raypar predict --network 1Gbit,1ms`. Their compute time is measured right before and
-after, with as many workers at once that do not communicate and so share the cores in the same way. Nothing about the
-network is measured: gradients are sent as gloo does, at the share of the link's rate that TCP leaves (1448/1538), with
-the one-way delay of a frame. A setting is within the bar if all its cases are. Needs root and Linux. A relay in user
-space delays the frames; at 1 Gbit/s it uses a fifth of a core.
+delay. Predictions are those of `raypar model predict --network 1Gbit,1ms`. Their compute time is measured right before
+and after, with as many workers at once that do not communicate and so share the cores in the same way. Nothing about
+the network is measured: gradients are sent as gloo does, at the share of the link's rate that TCP leaves (1448/1538),
+with the one-way delay of a frame. A setting is within the bar if all its cases are. Needs root and Linux. A relay in
+user space delays the frames; at 1 Gbit/s it uses a fifth of a core.
 """
 
 from __future__ import annotations

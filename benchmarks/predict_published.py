@@ -1,6 +1,6 @@
 """Predicted efficiency of published systems beside the measured one.
 
-Each case is computed as `raypar predict --nodes-of K --network …` does, for the published batch of a GPU: counted
+Each case is computed as `raypar model predict --nodes-of K --network …` does, for the published batch of a GPU: counted
 layers, torch's buckets behind the backward pass, the fastest of ring, tree and hierarchical all-reduce, workers whose
 steps vary by 1 % and by 3 %, as is assumed where nothing was measured. Nothing is fitted. A case is missed where the
 prediction with 1 % is more than 5 points off.

@@ -2,8 +2,8 @@
 
 As in `faults.py`, trials stop in their first epoch; here they run without Ray, which plays no part. "Noticed" is the
 time until raypar reports the fault. "Recovered" is the time until the next trial trains or, if that has to wait for the
-user's fix, from the fix until `raypar sync` or `raypar resume` is done. Finally the store is searched for finished
-trials that are missing or stored twice.
+user's fix, from the fix until `raypar store sync` or `raypar store resume` is done. Finally the store is searched for
+finished trials that are missing or stored twice.
 
 Needs two cores, and root for the full disk, which is a small one mounted for it.
 """
@@ -66,7 +66,7 @@ def kill_server(name: str, folder: Path) -> None:
         process.wait(LIMIT_S)
     is_reported = "wait on disk" in output(folder)
     with start_server(database, folder, port=port):
-        sync_s = run_raypar(folder, "sync", "--tracking-uri", url)
+        sync_s = run_raypar(folder, "store", "sync", "--tracking-uri", url)
     outcome = f"finished; sync in {sync_s:.1f} s" if is_reported else "finished, WAITING RECORDS NOT REPORTED"
     print_outcome(name, outcome, recovered_s, folder)
 
@@ -80,7 +80,7 @@ def lock_database(name: str, folder: Path) -> None:
         recovered_s = time.monotonic() - begun_s
         study.go(third)
         assert process.wait(LIMIT_S) == 0, output(folder)
-    sync_s = run_raypar(folder, "sync")
+    sync_s = run_raypar(folder, "store", "sync")
     print_outcome(name, f"finished; sync in {sync_s:.1f} s", recovered_s, folder)
 
 
@@ -96,9 +96,9 @@ def damage_journal(name: str, folder: Path) -> None:
     lines[last] = damaged(lines[last])
     journal.write_bytes(b"".join(lines))
     begun_s = time.monotonic()
-    run_raypar(folder, "sync")
+    run_raypar(folder, "store", "sync")
     num_kept = len(finished(folder))
-    run_raypar(folder, "resume", "faulty")
+    run_raypar(folder, "store", "resume", "faulty")
     print_outcome(name, f"{num_kept} of {NUM_TRIALS} kept; resumed", time.monotonic() - begun_s, folder)
 
 
@@ -119,7 +119,7 @@ def fill_store(name: str, folder: Path) -> None:
             noticed_s = time.monotonic() - begun_s
         filler.unlink()
         study.hold_no_more()
-        recovered_s = run_raypar(folder, "resume", "faulty")
+        recovered_s = run_raypar(folder, "store", "resume", "faulty")
         print_outcome(name, f"exit {exit_code}; resumed", recovered_s, folder, noticed_s)
 
 

@@ -34,19 +34,22 @@ def commands() -> str:
     from raypar.cli.app import app
 
     group: Any = typer.main.get_command(app)
-    functions = [each.callback for each in app.registered_commands]
-    pairs = zip(group.commands.values(), functions, strict=True)
-    return "\n".join(line for command, function in pairs for line in _command(command, function))
+    return "\n".join(line for words, verb in group.walk() for line in _command(" ".join(words), verb))
 
 
-def _command(command: Any, function: Any) -> Iterator[str]:
+def _command(name: str, command: Any) -> Iterator[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "debug"]
-    usage = " ".join(["raypar", command.name, *(p.metavar or p.name.upper() for p in arguments), "[OPTIONS]"])
-    yield from (f"## {command.name}", "", "```text", usage, "```", "", *_paragraphs(command.help))
+    usage = " ".join(["raypar", name, *(p.metavar or p.name.upper() for p in arguments), "[OPTIONS]"])
+    yield from (f"## {name}", "", "```text", usage, "```", "", *_paragraphs(command.help))
     rows = [(f"`{p.metavar or p.name.upper()}`", _text(p.help)) for p in arguments]
-    annotations = {name: p.annotation for name, p in inspect.signature(function).parameters.items()}
-    rows += [(_flags(o, annotations[o.name]), f"{_text(o.help)}{_default(o)}") for o in options]
+    annotations = {name: p.annotation for name, p in inspect.signature(command.callback).parameters.items()}
+    panel = None
+    for option in options:
+        if option.rich_help_panel != panel:
+            panel = option.rich_help_panel
+            rows.append((f"**{panel}**", ""))
+        rows.append((_flags(option, annotations[option.name]), f"{_text(option.help)}{_default(option)}"))
     if rows:
         yield from ("| argument or option | meaning |", "|---|---|", *(f"| {flag} | {text} |" for flag, text in rows))
     yield ""

@@ -73,8 +73,8 @@ def load(
         study: its name, as ``raypar list`` shows it.
         tracking_uri: the MLflow store; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in the folder.
         folder: in which studies are run; None: the current one.
-        all: every column, as ``raypar export`` has them; a prefix says what differs from study to study: ``point.``
-            (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and ``environment.``.
+        all: every column, as ``raypar store export`` has them; a prefix says what differs from study to study:
+            ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and ``environment.``.
 
     Returns:
         The trials, as a `StudyFrame`.

@@ -299,7 +299,7 @@ def unsent(project_dir: Path) -> Iterator[CheckResult]:
     num = sum((ack := read_ack(path))[0] is None or path.stat().st_size > ack[1] for path in paths)
     if num:
         detail = f"{units.counted(num, 'execution')} not wholly in the store; the journal has them"
-        fix = "`raypar sync` sends them (those of a study that runs now are sent by it)"
+        fix = "`raypar store sync` sends them (those of a study that runs now are sent by it)"
         yield CheckResult("results", detail, False, fix)
 
 

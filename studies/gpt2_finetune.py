@@ -7,7 +7,8 @@ is the same with two workers except for dropout. Two workers save time on a GPU 
 every step exchanges 124 million gradients.
 
 Without a GPU, or where the weights can't be downloaded, train a small model from scratch:
-`--set init=scratch --set size=tiny --set lr=0.001`. Afterwards: `raypar generate gpt2_finetune --prompt "Write a …"`.
+`--set init=scratch --set size=tiny --set lr=0.001`. Afterwards let the model write:
+`raypar model generate gpt2_finetune --prompt "Write a …"`.
 """
 
 from raypar import Study, grid

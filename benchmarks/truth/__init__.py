@@ -83,12 +83,12 @@ class User:
         Raises:
             LookupError: there are none.
         """
-        done = self.run("export", name, "trials.json", "--force")
+        done = self.run("store", "export", name, "trials.json", "--force")
         if done.code:
             raise LookupError(done.output)
         trials = json.loads((self.folder / "trials.json").read_text())["trials"]
-        views = ("recommend", "show") if is_shown else ()
-        text = "".join([study.output, *(self.run(view, name).output for view in views)])
+        views = (("recommend",), ("store", "show")) if is_shown else ()
+        text = "".join([study.output, *(self.run(*view, name).output for view in views)])
         return Stored(trials, json.loads(self.run("report", name, "--json").output), text)
 
 

@@ -783,7 +783,7 @@ CHECKS: dict[Check, str] = {
     diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
     "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
     too_large_trials: "They count in no time, speedup or recommendation, and are not run again. Use a smaller batch "
-    "(`raypar fit-batch` looks for the largest that fits), accumulation_steps, or a strategy that splits the model.",
+    "(`raypar model fit-batch` finds the largest that fits), accumulation_steps, or a strategy that splits the model.",
     baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
     "diverged, choose another baseline.",
     failed_trials: "See the log; once the cause is fixed, run the study again: finished trials are kept.",

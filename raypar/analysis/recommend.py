@@ -386,7 +386,7 @@ class Recommendation:
         time_metric: what the times are where no target is asked for.
         candidates: all points, in the order of their values.
         chosen: None for `Decision.NONE`.
-        runner_up: the one to take otherwise: the fastest of the others; None where there is none.
+        runner_up: the second choice: the fastest of the others; None where there is none.
         lead: time of the runner-up over that of the chosen one; None without one.
         rivals: the leader and those that don't differ significantly from it, without the chosen one.
         open_rivals: points that may be faster than the chosen one by more than the margin, and may be good enough.

@@ -1,4 +1,4 @@
-"""Verdict of a study: its question, the answer, the comparisons that it rests on, and the point to take.
+"""Verdict of a study: its question, the answer, the comparisons that it rests on, and the recommended point.
 
 A `Verdict` is made once, and every view renders it: terminal, page, Markdown, MLflow and `raypar recommend`. What it
 claims are the simultaneous intervals of the study's `Family` and the study's `Recommendation`, and nothing else.

@@ -13,6 +13,7 @@ import typer
 
 from raypar.cli import common
 from raypar.cli.study import options_here, run, show_plan
+from raypar.cli.verbs import UsageError, usage_message
 from raypar.errors import RayparError, check_for_training
 from raypar.signals import handle_signals
 
@@ -30,6 +31,7 @@ REFUSED = {"address": "--address", "exclusive": "--exclusive", "min_nodes": "--m
 
 
 def ab(
+    context: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -50,11 +52,11 @@ def ab(
     fail_if_slower: common.FailIfSlower = None,
     inconclusive: common.Inconclusive = None,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the verdict for a pull request; -: to standard output.")
+        Path | None, common.output(metavar="FILE", help="Write the verdict for a pull request; -: to standard output.")
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Run a study under two revisions of its code, in pairs, and say whether one is slower.
+    """Run a study under two revisions of its code and compare.
 
     Each revision has a checkout and warm workers of its own; its trials alternate with the other's on this machine.
     The exit code is 4 where trials failed.
@@ -65,7 +67,7 @@ def ab(
     a, b, study_words = split_words(words)
     if b is None:
         b = a if patch is not None or env is not None else "."
-    flags = study_flags(study_words)
+    flags = study_flags(study_words, context.find_root().command)
     if refused := [flag for name, flag in REFUSED.items() if flags[name]]:
         problem = f"{refused[0]}: `raypar ab` runs on this machine, and keeps no model"
         raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
@@ -160,14 +162,10 @@ def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
     raise RayparError(f"raypar ab {shlex.join(words)}: no `study` after one or two revisions", hint=USAGE)
 
 
-def study_flags(words: Sequence[str]) -> Mapping[str, Any]:
-    """Parse the flags of ``raypar study``; a mistake is reported as that command does."""
-    from raypar.cli.app import UsageError, app, usage_message
-
-    group: Any = typer.main.get_command(app)
-    command = group.commands["study"]
+def study_flags(words: Sequence[str], verbs: Any) -> Mapping[str, Any]:
+    """Parse the flags of ``raypar study``, one of the verbs; a mistake is reported as that command does."""
     try:
-        flags: dict[str, Any] = command.make_context("raypar study", list(words)).params
+        flags: dict[str, Any] = verbs.commands["study"].make_context("raypar study", list(words)).params
     except UsageError as error:
         message, _, hint = usage_message(error, ["study", *words]).partition("\n  → ")
         raise RayparError(message, hint=hint) from None

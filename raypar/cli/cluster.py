@@ -38,7 +38,10 @@ SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study'
 
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
-    """Show what a submitted study writes, from the beginning to its end; exits as the study does."""
+    """Follow a submitted study to its end.
+
+    Its output is shown from the beginning. The exit code is that of the study.
+    """
     from raypar.run.jobs import follow
 
     with handle_signals(), detached_by_signals(study, address):
@@ -48,7 +51,10 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
 
 
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
-    """Stop a submitted study as Ctrl-C would: finished trials are kept, and the report says what it lacks."""
+    """Stop a submitted study; its finished trials are kept.
+
+    The study ends as after Ctrl-C, with a report that says what it lacks.
+    """
     from raypar.run.jobs import follow, requesting
 
     with handle_signals(), detached_by_signals(study, address):
@@ -79,12 +85,15 @@ COPY_TOKEN = "(umask 077 && ssh {source} cat {path} >~/.ray/auth_token)\n"
 OF_TORCH = ("torch", "torchvision")  # from one index, whose versions fit each other
 
 
-def node_command(
+def add_node(
     address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The cluster that this machine is a node of: auto or host:port.")
     ] = "auto",
 ) -> None:
-    """Print the commands that add a machine to a running cluster, from one of its nodes. Running studies use it."""
+    """Print the commands that add a machine to a cluster.
+
+    Run it on a node of the cluster, and what it prints on the new machine. Running studies use the machine.
+    """
     with handle_signals():
         from raypar.provenance import versions
         from raypar.run.auth import token_file
@@ -233,7 +242,7 @@ def ended(study: str, job: JobDetails) -> int:
 def ways(study: str, address: str) -> str:
     """Return the commands that follow and end a study, for messages."""
     words = f"{shlex.quote(study)} --address {address}"
-    return f"`raypar attach {words}` shows it, `raypar stop {words}` ends it"
+    return f"`raypar cluster attach {words}` shows it, `raypar cluster stop {words}` ends it"
 
 
 def say(text: str) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_INCONCLUSIVE = 3
 DRIVER_LOG = "driver.log"  # in an execution's log folder: what Ray and MLflow print in the driver
+OUTPUT = "Output"  # the last panel of a verb's help
+# Options of the panels that several verbs have. Those without a panel stand first.
+what, where, stops, output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("What runs", "Where", "When it stops", OUTPUT)
+)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # whatever it was given for
 
 
@@ -374,45 +380,41 @@ Since = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Fix a hyperparameter, or sweep it: --set num_workers=1,2."),
+    what("--set", metavar="KEY=VALUE", help="Fix a hyperparameter, or sweep it: --set num_workers=1,2."),
 ]
-Repeats = Annotated[int | None, typer.Option(help="Run every point this often.")]
+Repeats = Annotated[int | None, what(help="Run every point this often.")]
 Until = Annotated[
     str | None,
-    typer.Option(metavar="settled", help="Repeat what is open until it is settled; --repeats is the least then."),
+    stops(metavar="settled", help="Repeat what is open until it is settled; --repeats is the least then."),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(
+    stops(
         metavar="TIME",
         help="With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
     ),
 ]
 Margin = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="With --until: a difference that does not matter. (default: 5%)")
+    str | None, stops(metavar="SHARE", help="With --until: a difference that does not matter. (default: 5%)")
 ]
-MaxRepeats = Annotated[
-    int | None, typer.Option(metavar="N", help="With --until: run no point more often. (default: 30)")
-]
-Seed = Annotated[int | None, typer.Option(help="Derive everything random from this.")]
+MaxRepeats = Annotated[int | None, stops(metavar="N", help="With --until: run no point more often. (default: 30)")]
+Seed = Annotated[int | None, what(help="Derive everything random from this.")]
 Address = Annotated[
     str | None,
-    typer.Option(
+    where(
         metavar="ADDRESS",
         help="A Ray cluster that is there: auto or host:port; for study also http://host:port, the dashboard of one to "
         "submit to. (default: a local Ray)",
     ),
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)")
-]
+DataDir = Annotated[Path | None, where(help="Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)")]
 TrackingUri = Annotated[
-    str | None, typer.Option(metavar="URI", help="The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)")
+    str | None, where(metavar="URI", help="The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)")
 ]
-Isolation = Annotated[str, typer.Option(help="warm: gangs serve trial after trial; fresh: a gang for every trial.")]
+Isolation = Annotated[str, where(help="warm: gangs serve trial after trial; fresh: a gang for every trial.")]
 FailIfSlower = Annotated[
     str | None,
-    typer.Option(
+    output(
         metavar="PERCENT",
         help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
         "slower at one, or has no result there, 3 if neither is shown.",
@@ -420,40 +422,36 @@ FailIfSlower = Annotated[
 ]
 Inconclusive = Annotated[
     Literal["ok", "fail"] | None,
-    typer.Option(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
+    output(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run trials again that the store has results of.")]
+Fresh = Annotated[bool, what("--fresh", help="Run trials again that the store has results of.")]
 RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="Run trials of stopped points again, though their code has not changed.")
+    bool, what("--retry-failed", help="Run trials of stopped points again, though their code has not changed.")
 ]
-NoRay = Annotated[bool, typer.Option("--no-ray", help="Run on this machine without Ray (no searches).")]
+NoRay = Annotated[bool, where("--no-ray", help="Run on this machine without Ray (no searches).")]
 Timeout = Annotated[
-    float | None, typer.Option("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung.")
+    float | None, stops("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung.")
 ]
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: the study's price)")
 ]
 LogModel = Annotated[
     bool,
-    typer.Option("--log-model", help="Log the best trial's model in MLflow; trials keep theirs for it (keep_model)."),
+    what("--log-model", help="Log the best trial's model in MLflow; trials keep theirs for it (keep_model)."),
 ]
 Exclusive = Annotated[
-    bool, typer.Option("--exclusive", help="Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.")
+    bool, where("--exclusive", help="Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.")
 ]
 ShareMachine = Annotated[
     bool,
-    typer.Option(
-        "--share-machine", help="Run beside other studies instead of waiting for them; the trials of both are marked."
-    ),
+    where("--share-machine", help="Run beside other studies instead of waiting; the trials of both are marked."),
 ]
 MinNodes = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", help="Wait for so many Ray nodes, the head included. (default: for those that `ray up` starts)"
-    ),
+    where(metavar="N", help="Wait for so many Ray nodes, the head included. (default: for those that `ray up` starts)"),
 ]
 SystemMetrics = Annotated[
-    bool, typer.Option("--system-metrics", help="Record how busy each trial's machines are, their GPUs included.")
+    bool, what("--system-metrics", help="Record how busy each trial's machines are, their GPUs included.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+AsJson = Annotated[bool, output("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
+Debug = Annotated[bool, output("--debug", help="Show tracebacks.")]

@@ -6,10 +6,11 @@ import os
 import zlib
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from raypar.cli.verbs import Verbs
 from raypar.errors import RayparError, suggest
 from raypar.files import make_private_folder
 
@@ -30,9 +31,10 @@ def demo(
     context: typer.Context,
     view: Annotated[str, typer.Argument(metavar="[VIEW]", help=f"{', '.join(VIEWS)}.")] = "report",
 ) -> None:
-    """Show a stored study, a run of studies/quickstart.py, as any command that reads one: nothing is trained.
+    """Show a finished study that ships with raypar; nothing is trained.
 
-    Further flags are those of the command: raypar demo recommend --target accuracy=0.95
+    The study is a run of studies/quickstart.py. A view is the command of that name and takes its flags:
+    raypar demo recommend --target accuracy=0.95
     """
     if view in context.find_root().help_option_names:  # after a view it is the command's
         typer.echo(context.get_help())
@@ -51,7 +53,10 @@ def demo(
             from raypar.track.uploader import sync
 
             sync(folder, demo_uri(folder))
-        context.find_root().command.main([view, STUDY, *stored, *words], prog_name="raypar demo")
+        root: Any = context.find_root().command
+        commands = {words[-1]: command for words, command in root.walk()}
+        views = Verbs(commands={view: commands[view] for view in VIEWS}, context_settings=root.context_settings)
+        views.main([view, STUDY, *stored, *words], prog_name="raypar demo")
     finally:
         os.chdir(here)
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from raypar.cli import common
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
@@ -24,24 +22,27 @@ if TYPE_CHECKING:
 
 def fit_batch(
     file: common.StudyFile,
-    settings: common.Settings = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory that a worker may take: 20GB, 512MiB. (default, with GPUs: all)"),
+        common.what(metavar="SIZE", help="Memory that a worker may take: 20GB, 512MiB. (default, with GPUs: all)"),
     ] = None,
+    settings: common.Settings = None,
     start: Annotated[
-        int | None, typer.Option(metavar="N", help="Batch per worker to begin with. (default: the study's smallest)")
+        int | None, common.what(metavar="N", help="Batch per worker to begin with. (default: the study's smallest)")
     ] = None,
+    fresh: common.Fresh = False,
+    no_ray: common.NoRay = False,
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
-    fresh: common.Fresh = False,
-    no_ray: common.NoRay = False,
-    trial_timeout: common.Timeout = None,
     share_machine: common.ShareMachine = False,
+    trial_timeout: common.Timeout = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Find the largest batch per worker that fits into memory, at each point of a study, in short trials."""
+    """Find the largest batch that fits into memory.
+
+    Short trials at each point of a study find the largest batch per worker.
+    """
     from raypar.execution.fit_batch import BatchSearch
 
     common.parse_quantity("--max-memory", max_memory, SIZES_BYTES, "size", "20GB or 512MiB")
@@ -49,7 +50,7 @@ def fit_batch(
         raise RayparError(f"--start {start}: must be at least 1", hint="write --start 64")
     with handle_signals():
         loaded = load(file, settings, None, None, data_dir)
-        check_can_profile(loaded.study, "raypar fit-batch")
+        check_can_profile(loaded.study, "raypar model fit-batch")
         if loaded.study.is_search:
             raise RayparError(f"{file}: its points are drawn", hint="give the space values: --set lr=0.1")
         search = BatchSearch.of(loaded.study, max_memory, start)

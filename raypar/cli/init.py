@@ -38,7 +38,10 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
-    """Write a study of a training script, which is read, not run: its options, its metrics, and how it is started."""
+    """Write a study file for a training script.
+
+    The script is read, not run: its options, its metrics, and how it is started.
+    """
     from raypar.init.draft import draft_of, starter
     from raypar.init.script import read_script
     from raypar.study.metric import Metric, direction_of

@@ -31,29 +31,16 @@ MEASURED = "measured"  # --network measured: probe this machine
 WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
 NO_LOOK = "without it raypar can't look at the model: give its size, as --parameters 25.6M"
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_of_network = partial(typer.Option, rich_help_panel="Network")
+_of_file = partial(typer.Option, rich_help_panel="For a CSV file")
 MOST_STEP_TIMES = 5  # trials whose step times are read for their variation
 
 
 def predict(
     name: common.StudyName,
     workers: Annotated[str, typer.Option(metavar="N[,N…]", help="Predict 1, 2, 4 … up to the largest of these.")],
-    nodes_of: Annotated[int, typer.Option(min=1, metavar="K", help="Workers of a node, which share its link.")] = 1,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: as the study shows it)",
-        ),
-    ] = None,
-    network_within: Annotated[
-        str | None, typer.Option(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
-    ] = None,
-    algorithm: Annotated[
-        Literal["auto", "ring", "gloo", "tree", "hierarchical"] | None,
-        typer.Option(
-            help="Of the all-reduce; auto: the fastest but gloo, which is a ring as torch has it on CPUs. "
-            "(default: auto; a CPU study's on a given network of single workers gloo; on a measured network ring)"
-        ),
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
     ] = None,
     scaling: Annotated[
         Literal["strong", "weak"] | None,
@@ -61,27 +48,45 @@ def predict(
             help="strong: the global batch stays; weak: that of a worker does. (default: as the study has it)"
         ),
     ] = None,
-    bucket_mb: Annotated[
-        float | None, typer.Option(metavar="X", help="MiB of gradients sent as one; 0: each by itself.")
-    ] = None,
-    overlap: Annotated[
-        bool | None, typer.Option("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")
+    parameters: Annotated[
+        str | None, typer.Option(metavar="X", help="Trained parameters (25.6M), where the model can't be looked at.")
     ] = None,
     input_rate: Annotated[
         float | None, typer.Option(metavar="X", help="Samples/s that the input pipeline of a node delivers.")
     ] = None,
-    parameters: Annotated[
-        str | None, typer.Option(metavar="X", help="Trained parameters (25.6M), where the model can't be looked at.")
+    network: Annotated[
+        str | None,
+        _of_network(
+            metavar="TEXT",
+            help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: as the study shows it)",
+        ),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
+    nodes_of: Annotated[int, _of_network(min=1, metavar="K", help="Workers of a node, which share its link.")] = 1,
+    network_within: Annotated[
+        str | None, _of_network(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
+    algorithm: Annotated[
+        Literal["auto", "ring", "gloo", "tree", "hierarchical"] | None,
+        _of_network(
+            help="Of the all-reduce; auto: the fastest but gloo, which is a ring as torch has it on CPUs. "
+            "(default: auto; a CPU study's on a given network of single workers gloo; on a measured network ring)"
+        ),
+    ] = None,
+    bucket_mb: Annotated[
+        float | None, _of_network(metavar="X", help="MiB of gradients sent as one; 0: each by itself.")
+    ] = None,
+    overlap: Annotated[
+        bool | None, _of_network("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")
+    ] = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
+    plot: Annotated[Path | None, common.output(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Predict the best time, throughput and efficiency with more workers or another network, from a measured study."""
+    """Predict more workers or another network from a study.
+
+    Time, throughput and efficiency are the best that its measured trials allow.
+    """
     from raypar.analysis.laws import Scaling
     from raypar.execution.stored import read_study
     from raypar.predict import calibration as fitting
@@ -273,42 +278,45 @@ def fit(
             autocompletion=common.complete_study,
         ),
     ],
-    scaling: Annotated[
-        Literal["strong", "weak"] | None,
-        typer.Option(
-            help="Of a file: strong, the same work for all; weak, N workers do N times as much. "
-            "(default: strong, unless the times may be either)"
-        ),
-    ] = None,
     baseline: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's own, or the fewest)"),
     ] = None,
+    scaling: Annotated[
+        Literal["strong", "weak"] | None,
+        _of_file(
+            help="strong: the same work for all; weak: N workers do N times as much. "
+            "(default: strong, unless the times may be either)"
+        ),
+    ] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="Of a file: fit the runs of each value of a column on their own."),
+        _of_file(metavar="COLUMN", help="Fit the runs of each value of a column on their own."),
     ] = None,
     workers_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of a file: has the number of workers. (default: by its name)")
+        str | None, _of_file(metavar="COLUMN", help="Has the number of workers. (default: by its name)")
     ] = None,
     time_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of a file: has the times. (default: by its name and unit)")
+        str | None, _of_file(metavar="COLUMN", help="Has the times. (default: by its name and unit)")
     ] = None,
     throughput_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of a file: has the throughputs. (default: likewise)")
+        str | None, _of_file(metavar="COLUMN", help="Has the throughputs. (default: by its name and unit)")
     ] = None,
     throughput_of: Annotated[
         Literal["all", "worker"] | None,
-        typer.Option(help="Of a file: whose throughput it is. (default: by the column's name, else all workers')"),
+        _of_file(help="Whose throughput it is. (default: by the column's name, else all workers')"),
     ] = None,
     decimal: Annotated[
         Literal[".", ","] | None,
-        typer.Option(help="Of a file: what separates a number's decimals. (default: as the numbers show it)"),
+        _of_file(help="What separates a number's decimals. (default: as the numbers show it)"),
     ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Fit the laws of scaling (Amdahl, Gustafson, Gunther) to a study or a CSV file, and show where to stop."""
+    """Fit scaling laws to a study or a CSV file.
+
+    The laws are Amdahl's, Gustafson's and Gunther's. The answer also shows where to stop.
+    """
     from raypar.analysis.laws import Scaling
     from raypar.analysis.scaling import worker_groups
     from raypar.analysis.table import Asked, Role, read_table
@@ -365,7 +373,7 @@ def work(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help="One that ships, as `raypar workloads` lists them.",
+            help="One that ships, as `raypar model list` shows them.",
             autocompletion=common.complete_workload,
         ),
     ],
@@ -381,7 +389,10 @@ def work(
     data_dir: common.DataDir = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Count a workload's multiply-accumulates by type of layer, and the least time that its training can take."""
+    """Count a network's operations and its least training time.
+
+    Multiply-accumulates are counted by type of layer.
+    """
     common.check_positive("--peak-tflops", peak_tflops, "112")
     common.set_data_dir(data_dir)
     workload = common.shipped_workload(name)

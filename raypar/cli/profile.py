@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from raypar.cli import common
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
@@ -25,14 +23,17 @@ MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
 def profile(
     file: common.StudyFile,
     settings: common.Settings = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Look into so many steps. (default: 20)")] = None,
+    steps: Annotated[int | None, common.what(metavar="N", help="Look into so many steps. (default: 20)")] = None,
+    no_ray: common.NoRay = False,
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
-    no_ray: common.NoRay = False,
     trial_timeout: common.Timeout = None,
 ) -> None:
-    """Show where a step's time goes on each worker, at the point with the most workers unless --set chooses another."""
+    """Show where a step's time goes on each worker.
+
+    The profiled point is the one with the most workers, unless --set chooses another.
+    """
     with handle_signals():
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
@@ -40,7 +41,7 @@ def profile(
         if not 1 <= num_steps <= MAX_STEPS:
             raise RayparError(f"--steps {num_steps}: must be from 1 to {MAX_STEPS}", hint="leave it out, or write 20")
         loaded = load(file, settings, None, None, data_dir)
-        check_can_profile(loaded.study, "raypar profile")
+        check_can_profile(loaded.study, "raypar model profile")
         point = point_of(loaded.study)
         options = replace(
             options_here(tracking_uri),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
+_limit = partial(typer.Option, rich_help_panel="Limits")
 
 
 def recommend(
@@ -37,18 +39,6 @@ def recommend(
         Literal["first-step", "launch"],
         typer.Option(help="From when the time to the target counts: the first timed step, or the start of the trial."),
     ] = "first-step",
-    max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
-    max_cost: Annotated[float | None, typer.Option(metavar="X", help="Cost no more, in the price's currency.")] = None,
-    price: common.Price = None,
-    max_energy: Annotated[
-        str | None, typer.Option(metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh.")
-    ] = None,
-    max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Use no more of a worker's GPU or machine: 20GB, 512MiB.")
-    ] = None,
-    min_efficiency: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
-    ] = None,
     min_metric: Annotated[
         float | None,
         typer.Option(metavar="X", help="The study's metric at the end, at least this; at most, where less is better."),
@@ -64,10 +54,25 @@ def recommend(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
     ] = None,
     since: common.Since = None,
+    price: common.Price = None,
+    max_time: Annotated[str | None, _limit(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
+    max_cost: Annotated[float | None, _limit(metavar="X", help="Cost no more, in the price's currency.")] = None,
+    max_energy: Annotated[
+        str | None, _limit(metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh.")
+    ] = None,
+    max_memory: Annotated[
+        str | None, _limit(metavar="SIZE", help="Use no more of a worker's GPU or machine: 20GB, 512MiB.")
+    ] = None,
+    min_efficiency: Annotated[
+        float | None, _limit(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
+    ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Recommend a configuration of a study, with the reason, and the trials that would settle what is open."""
+    """Recommend a configuration of a study, with the reason.
+
+    Where the choice is still open, the trials that would settle it are named too.
+    """
     from raypar import units
     from raypar.analysis.recommend import Constraints
     from raypar.analysis.recommend import recommend as recommended

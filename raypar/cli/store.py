@@ -1,4 +1,4 @@
-"""Commands on stored studies: list, show, report, export, compare, generate, delete, rename, sync, ui."""
+"""Commands on stored studies, and those that list workloads and check the installation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson
 
 
 def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common.TrackingUri = None) -> None:
-    """Delete a study: its executions and trials, in the store and in this folder's journals."""
+    """Delete a study.
+
+    Its executions and trials leave the store and this folder's journals.
+    """
     uri = common.uri_of(tracking_uri)
     with handle_signals(), changed_study(name, uri) as what:
         from raypar.track.uploader import delete_study
@@ -78,7 +81,10 @@ def rename(
     yes: common.Yes = False,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Give a study and its trials another name in the store; its file has to get it too."""
+    """Give a study another name.
+
+    Its trials in the store get the new name. Its file has to be renamed too.
+    """
     from raypar.study.study import name_problem
 
     if wrong := name_problem(new):
@@ -122,7 +128,7 @@ def changed_study(name: str, uri: str, new: str | None = None) -> Iterator[str]:
         if not executions and store.experiment_id(name) is None:
             raise unknown_study(name, store)
         if new is not None and (store.executions(new) or store.experiment_id(new) is not None):
-            hint = f"choose another name, or `raypar delete {new}` first"
+            hint = f"choose another name, or `raypar store delete {new}` first"
             raise RayparError(f"there is a study `{new}` already", hint=hint)
         counts = counted(len(executions), "execution"), counted(len(store.results(name)), "trial")
         yield f"study `{name}` ({', '.join(counts)}, in {masked(uri)})"
@@ -177,21 +183,21 @@ def report(
     open_html: Annotated[
         bool, typer.Option("--open", help="Open it in the browser; without --html a file in .raypar/reports.")
     ] = False,
-    price: common.Price = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, where time goes, all warnings.")
+    ] = False,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
     ] = None,
     figure_format: Annotated[
         Literal["svg", "png"] | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, where time goes, all warnings.")
-    ] = False,
     since: common.Since = None,
+    price: common.Price = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show a study's answer, from the store; nothing is run."""
+    """Show the answer of a stored study."""
     from raypar.execution.stored import read_study
     from raypar.reporting.console import print_report, report_document
     from raypar.reporting.text import check_file, check_folder, write_text
@@ -241,7 +247,10 @@ def workloads(
         ),
     ] = None,
 ) -> None:
-    """List the workloads that ship with raypar: data set, metric, what it is; or one with its options."""
+    """List the workloads that ship with raypar, or show one.
+
+    The list has the data set and the metric of each. One is shown with its options.
+    """
     from raypar.reporting.listings import print_workload, print_workloads
 
     if name is None:
@@ -251,7 +260,7 @@ def workloads(
 
 
 def sync(tracking_uri: common.TrackingUri = None) -> None:
-    """Write results to the store that it could not take when they were made."""
+    """Upload results that are not in the store yet."""
     from raypar.track.uploader import sync as send
 
     sent = send(Path.cwd(), tracking_uri)
@@ -283,9 +292,10 @@ def ui(
         bool, typer.Option("--open/--no-open", help="Open it in the browser, at a terminal with a display.")
     ] = True,
 ) -> None:
-    """Open MLflow's UI at a study's points, for you on this machine only, until Ctrl-C.
+    """Show the studies in MLflow's UI, in the browser.
 
-    The link opens once, in one browser. Of a store that is a server already, its links are shown.
+    It opens at a study's points, for you on this machine only, until Ctrl-C. The link opens once, in one browser. Of a
+    store that is a server already, its links are shown.
     """
     from raypar.track.client import has_server
     from raypar.track.one_time_link import Access
@@ -322,7 +332,10 @@ def doctor(
     address: common.Address = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Check versions, cores, memory, data, the store, and that Ray starts (or the cluster), with a fix for each."""
+    """Check the installation, data, store and Ray, with fixes.
+
+    The checks cover versions, cores, memory, data sets, the store, and that Ray starts or the cluster can be reached.
+    """
     common.set_data_dir(data_dir)
     from raypar.doctor import examine
 
@@ -351,10 +364,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Write a study's trials into a file for other programs, or a summary for a paper or a pull request.
+    """Write a study's trials, or a summary, into a file.
 
-    A table has a row per trial; units stand in the columns' names. A .json also has the reports and the time of every
-    step.
+    Trials are for other programs, a summary is for a paper or a pull request. A table has a row per trial; units stand
+    in the columns' names. A .json also has the reports and the time of every step.
     """
     from raypar.execution.stored import read_study
     from raypar.reporting.export import MARKDOWN, check_path, markdown_of, write
@@ -380,14 +393,14 @@ def compare(
         typer.Argument(metavar="B", help="The study that is held against it.", autocompletion=common.complete_study),
     ],
     baseline_uri: Annotated[
-        str | None, typer.Option(metavar="URI", help="The MLflow store of A. (default: that of B)")
+        str | None, common.where(metavar="URI", help="The MLflow store of A. (default: that of B)")
     ] = None,
+    tracking_uri: common.TrackingUri = None,
     fail_if_slower: common.FailIfSlower = None,
     inconclusive: common.Inconclusive = None,
-    tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Put two studies side by side: other machines, versions or branches.
+    """Compare two studies: of other machines, versions or branches.
 
     Points with the same values are compared, as independent samples; other differences are listed.
     """
@@ -431,7 +444,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most so many tokens.")] = 128,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Let the best model that a study has kept write on from a prompt."""
+    """Generate text with the best model that a study kept."""
     from raypar.execution.stored import unknown_study
     from raypar.study.trial import best_first
 

@@ -96,7 +96,7 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
     if outcome.failures:
         print_failures(console, outcome.failures, outcome.log_dir)
     if num := outcome.num_unsent:
-        common.say(console, f"the store took not all: {num} records wait on disk; `raypar sync` sends them")
+        common.say(console, f"the store took not all: {num} records wait on disk; `raypar store sync` sends them")
     if outcome.was_interrupted and not outcome.num_done:
         common.say(console, f"interrupted before a trial had ended; `{resume}` runs them")
     elif outcome.was_interrupted and not outcome.partial:
@@ -118,7 +118,7 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
         return submitted_as
     if options.revisions:
         return masked(shlex.join(options.command))
-    words = ["raypar", "resume", loaded.study.name]
+    words = ["raypar", "store", "resume", loaded.study.name]
     if not is_in_folder(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]
     if options.address is not None and has_to_be_named(options.address):
@@ -133,30 +133,33 @@ def study(
     file: common.StudyFile,
     settings: common.Settings = None,
     repeats: common.Repeats = None,
-    until: common.Until = None,
-    budget: common.Budget = None,
-    margin: common.Margin = None,
-    max_repeats: common.MaxRepeats = None,
+    fresh: common.Fresh = False,
+    retry_failed: common.RetryFailed = False,
     seed: common.Seed = None,
+    profile: Annotated[
+        bool, common.what("--profile", help="Look into some steps of each point, after its training.")
+    ] = False,
+    log_model: common.LogModel = False,
+    system_metrics: common.SystemMetrics = False,
+    dry_run: Annotated[bool, common.what("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
+    no_ray: common.NoRay = False,
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
     isolation: common.Isolation = "warm",
-    fresh: common.Fresh = False,
-    retry_failed: common.RetryFailed = False,
-    no_ray: common.NoRay = False,
-    trial_timeout: common.Timeout = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Look into some steps of each point, after its training.")
-    ] = False,
-    log_model: common.LogModel = False,
-    system_metrics: common.SystemMetrics = False,
-    exclusive: common.Exclusive = False,
     share_machine: common.ShareMachine = False,
+    exclusive: common.Exclusive = False,
     min_nodes: common.MinNodes = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
+    until: common.Until = None,
+    budget: common.Budget = None,
+    margin: common.Margin = None,
+    max_repeats: common.MaxRepeats = None,
+    trial_timeout: common.Timeout = None,
 ) -> None:
-    """Run a study: what the store has is kept, the rest is run, and the report says what it means."""
+    """Run a study and report its answer.
+
+    Trials that the store already has are not run again.
+    """
     with handle_signals():
         from raypar.study.loader import name_of
         from raypar.train.job import NUM_PROFILED_STEPS, Profiling
@@ -212,17 +215,20 @@ def plan(
     file: common.StudyFile,
     settings: common.Settings = None,
     repeats: common.Repeats = None,
-    until: common.Until = None,
-    budget: common.Budget = None,
-    margin: common.Margin = None,
-    max_repeats: common.MaxRepeats = None,
     seed: common.Seed = None,
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
+    until: common.Until = None,
+    budget: common.Budget = None,
+    margin: common.Margin = None,
+    max_repeats: common.MaxRepeats = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show what a study would do: points, trials, gangs, order, resources, time. Starts nothing."""
+    """Show what a study would run, and for how long.
+
+    The plan lists points, trials, gangs, their order and resources. Nothing is started.
+    """
     until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
     loaded = load(file, settings, repeats, seed, data_dir, until_flags)
     show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()), as_json=as_json)
@@ -230,16 +236,19 @@ def plan(
 
 def resume(
     name: common.StudyName,
+    retry_failed: common.RetryFailed = False,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The study file, where it has moved or is elsewhere."),
+        common.where(metavar="FILE", help="The study file, where it has moved or is elsewhere."),
     ] = None,
     address: common.Address = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
-    retry_failed: common.RetryFailed = False,
 ) -> None:
-    """Run what is missing of a study that was interrupted, with the file and the flags of its last execution."""
+    """Run the missing trials of an interrupted study.
+
+    The file and the flags are those of its last execution.
+    """
     with handle_signals():
         from raypar.execution.options import ResumeFlags
         from raypar.execution.stored import unknown_study
@@ -250,9 +259,8 @@ def resume(
             raise unknown_study(name, store)
         flags = ResumeFlags.from_stored(name, stored)
         if flags.command:
-            verb = shlex.split(flags.command)[1]
-            problem = f"study `{name}` is run by `raypar {verb}`, which alone goes on with it"
-            raise RayparError(problem, hint=f"go on with `{flags.command}`: finished trials are kept")
+            problem = f"study `{name}` is continued by the command that ran it, not by `raypar store resume`"
+            raise RayparError(problem, hint=f"run `{flags.command}` to continue; finished trials are kept")
         last = flags.trusted(name, Path.cwd(), file=file, address=address)
         if data_dir is None and last.data_dir is not None:
             data_dir = Path(last.data_dir)

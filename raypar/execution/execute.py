@@ -94,7 +94,7 @@ OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait unt
 MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # over which other load is measured: long enough to be seen, and no longer ago
 STOPPING = "stopping: finished trials are kept (a second Ctrl-C exits at once)"
 STOPPED_BEFORE = "{} failed before, and the code has not changed: {} are not run again (--retry-failed runs them)"
-NO_PROFILE = "the store has {} without a profile: `raypar profile` looks into one of them, --fresh runs them again"
+NO_PROFILE = "the store has {} without a profile: `raypar model profile` profiles one of them, --fresh runs them again"
 
 ListenerOf: TypeAlias = Callable[[ExecutionPlan], contextlib.AbstractContextManager[Listener]]
 

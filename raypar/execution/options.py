@@ -1,4 +1,4 @@
-"""Options of an execution, and the flags that ``raypar resume`` finds in the store.
+"""Options of an execution, and the flags that ``raypar store resume`` finds in the store.
 
 A store is data, and may be written by others. A study file is code, and a cluster gets the code and answers with
 objects that are unpickled: `ResumeFlags.trusted` takes a stored file or address only where it is this folder's or
@@ -42,7 +42,7 @@ class Options:
         share_machine: run at once, beside studies that have the cores or GPUs.
         min_nodes: of the cluster, the head included, that are waited for.
         not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
-        command, settings: the command line and its ``--set``, for the record and a later ``resume``.
+        command, settings: the command line and its ``--set``, for the record and a later resumption.
         profiling: of every trial of the first repeat.
         revisions: versions of the code that are compared; empty: there is one.
         allowed_share: see `raypar.analysis.question.Question`.
@@ -101,7 +101,7 @@ class Options:
 
     @property
     def is_resumable(self) -> bool:
-        """True where `raypar resume` continues the study; otherwise the command that runs it does."""
+        """True where `raypar store resume` continues the study; otherwise the command that runs it does."""
         return not (self.revisions or self.next_specs or self.profiling.instead_of_training)
 
 
@@ -111,7 +111,7 @@ _SAME = ("isolation", "log_model", "system_metrics", "exclusive", "share_machine
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeFlags:
-    """Flags of a study's latest execution, for ``raypar resume``.
+    """Flags of a study's latest execution, for ``raypar store resume``.
 
     The fields are the keys of the JSON under the tag `TAG`, and are named as the options of ``raypar study``. A field
     with a default came later: stores from before lack it. Only `command`, where it is not empty, goes on with a study
@@ -202,13 +202,13 @@ class ResumeFlags:
         """
         if file is None and not is_in_folder(self.file, folder):
             problem = f"the stored file of study `{study}` is {self.file}, which is not in this folder"
-            command = shlex.join(["raypar", "resume", study, "--file", self.file])
+            command = shlex.join(["raypar", "store", "resume", study, "--file", self.file])
             raise RayparError(problem, hint=f"a study file is code; if this one is yours: `{command}`")
         if address is None and self.address is not None and has_to_be_named(self.address):
             problem = f"study `{study}` ran on the cluster at {self.address}, according to the store"
             if is_of_this_machine(self.address):
                 problem += "; what listens there now is not known to be yours"
-            command = shlex.join(["raypar", "resume", study, "--address", self.address])
+            command = shlex.join(["raypar", "store", "resume", study, "--address", self.address])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)
         is_same = address in (None, self.address)

@@ -128,7 +128,7 @@ def check_origin(loaded: LoadedStudy, options: Options, store: Store) -> bool:
     if not os.environ.get(ORIGIN_VARIABLE):
         ways.append(f"or give it another store: --tracking-uri sqlite:///{shlex.quote(here.folder)}/mlflow.db")
         if options.is_resumable:
-            words = ["raypar", "resume", name, "--file", str(loaded.path)]
+            words = ["raypar", "store", "resume", name, "--file", str(loaded.path)]
             if options.tracking_uri != default_tracking_uri(options.project_dir):
                 words += ["--tracking-uri", masked(options.tracking_uri)]
             ways[-1] += f"; if its folder has moved: `{shlex.join(words)}`"

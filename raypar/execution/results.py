@@ -273,7 +273,7 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
 
 
 def execution_record(loaded: LoadedStudy, options: Options, question: Question, answer: str = "") -> Execution:
-    """Return a new execution of the study, with all that ``raypar resume`` needs to go on with it.
+    """Return a new execution of the study, with all that ``raypar store resume`` needs to go on with it.
 
     Args:
         answer: what is known already, from `note_of`; empty: nothing.

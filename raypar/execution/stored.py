@@ -192,7 +192,8 @@ def unknown_study(name: str, store: Store) -> RayparError:
     """Return the error of a study that has no result in the store."""
     names = [s.name for s in store.studies()]
     if name in names:
-        return RayparError(f"study `{name}` has no result yet", hint=f"`raypar resume {name}` runs what is missing")
+        hint = f"`raypar store resume {name}` runs what is missing"
+        return RayparError(f"study `{name}` has no result yet", hint=hint)
     where = masked(store.tracking_uri)
     if names and name not in studies_above(store)[1]:
         return RayparError(f"no study `{name}` in the store", hint=suggest(name, names))

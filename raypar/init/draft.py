@@ -244,7 +244,7 @@ from raypar import Study, grid
 from raypar.workloads import digits
 
 study = Study(
-    workload=digits,  # `raypar workloads` lists those that ship; for your own: raypar init SCRIPT
+    workload=digits,  # `raypar model list` lists those that ship; for your own: raypar init SCRIPT
     # All values of a grid are run, and several keys make a grid: four points here.
     space={"batch_size": grid(96, 768), "num_workers": grid(1, 2)},
     baseline={"num_workers": 1},  # speedups are against the point that differs only in this

@@ -83,7 +83,7 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     if not chosen:
         which = "".join(f" {key}={value_of(value)}" for key, value in filters.items())
         message = f"no finished trial{' with' + which if which else ''}"
-        raise RayparError(message, hint="`raypar show` lists the trials")
+        raise RayparError(message, hint="`raypar store show` lists the trials")
     for key in dict.fromkeys(key for r in chosen for key in r.spec.point if key not in FREE_KEYS):
         values = list(dict.fromkeys(r.spec.config.get(key) for r in chosen))
         if len(values) > 1:

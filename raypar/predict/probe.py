@@ -50,7 +50,7 @@ def probe_all_reduces(
     workload = Workload.from_train_loop(_loop, name="probe", preload=("ray.train.torch",))
     study = Study(workload=workload, config={"num_workers": num_workers, "device": device}, name="probe", num_repeats=1)
     events: list[Event] = []
-    me, settings = Holder.here("probe", ("raypar", "predict")), RunSettings(log_dir=log_dir, isolation="fresh")
+    me, settings = Holder.here("probe", ("raypar", "model", "predict")), RunSettings(log_dir=log_dir, isolation="fresh")
     with leased_cores(me, machine, notice), LocalRunner(settings, machine) as runner:
         runner.run(study, [study.trial({}, 0)], events.append)
     (result,) = (event.result for event in events if isinstance(event, TrialEnded))

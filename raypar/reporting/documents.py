@@ -75,7 +75,7 @@ class ListDocument(Document):
 
 
 class TrialEntry(TypedDict):
-    """A trial. Times are of the slowest rank; ``raypar export`` writes all that is stored of it.
+    """A trial. Times are of the slowest rank; ``raypar store export`` writes all that is stored of it.
 
     Attributes:
         identity: hash of what determines the result.

@@ -299,10 +299,10 @@ def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
 MAX_DRAWN_POINTS = 200
 MIN_MEMORIES = 2
 MAX_SHOWN = 3  # of what a caption lists
-TAKEN, LEADING = "recommended", "leading"
+RECOMMENDED, LEADING = "recommended", "leading"
 ON_FRONT, BEATEN, EXCLUDED, OTHER = "on the Pareto front", "beaten by another", "excluded", "other points"
 KIND_STYLES = {
-    **dict.fromkeys((TAKEN, LEADING), ("#009E73", "diamond")),
+    **dict.fromkeys((RECOMMENDED, LEADING), ("#009E73", "diamond")),
     **dict.fromkeys((ON_FRONT, OTHER), ("#0072B2", "circle")),
     BEATEN: ("#E69F00", "square"),
     EXCLUDED: (vega.GREY, "triangle-up"),
@@ -394,7 +394,7 @@ def _taken(analysis: StudyAnalysis) -> tuple[Candidate | None, str]:
     if advice is None or analysis.question.is_search:
         return (advice.best if advice else None), LEADING
     is_open = advice.decision is Decision.UNCLEAR or analysis.verdict.doubt
-    return advice.chosen, LEADING if is_open else TAKEN
+    return advice.chosen, LEADING if is_open else RECOMMENDED
 
 
 def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:

@@ -221,7 +221,8 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
     shared = [f"{head} {text}" for head, text in same.items() if text not in ("", units.MISSING)]
     notes = [f"The same for all: {', '.join(shared)}."] if shared else []
     if more > 0:
-        notes.append(f"{units.counted(more, 'later trial')} not shown: `raypar show` and `raypar export` have all.")
+        left_out = units.counted(more, "later trial")
+        notes.append(f"{left_out} not shown: `raypar store show` and `raypar store export` have all.")
     return replace(table, notes=notes)
 
 

@@ -257,10 +257,8 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
     if chosen is None:
         yield from _nothing(advice)
         return
-    name = point_label(chosen.point)
-    is_unclear = advice.decision is Decision.UNCLEAR
-    take = f"Not settled yet. Leading: {name}," if is_unclear else f"Take {name}:"
-    yield f"{take} {_what(advice, chosen)}{_why(advice, chosen)}."
+    standing = "Not settled yet. Leading" if advice.decision is Decision.UNCLEAR else "Recommended"
+    yield f"{standing}: {point_label(chosen.point)}, {_what(advice, chosen)}{_why(advice, chosen)}."
     yield from _unchosen_metric(advice)
     if advice.runner_up is None or advice.lead is None:
         left = "point" if len(advice.candidates) == 1 else "one that qualifies"

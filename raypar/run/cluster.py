@@ -464,7 +464,7 @@ class HeadWatch:
             if (loss := self._loss()) is not None:
                 self.lost = True
                 if abort(loss) and not self._over.wait(GRACE_S):  # the main thread waits in foreign code
-                    exit_now(1, f"error: {loss}\nbroke off; `raypar resume` runs the rest\n")
+                    exit_now(1, f"error: {loss}\nbroke off; `raypar store resume` runs the rest\n")
                 return
 
 

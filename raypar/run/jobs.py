@@ -28,7 +28,7 @@ TUNNEL_HINT = (
     "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
     "`ssh -N -L 8265:127.0.0.1:8265 HEAD` brings it to http://127.0.0.1:8265"
 )
-FOLLOW_HINT = "the study runs as long as its cluster does: `raypar attach` follows it again"
+FOLLOW_HINT = "the study runs as long as its cluster does: `raypar cluster attach` follows it again"
 UPLOAD_HINT = (
     "a .gitignore or .rayignore beside the study keeps out what it doesn't need; data that is on the cluster already "
     "is named with --data-dir"

@@ -678,7 +678,7 @@ def _settled_experiment(study: str, tracking_uri: str, project_dir: Path) -> str
         raise unreachable(tracking_uri, outage)
     store = Store(tracking_uri, project_dir)
     if has_server(tracking_uri) and any(execution.status == "RUNNING" for execution in store.executions(study)):
-        hint = "end it there; where its process was killed, `raypar sync` in its folder ends it"
+        hint = "end it there; where its process was killed, `raypar store sync` in its folder ends it"
         raise RayparError(f"study `{study}` is being run, maybe on another machine", hint=hint)
     if (experiment_id := store.experiment_id(study)) is None:
         raise RayparError(f"no study `{study}` in the store", hint="`raypar list` shows those that are")

@@ -77,7 +77,7 @@ def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: C
             why = (str(error).splitlines() or [type(error).__name__])[0]
     raise RayparError(
         f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
-        hint=f"`raypar workloads {workload.name}` shows what its options may be",
+        hint=f"`raypar model list {workload.name}` shows what its options may be",
     )
 
 

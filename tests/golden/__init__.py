@@ -50,10 +50,13 @@ RESULTS = "store/results.json"
 QUICKSTART, RERUN = "quickstart", "quickstart_rerun"
 FILE = "FILE"  # stands for a file that the command writes, which is then looked at
 
-REPORTED = {"report.txt": ("report", "{}"), "trials.txt": ("show", "{}"), "recommend.txt": ("recommend", "{}")} | {
+REPORTED = {
+    "report.txt": ("report", "{}"),
+    "trials.txt": ("store", "show", "{}"),
+    "recommend.txt": ("recommend", "{}"),
     "report_verbose.txt": ("report", "{}", "--verbose"),
     "report.html": ("report", "{}", "--html", FILE),
-    **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("export", "{}", FILE)),
+    **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("store", "export", "{}", FILE)),
 }
 NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
 COMMANDS = {
@@ -68,14 +71,18 @@ COMMANDS = {
     "quickstart/compare.txt": ("compare", "quickstart", RERUN, "--fail-if-slower", "5%"),
     "quickstart/fit.txt": ("fit", "quickstart"),
     "scaling/fit.txt": ("fit", "scaling"),
-    "scaling/predict.txt": ("predict", "scaling", *NETWORK, "--set", "batch_size=512"),
+    "scaling/predict.txt": ("model", "predict", "scaling", *NETWORK, "--set", "batch_size=512"),
     "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
     "search/fit.txt": ("fit", "search"),
 }
 SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
 DRAFTS = {f"init/{path.stem}.txt": ("init", path.name, "--output", "-") for path in SCRIPTS}
 DRAFTS["init/starter.txt"] = ("init", "--output", "-")
-STORED = {"store/list.txt": ("list",), "store/trials.txt": ("show", "digits"), "store/report.txt": ("report", "digits")}
+STORED = {
+    "store/list.txt": ("list",),
+    "store/trials.txt": ("store", "show", "digits"),
+    "store/report.txt": ("report", "digits"),
+}
 
 
 def outputs():

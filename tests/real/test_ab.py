@@ -111,8 +111,8 @@ def test_each_revision_runs_its_own_code_and_the_verdict_is_printed_and_stored(r
     assert repository.num_worktrees() == 1 and repository.processes() == {}
     # The store has all of it, and what changes in the files is another study.
     assert document["b"] in repository.done("report", document["study"])
-    refused = repository.run("resume", document["study"])
-    assert refused.returncode == 2 and "go on with `raypar ab 'HEAD~1' . --link data" in refused.stderr
+    refused = repository.run("store", "resume", document["study"])
+    assert refused.returncode == 2 and "run `raypar ab 'HEAD~1' . --link data" in refused.stderr
     again = repository.run("ab", *words[:7], "--", "study", *FLAGS, "--no-ray")
     assert json.loads(again.stdout)["points"] == document["points"]
     assert len(repository.results(document["study"])) == len(results)

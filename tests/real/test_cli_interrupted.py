@@ -56,14 +56,14 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
     assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
-    assert "interrupted; `raypar resume faulty` runs the rest" in output
+    assert "interrupted; `raypar store resume faulty` runs the rest" in output
     assert cli.processes() == {}  # when it ends, not some time after
     assert finished(cli.folder) == sorted(study.starts()[:2])
     (execution,) = runs_of(cli.folder, "faulty", "execution")
     assert execution.info.status == "KILLED"
     (report,) = cli.folder.glob("**/report.html")
     assert "Partial: interrupted when 2 of 4 trials were done." in report.read_text()
-    check_rest(cli, study, "resume", "faulty")
+    check_rest(cli, study, "store", "resume", "faulty")
 
 
 @WAYS
@@ -77,7 +77,7 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
 
     assert interrupt_third_trial(cli, study, flags, refuse_another_and_kill) == -signal.SIGKILL
     cli.wait_for_its_processes()
-    assert len(re.findall(r"\bfinished\b", cli.done("show", "faulty"))) == 2
+    assert len(re.findall(r"\bfinished\b", cli.done("store", "show", "faulty"))) == 2
     check_rest(cli, study, "study", "faulty.py", "--no-ray")
     assert {run.info.status for run in runs_of(cli.folder, "faulty", "execution")} == {"KILLED", "FINISHED"}
     for kind in ("trial", "point"):

@@ -94,7 +94,7 @@ def test_asked_again_it_runs_what_is_new_and_everything_is_read_from_the_store(f
     assert sorted(re.findall(r"num_workers=(\d) #(\d)  trained", more)) == [("1", "3"), ("2", "3")]
     (line,) = [line for line in cli.done("list").splitlines() if line.startswith("tiny")]
     assert line.split()[:4] == ["tiny", "2", "6", "0"]
-    assert len(re.findall(r"^\s*[12]\s+[123]\s+finished\s", cli.done("show", "tiny"), re.MULTILINE)) == 6
+    assert len(re.findall(r"^\s*[12]\s+[123]\s+finished\s", cli.done("store", "show", "tiny"), re.MULTILINE)) == 6
 
 
 NUM_CORES = len(allowed_cores())

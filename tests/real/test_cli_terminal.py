@@ -96,7 +96,7 @@ def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_ba
     os.write(terminal.master, b"\x03")
     assert terminal.end() == 130
     left = terminal.text.rpartition(ERASE)[2]
-    assert "Partial: interrupted when 1 of 3 trials were done." in left and "`raypar resume faulty`" in left
+    assert "Partial: interrupted when 1 of 3 trials were done." in left and "`raypar store resume faulty`" in left
     assert terminal.text.rfind(SHOW) > terminal.text.rfind(HIDE) and not NOISE.search(terminal.text)
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.text)  # no colour
     assert terminal.cli.processes() == {}

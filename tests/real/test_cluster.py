@@ -86,8 +86,8 @@ def trials_of(cluster, study):
 
 
 def rows_of(cluster, study):
-    """Return what `raypar export` writes of a study's trials."""
-    cluster.run(HEAD, f"raypar export {study} {study}.csv --tracking-uri {MLFLOW}")
+    """Return what `raypar store export` writes of a study's trials."""
+    cluster.run(HEAD, f"raypar store export {study} {study}.csv --tracking-uri {MLFLOW}")
     with (cluster.lab.home(HEAD) / f"{study}.csv").open() as table:
         return list(csv.DictReader(table))
 
@@ -185,12 +185,12 @@ def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(c
         assert submitting.wait(60) == 128 + signal.SIGINT
         assert "detached: the study continues" in (home / "submit.log").read_text()
 
-        attached = client("attach held", "attach.log")
+        attached = client("cluster attach held", "attach.log")
         cluster.run(int(node.removeprefix("node")), "pkill -KILL -f RayTrainWorker")
         until(lambda: len(begun()[first]) == 2, lambda: (home / "attach.log").read_text(), 120)
         (folder / f"go-{first}").touch()
         until(lambda: len(begun()) == 2, lambda: (home / "attach.log").read_text(), 120)
-        stopped = cluster.run(cluster.client, f"raypar stop held --address {DASHBOARD}")
+        stopped = cluster.run(cluster.client, f"raypar cluster stop held --address {DASHBOARD}")
         assert attached.wait(60) == 128 + signal.SIGTERM
     followed = " ".join((home / "attach.log").read_text().split())
     assert f"starting again: its gang was lost: {node}: " in followed and "process has died" in followed
@@ -201,7 +201,7 @@ def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(c
 
 
 def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):
-    script = cluster.run(HEAD, "raypar node-command")
+    script = cluster.run(HEAD, "raypar cluster add-node")
     new, home = cluster.client, cluster.lab.home(cluster.client)
     (home / "add-node.sh").write_text(script)
     cluster.run(new, "rm -r ~/.ray")

@@ -238,7 +238,7 @@ def test_a_secret_of_the_environment_stays_there(isolation, tmp_path):
     states = sorted(run.data.tags["raypar.state"] for run in runs_of(tmp_path, "leaky", "trial"))
     assert states == ["failed", "finished"]  # the one that finished had its token
     assert leaks == set() and list(sessions.values()) == [0o700] and left == []
-    output += cli.done("report", "leaky", "--html", "report.html") + cli.done("show", "leaky")
+    output += cli.done("report", "leaky", "--html", "report.html") + cli.done("store", "show", "leaky")
     assert not re.search(f"{SECRET}|{PASSWORD}", output)
     assert files_with(tmp_path, SECRET, PASSWORD) == []
     cli.wait_for_its_processes()

@@ -124,13 +124,13 @@ def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(t
     output, errors = (cli.folder / "stdout").read_text(), (cli.folder / "stderr").read_text()
     assert re.match(r"error: Ray was lost: its head, gcs_server ended \(process \d+\)\n  → ", errors), errors
     assert f"Partial: broke off when {len(IN_RAY)} of {len(IN_RAY) + 2} trials were done." in output
-    assert "broke off; `raypar resume faulty` runs the rest" in output and "Traceback" not in output + errors
+    assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
     assert outcomes(results_of(tmp_path)) == expected
     cli.wait_for_its_processes()
 
     study.hold_no_more()
     before = len(study.starts())
-    cli.done("resume", "faulty")
+    cli.done("store", "resume", "faulty")
     missing = {lr for lr, (kind, _) in expected.items() if kind is not None} | {running}
     assert len(finished(tmp_path)) == len(IN_RAY) + 2
     begun = study.starts()[before:]
@@ -174,7 +174,7 @@ def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_
         assert process.wait(TIMEOUT_S) == 1
     errors = (cli.folder / "stderr").read_text()
     assert re.match(r"error: Ray was lost: its head at \S+ can.t be reached any more\n  → ", errors), errors
-    assert "broke off; `raypar resume" in cli.output()
+    assert "broke off; `raypar store resume" in cli.output()
     assert outcomes(results_of(tmp_path)) == {first: (None, 1)}
     study.hold_no_more()
     cli.done("study", "faulty.py", "--no-ray")

@@ -156,7 +156,7 @@ def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(c
 
 
 def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(cli):
-    output = cli.done("profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
+    output = cli.done("model", "profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
     assert re.search(r"^ +rank 0 +rank 1$", output, re.MULTILINE)
     assert re.search(r"^backward pass +[\d.]+ ms +\d+ %", output, re.MULTILINE)
     assert "Model FLOP utilisation: " in output and "without the profiler" in output

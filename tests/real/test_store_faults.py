@@ -42,7 +42,7 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
             study.hold_no_more()
             study.go(second)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
-            assert "records wait on disk; `raypar sync` sends them" in cli.output()
+            assert "records wait on disk; `raypar store sync` sends them" in cli.output()
     assert (tmp_path / "stderr").read_text() == ""
     assert finished(tmp_path) == RATES  # the store and the journal together
 
@@ -53,11 +53,11 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
     lost = {str(json.loads(lines[i])["result"]["spec"]["config"]["lr"]) for i in (bad, cut)}
     lines[bad] = damaged(lines[bad])
     journal.write_bytes(b"".join(lines[:cut]) + lines[cut][:100])
-    synced = cli.run("sync")
+    synced = cli.run("store", "sync")
     output = synced.stdout + synced.stderr
     assert f"line {bad + 1}: is damaged, skipped" in output and "Traceback" not in output, output
     assert finished(tmp_path) == sorted({*RATES} - lost)
-    assert "2 of 4 trials" in cli.done("resume", "faulty")
+    assert "2 of 4 trials" in cli.done("store", "resume", "faulty")
     assert finished(tmp_path) == RATES
     assert set(study.starts()[4:]) == lost and len(study.starts()) == 6
 
@@ -75,12 +75,13 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
             study.hold_no_more()
             study.go(first)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
-    assert "3 points, 3 trials" in cli.output() and "records wait on disk; `raypar sync` sends them" in cli.output()
+    assert "3 points, 3 trials" in cli.output()
+    assert "records wait on disk; `raypar store sync` sends them" in cli.output()
     assert "Traceback" not in cli.output()
-    refused = cli.run("resume", "faulty", "--tracking-uri", uri)
+    refused = cli.run("store", "resume", "faulty", "--tracking-uri", uri)
     assert refused.returncode == 2 and f"The tracking store {uri} can't be used" in refused.stderr
     with start_server(default_tracking_uri(kept), kept, port=port):
-        cli.done("sync")
+        cli.done("store", "sync")
         assert finished(tmp_path, uri=uri) == RATES[:3]
         assert journal_paths(tmp_path) == ()
         cli.done("study", "faulty.py", "--no-ray", "--tracking-uri", uri)
@@ -104,14 +105,14 @@ def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the
     filler.unlink()
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
-    assert "broke off; `raypar resume faulty` runs the rest" in output and "Traceback" not in output + errors
+    assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
     # The second result may just have fitted into the journal's last block: a result is kept or lost as reported.
     kept = finished(disk)
     assert kept in ([first], sorted([first, second]))
     assert f"broke off when {len(kept)} of 4 trials were done" in output
 
     study.hold_no_more()
-    done = cli.run("resume", "faulty")
+    done = cli.run("store", "resume", "faulty")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{len(kept)} of 4 trials" in done.stdout
     assert finished(disk) == ["0.01", "0.02", "0.03", "0.04"]

@@ -115,22 +115,22 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     until((head.home / "second").exists, client.output, 120)
 
     # Another one looks on, from the beginning, and learns how to come back.
-    with client.start("attach", "rates", "--address", head.url) as process:
+    with client.start("cluster", "attach", "rates", "--address", head.url) as process:
         client.wait(process, lambda: "1/2" in client.output())
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130, client.output()
-    assert f"`raypar attach rates --address {head.url}` shows it" in client.output()
+    assert f"`raypar cluster attach rates --address {head.url}` shows it" in client.output()
     assert "Traceback" not in client.output()
     refused = client.run(*submit)
     assert refused.returncode == 2
-    assert f"runs on this cluster already\n  → `raypar attach rates --address {head.url}`" in refused.stderr
-    refused = client.run("attach", "rate", "--address", head.url)
+    assert f"runs on this cluster already\n  → `raypar cluster attach rates --address {head.url}`" in refused.stderr
+    refused = client.run("cluster", "attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean 'rates'?" in refused.stderr
-    refused = client.run("stop", "rates", "--address", head.url, HOME="/nowhere")
+    refused = client.run("cluster", "stop", "rates", "--address", head.url, HOME="/nowhere")
     assert refused.returncode == 2 and "asks for a token, and you have given none" in refused.stderr
     assert head.drivers() and not any(TOKEN in line for line in head.drivers())
 
-    stopped = client.run("stop", "rates", "--address", head.url)
+    stopped = client.run("cluster", "stop", "rates", "--address", head.url)
     assert (stopped.returncode, "study rates was stopped" in stopped.stderr) == (0, True), stopped.stderr
     assert "Partial: interrupted when 1 of 2 trials were done." in stopped.stdout
     assert f"`raypar {' '.join(submit)}` runs the rest" in stopped.stdout.replace("\n", " ")

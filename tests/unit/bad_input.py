@@ -218,10 +218,10 @@ SECRET = "--tracking-uri http://me:pa55word@y:1"
 FLAGS = (
     flags("a large seed", f"plan good.py --seed {2**32}", "--seed = 4294967296", "at most 4294967295"),
     flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),
-    flags("attached to a Ray", "attach good --address auto", "--address 'auto'", "is no dashboard"),
+    flags("attached to a Ray", "cluster attach good --address auto", "--address 'auto'", "is no dashboard"),
     flags("--set of no value", "plan good.py --set lr=", "lacks a value"),
     flags("--set of no key", "plan good.py --set =1", "lacks a key"),
-    flags("steps without end", f"profile good.py --steps {10**20}", "--steps", "from 1 to 1000"),
+    flags("steps without end", f"model profile good.py --steps {10**20}", "--steps", "from 1 to 1000"),
     flags("no such command", "stuudy good.py", "stuudy", "study"),
     flags("no argument", "study", "FILE", "raypar study --help"),
     flags("too many arguments", "study good.py good.py", "good.py", "raypar study --help"),
@@ -230,7 +230,7 @@ FLAGS = (
     flags("a dash for hyphens", "plan good.py \u2014repeats=3", "did you mean --repeats?", "U+2014 EM DASH"),
     flags("a hyphen that is none", "plan good.py --max\u2011repeats 3", "--max-repeats?", "U+2011 NON-BREAKING"),
     flags("what can't be seen", "plan good.py --set l\u200br=1", "did you mean 'lr'?", "U+200B ZERO WIDTH SPACE"),
-    flags("a verb of another alphabet", "p\u04cf\u0430n good.py", "did you mean plan?", "U+04CF"),
+    flags("a verb of another alphabet", "p\u04cf\u0430n good.py", "did you mean `raypar plan`?", "U+04CF"),
     flags(
         "a study's flag before it", "ab A B --budget 3m -- study good.py", "--budget", "ab A B -- study FILE --budget"
     ),
@@ -270,7 +270,7 @@ FLAGS = (
     flags("a page without Ray", "study good.py --no-ray --address http://x:1", "http://x:1 and --no-ray", "leave one"),
     flags("data of here", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
     flags("a job's secret", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"),
-    flags("nothing to attach to", f"attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
+    flags("nothing to attach to", f"cluster attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
     flags("a port that there is not", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
     flags("nobody at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
     flags("a search without Ray", "study good.py --no-ray --set lr=uniform(0.1,1)", "a search", "--no-ray"),
@@ -295,9 +295,9 @@ FLAGS = (
     flags("an exit code of nothing", "compare s t --inconclusive ok", "--inconclusive ok", "add --fail-if-slower 5%"),
     flags("an allowance in seconds", "compare s t --fail-if-slower 5s", "--fail-if-slower 5s", "percentage", "5%"),
     flags("a third way", "compare s t --fail-if-slower 5% --inconclusive no", "--inconclusive 'no'", "ok"),
-    flags("a bucket below 0", "predict s --workers 4 --bucket-mb -1", "--bucket-mb -1", "0 or more"),
-    flags("no workers asked", "predict s", "--workers", "raypar predict --help"),
-    flags("a drawing of no kind", "predict s --workers 4 --plot a.txt", "a.txt", ".png"),
+    flags("a bucket below 0", "model predict s --workers 4 --bucket-mb -1", "--bucket-mb -1", "0 or more"),
+    flags("no workers asked", "model predict s", "--workers", "raypar model predict --help"),
+    flags("a drawing of no kind", "model predict s --workers 4 --plot a.txt", "a.txt", ".png"),
     flags("no table", "fit gone.csv", "gone.csv", "there is no such file"),
     Case("a table of text", ("fit", "t.csv"), ("t.csv", "line 2", "'many'"), {"t.csv": "workers,time\nmany,1\n"}),
     Case("a table not in UTF-8", ("fit", "t.csv"), ("t.csv", "UTF-8", "byte 0"), {"t.csv": b"\xff\xfe\n"}),
@@ -321,17 +321,17 @@ FLAGS = (
         {"t.csv": "workers,time\n" + "".join(f"{n},1\n" for n in range(1, 202))},
     ),
     Case("an empty table", ("fit", "t.csv"), ("t.csv", "workers"), {"t.csv": ""}),
-    flags("a format that is not known", "export s t.xlsx", "t.xlsx", ".csv"),
-    flags("a file that is there", "export s good.py", "good.py"),
-    flags("no such workload", "work digit", "no workload `digit`", "did you mean 'digits'?"),
-    flags("a peak of NaN", "work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
-    flags("work of several", "work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
+    flags("a format that is not known", "store export s t.xlsx", "t.xlsx", ".csv"),
+    flags("a file that is there", "store export s good.py", "good.py"),
+    flags("no such workload", "model work digit", "no workload `digit`", "did you mean 'digits'?"),
+    flags("a peak of NaN", "model work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
+    flags("work of several", "model work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
     flags("figures of no kind", "report s --figures f --format gif", "--format 'gif'", "svg"),
     *(
-        flags(f"{command.split()[0]} of no study", command, "no study `s`", "raypar study FILE")
+        flags(f"{command.partition(' s')[0]} of no study", command, "no study `s`", "raypar study FILE")
         for command in (
-            *("report s", "show s", "resume s", "recommend s", "compare s t", "predict s --workers 4", "fit s"),
-            *("export s t.csv", "generate s --prompt x"),
+            *("report s", "store show s", "store resume s", "recommend s", "compare s t", "fit s"),
+            *("model predict s --workers 4", "store export s t.csv", "model generate s --prompt x"),
         )
     ),
 )

@@ -1,8 +1,12 @@
-"""The command line in this process, beside what it says when it refuses."""
+"""The command line in this process: its verbs, what they print, and what they say when they refuse."""
 
+import typer
 from typer.testing import CliRunner
 
 from raypar.cli.app import app
+
+VERBS = {" ".join(words): verb for words, verb in typer.main.get_command(app).walk()}
+GROUPS = list(dict.fromkeys(verb.split()[0] for verb in VERBS if " " in verb))
 
 
 def joined(text):

@@ -17,8 +17,8 @@ from raypar.track.server import free_port
 from raypar.track.store import Store, default_tracking_uri
 
 READING = (
-    *("list", "show s", "report s", "resume s", "recommend s", "compare s t", "fit s", "predict s --workers 4"),
-    *("export s t.csv", "generate s --prompt x", "plan good.py"),
+    *("list", "store show s", "report s", "store resume s", "recommend s", "compare s t", "fit s"),
+    *("model predict s --workers 4", "store export s t.csv", "model generate s --prompt x", "plan good.py"),
 )
 
 
@@ -148,7 +148,7 @@ def test_a_folder_that_can_not_be_written_is_refused(tmp_path, where):
     assert "can't be written" in refusal(uri, bad if where == "project" else tmp_path).message
 
 
-@pytest.mark.parametrize("command", ["study good.py", "sync", "ui"])
+@pytest.mark.parametrize("command", ["study good.py", "store sync", "ui"])
 def test_a_store_in_a_folder_that_is_not_there_is_refused_and_not_made(command, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     before = contents(tmp_path)

@@ -1,4 +1,4 @@
-"""``raypar delete`` and ``rename``: what is asked, done, refused, finished after an interruption; dates of --since."""
+"""``raypar store delete`` and ``rename``: asked, done, refused, finished after an interruption; dates of --since."""
 
 import json
 import os
@@ -43,18 +43,19 @@ def asked(answer, *arguments):
 
 
 def test_a_study_is_deleted_after_a_yes_and_a_later_one_of_the_name_works(stored, project):
-    code, out = asked("n\n", "delete", "mnist")
+    code, out = asked("n\n", "store", "delete", "mnist")
     assert code == 1 and "nothing was changed" in out and names(stored, project) == ["mnist"]
     assert f"delete study `mnist` (1 execution, 2 trials, in {stored})?" in joined(out)
-    refused("there was no answer, so nothing was changed → answer y, or give --yes", "delete", "mnist", out=None)
-    code, out, _ = raypar("delete", "mnist", "--yes")
+    said = "there was no answer, so nothing was changed → answer y, or give --yes"
+    refused(said, "store", "delete", "mnist", out=None)
+    code, out, _ = raypar("store", "delete", "mnist", "--yes")
     experiment = client(stored).get_experiment_by_name("mnist")
     assert code == 0 and f"mlflow experiments restore --experiment-id {experiment.experiment_id}" in joined(out)
     assert "no studies yet" in raypar("list")[1]
-    refused("no study `mnist` in the store", "delete", "mnist", "--yes")
+    refused("no study `mnist` in the store", "store", "delete", "mnist", "--yes")
     record(project, stored, LARGE, uid="e2")
     assert [result.spec.point for result in Store(stored, project).results("mnist")] == [LARGE.spec.point]
-    assert raypar("delete", "mnist", "--yes")[0] == 0 and names(stored, project) == []
+    assert raypar("store", "delete", "mnist", "--yes")[0] == 0 and names(stored, project) == []
 
 
 def test_a_deleted_study_can_be_restored_with_what_was_in_the_journals(project, monkeypatch):
@@ -64,7 +65,7 @@ def test_a_deleted_study_can_be_restored_with_what_was_in_the_journals(project, 
     rec = recorder(project, uri, "e2")
     rec.record(LARGE)
     rec.close("finished")
-    code, _, err = raypar("delete", "mnist", "--yes", "--tracking-uri", uri)
+    code, _, err = raypar("store", "delete", "mnist", "--yes", "--tracking-uri", uri)
     assert code == 2 and "can't be used" in err
     unblock(project)
     experiment_id = delete_study("mnist", uri, project)
@@ -76,7 +77,7 @@ def test_a_deleted_study_can_be_restored_with_what_was_in_the_journals(project, 
 def test_a_renamed_study_is_the_same_study(stored, project):
     before = Store(stored, project)
     results, steps = before.results("mnist"), before.step_times("mnist", SMALL.spec.identity)
-    code, out = asked("y\n", "rename", "mnist", "digits 2")
+    code, out = asked("y\n", "store", "rename", "mnist", "digits 2")
     assert code == 0 and "rename study `mnist` (1 execution, 2 trials, in " in joined(out)
     after = Store(stored, project)
     renamed = tuple(replace(result, spec=replace(result.spec, study="digits 2")) for result in results)
@@ -119,14 +120,14 @@ def test_the_name_of_a_deleted_study_can_be_taken(stored, project):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("delete mnits", "no study `mnits` in the store → did you mean 'mnist'?"),
-        ("rename mnits digits", "no study `mnits` in the store → did you mean 'mnist'?"),
+        ("store delete mnits", "no study `mnits` in the store → did you mean 'mnist'?"),
+        ("store rename mnits digits", "no study `mnits` in the store → did you mean 'mnist'?"),
         (
-            "rename mnist other",
-            "there is a study `other` already → choose another name, or `raypar delete other` first",
+            "store rename mnist other",
+            "there is a study `other` already → choose another name, or `raypar store delete other` first",
         ),
-        ("rename mnist mnist", "study `mnist` has that name already"),
-        ("rename mnist a/b", "'a/b': the name of a study may hold letters, digits"),
+        ("store rename mnist mnist", "study `mnist` has that name already"),
+        ("store rename mnist a/b", "'a/b': the name of a study may hold letters, digits"),
     ],
 )
 def test_what_can_not_be_changed_is_refused(stored, project, arguments, message):
@@ -138,9 +139,9 @@ def test_what_can_not_be_changed_is_refused(stored, project, arguments, message)
 @pytest.mark.parametrize("running", ["mnist", "new"])
 def test_a_study_that_is_being_run_is_refused(stored, project, running):
     with one_execution(Holder.here(running, ["raypar", "study", "mnist.py"]), store_identity(stored)):
-        refused(f"study `{running}` is being run already", "rename", "mnist", "new", "--yes")
+        refused(f"study `{running}` is being run already", "store", "rename", "mnist", "new", "--yes")
         if running == "mnist":
-            refused("study `mnist` is being run already", "delete", "mnist", "--yes")
+            refused("study `mnist` is being run already", "store", "delete", "mnist", "--yes")
     assert names(stored, project) == ["mnist"]
 
 
@@ -161,7 +162,7 @@ def test_a_renamed_study_is_not_resumed_from_a_file_of_the_old_name(stored, proj
     record(project, stored, uid="e2", execution={"started_at": 1.8e9, "tags": {"raypar.resume": json.dumps(flags)}})
     rename_study("mnist", "new", stored, project)
     message = "declares study `mnist`, not `new` → rename the file to new.py, or set Study(name='new')"
-    refused(message, "resume", "new")
+    refused(message, "store", "resume", "new")
 
 
 # ---- --since
@@ -189,8 +190,8 @@ def test_trials_since_a_date_or_an_execution_are_reported_alone(three, since, nu
         num_trials
     ]
     assert counted in header and header.endswith(excluded) and ", since 2023-11-1" in header
-    for verb in ("show", "recommend"):
-        code, out, _ = raypar(verb, "mnist", "--since", since, width=200)
+    for verb in ("store show", "recommend"):
+        code, out, _ = raypar(*verb.split(), "mnist", "--since", since, width=200)
         assert code == 0 and out.startswith(f"mnist: {counted} since 2023-11-1") and excluded in out
 
 
@@ -209,8 +210,8 @@ def test_trials_since_a_date_or_an_execution_are_reported_alone(three, since, nu
     ],
 )
 def test_a_bad_date_is_refused_with_the_forms_that_work(three, since, message):
-    for verb in ("report", "show", "recommend"):
-        refused(message, verb, "mnist", "--since", since)
+    for verb in ("report", "store show", "recommend"):
+        refused(message, *verb.split(), "mnist", "--since", since)
 
 
 # ---- the time of a plan
@@ -250,22 +251,27 @@ def test_names_of_studies_and_workloads_are_completed(stored, project):
     recorder(project, stored, "e3", "mine")
     for verb in (
         "report",
-        "show",
-        "export",
-        "delete",
-        "rename",
+        "store show",
+        "store export",
+        "store delete",
+        "store rename",
         "fit",
         "compare",
-        "predict",
+        "model predict",
         "recommend",
-        "resume",
+        "store resume",
         "ui",
     ):
         assert sorted(completed(f"raypar {verb} m")) == ["mine", "mlp", "mnist"], verb
     assert completed("raypar report mn") == ["mnist"] and completed("raypar report x") == []
-    assert completed("raypar work tw") == completed("raypar workloads tw") == ["tweets"]
+    assert completed("raypar model work tw") == completed("raypar model list tw") == ["tweets"]
     delete_study("mlp", stored, project)
     assert sorted(completed("raypar report m")) == ["mine", "mnist"]
+
+
+def test_verbs_are_completed_in_their_groups():
+    assert completed("raypar st") == ["study", "store"] and completed("raypar sho") == []
+    assert completed("raypar store re") == ["resume", "rename"]
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///{}/no.db", "sqlite:///{}/broken.db", "http://127.0.0.1:9", "nonsense"])
@@ -286,8 +292,8 @@ def test_completion_imports_nothing_heavy(stored, project):
         "from raypar.cli.app import app\n"
         "app(prog_name='raypar')\n"
     )
-    for words, name in (("raypar report mn", "mnist"), ("raypar work tw", "tweets")):
-        variables = {"_RAYPAR_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
+    for words, name in (("raypar report mn", "mnist"), ("raypar model work tw", "tweets")):
+        variables = {"_RAYPAR_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, cwd=project, env={**os.environ, **variables})
         assert done.stdout.split() == [name, "heavy:"], done.stdout + done.stderr

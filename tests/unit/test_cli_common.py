@@ -1,6 +1,7 @@
 """Exit codes, logs of commands, and what a store without the study is reported as."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from command import joined, raypar, refused
+from command import GROUPS, VERBS, joined, raypar, refused
 from recording import make_result, new_store, record
 
 from raypar.cli import study
-from raypar.cli.app import app
 from raypar.cli.common import DRIVER_LOG, quiet
+from raypar.cli.verbs import MOVED
 from raypar.errors import BrokeOff, RayparError, StoreError, closest, suggest
 from raypar.execution.options import Options
 from raypar.execution.stored import unknown_study
@@ -25,7 +26,7 @@ from raypar.track.store import default_tracking_uri
 
 def test_a_study_without_a_result_is_reported_with_the_command_that_runs_it():
     error = unknown_study("mine", SimpleNamespace(studies=lambda: [SimpleNamespace(name="mine")]))
-    assert str(error) == "study `mine` has no result yet\n  → `raypar resume mine` runs what is missing"
+    assert str(error) == "study `mine` has no result yet\n  → `raypar store resume mine` runs what is missing"
 
 
 @pytest.mark.parametrize(("name", "here"), [("mnist", ""), ("mnist", "other"), ("nope", "")])
@@ -40,13 +41,13 @@ def test_in_a_subfolder_both_stores_are_named_this_one_and_that_of_the_folder_ab
         record(Path.cwd(), default_tracking_uri(Path.cwd()), make_result(study=here), study=here)
     said = "has other studies" if here else "is empty: `raypar study FILE` makes a study"
     both = f"→ the store {default_tracking_uri(Path.cwd())} {said}; the store of {project} has `mnist`: `cd {project}`"
-    refused(f"no study `{name}` in the store {both}, or --tracking-uri {uri}", "show", name, out=None)
+    refused(f"no study `{name}` in the store {both}, or --tracking-uri {uri}", "store", "show", name, out=None)
     assert here or f"the store of {project} has `mnist`" in joined(raypar("list")[1])
-    code, _, err = raypar("show", name, "--tracking-uri", f"sqlite:///{project}/another.db")
+    code, _, err = raypar("store", "show", name, "--tracking-uri", f"sqlite:///{project}/another.db")
     assert code == 2 and "of a folder" not in err and "`cd " not in err
 
 
-@pytest.mark.parametrize("words", [["workloads"], ["--help"], ["init", "-o", "-"], ["init", "nope.py"]])
+@pytest.mark.parametrize("words", [["model", "list"], ["--help"], ["init", "-o", "-"], ["init", "nope.py"]])
 def test_a_reader_who_has_gone_ends_a_command_quietly(words, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
@@ -72,7 +73,7 @@ def test_a_study_whose_reader_has_gone_ends_as_one_that_is_interrupted():
 
 @pytest.mark.parametrize("columns", ["0", "1", "-1", "many", "\N{SUPERSCRIPT TWO}"])
 def test_columns_that_are_none_are_those_of_a_pipe(columns):
-    assert raypar("workloads", width=columns) == raypar("workloads", width=80)
+    assert raypar("model", "list", width=columns) == raypar("model", "list", width=80)
     assert raypar("--help", width=columns)[1].strip()
 
 
@@ -119,8 +120,8 @@ def test_a_log_that_somebody_removes_is_no_failure(tmp_path):
 @pytest.mark.parametrize("verb", ["attach", "stop"])
 def test_without_a_cluster_the_message_says_how_a_local_study_is_stopped(verb):
     nowhere = ["--address", "http://127.0.0.1:9"]
-    refused("error: no Ray dashboard answers at --address http://127.0.0.1:9", verb, "mnist", *nowhere)
-    refused("Ctrl-C in its terminal stops a study of this machine", verb, "mnist", *nowhere)
+    refused("error: no Ray dashboard answers at --address http://127.0.0.1:9", "cluster", verb, "mnist", *nowhere)
+    refused("Ctrl-C in its terminal stops a study of this machine", "cluster", verb, "mnist", *nowhere)
 
 
 @pytest.mark.parametrize(
@@ -150,22 +151,62 @@ def test_only_what_is_close_is_suggested(word, choices, close):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reprot"], "No such command 'reprot' → did you mean report? `raypar --help`"),
+        (["reprot"], "No such command 'reprot' → did you mean `raypar report`? `raypar --help`"),
         (["plot"], "No such command 'plot' → `raypar --help`"),
+        (["exprot", "s"], "No such command 'exprot' → did you mean `raypar store export`? `raypar --help`"),
+        (["workload"], "did you mean `raypar model list`"),
+        (["stroe", "show"], "No such command 'stroe' → did you mean `raypar store`? `raypar --help`"),
+        (["store", "shwo"], "No such command 'shwo' → did you mean `raypar store show`? `raypar store --help`"),
+        (["model", "lst"], "No such command 'lst' → did you mean `raypar model list`? `raypar model --help`"),
+        (["store", "predict"], "did you mean `raypar model predict`? `raypar store --help`"),
         (
             ["study", "s.py", "--repeat", "3"],
             "No such option: --repeat → did you mean --repeats? `raypar study --help`",
         ),
         (["report", "s", "--foo"], "No such option: --foo → `raypar report --help`"),
+        (["store", "show", "s", "--jsn"], "No such option: --jsn → did you mean --json? `raypar store show --help`"),
+        (["store", "show", "s", "\u2014json"], "unexpected extra argument(s) (\u2014json) → did you mean --json?"),
     ],
 )
 def test_a_misspelt_verb_or_flag_is_reported_with_the_close_ones(arguments, message):
     refused(message, *arguments)
 
 
-@pytest.mark.parametrize(
-    "verb", [[], *([command.name or command.callback.__name__] for command in app.registered_commands)]
-)
+@pytest.mark.parametrize("word", MOVED)
+def test_a_verb_that_has_moved_is_reported_with_its_place(word):
+    assert raypar(word, "mnist", "--json") == (2, "", f"error: raypar {word} is now `raypar {MOVED[word]}`\n")
+    assert MOVED[word] in VERBS and word not in VERBS
+
+
+@pytest.mark.parametrize("verb", ["", *GROUPS, *VERBS])
 def test_no_help_shows_a_type_for_a_flag(verb):
-    code, out, _ = raypar(*verb, "--help")
+    code, out, _ = raypar(*verb.split(), "--help")
     assert code == 0 and "bool" not in out.lower()
+
+
+def test_the_first_screen_is_one_with_at_most_twelve_verbs_and_the_groups():
+    code, out, _ = raypar("--help")
+    assert code == 0 and len(out.splitlines()) <= 35 and max(map(len, out.splitlines())) <= 80
+    shown = re.findall(r"^│ ([a-z][a-z-]*) +\S", out, re.MULTILINE)
+    assert shown == [*(verb for verb in VERBS if " " not in verb), *GROUPS] and len(shown) - len(GROUPS) <= 12
+    assert [panel in out for panel in ("─ Start ─", "─ Answers ─", "─ Look around ─", "─ Groups ─")] == [True] * 4
+
+
+@pytest.mark.parametrize("verb", [*GROUPS, *VERBS])
+def test_a_verb_has_one_line_in_the_help_of_its_group(verb):
+    *group, name = verb.split()
+    (line,) = re.findall(rf"^│ {name} +([A-Z].*\.) +│$", raypar(*group, "--help")[1], re.MULTILINE)
+    assert len(line) <= 70
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_a_group_alone_shows_its_help(group):
+    code, out, err = raypar(*group.split())
+    assert (code, err) == (2, "") and out.strip() == raypar(*group.split(), "--help")[1].strip()
+
+
+def test_options_of_a_run_stand_in_panels_the_everyday_ones_first():
+    out = raypar("study", "--help")[1]
+    assert re.findall(r"^╭─ ([\w ]+) ─+╮$", out, re.M) == ["Arguments", "What runs", "Where", "When it stops", "Output"]
+    firsts = ["--set", "--no-ray", "--until", "--debug"]
+    assert re.findall(r"^╭─ (?:W|O).*\n│ (--[a-z-]+)", out, re.M) == firsts

@@ -1,4 +1,4 @@
-"""``raypar export``: trials and summaries of a stored study as files, or a refusal; contents are in tests/golden."""
+"""``raypar store export``: trials and summaries of a stored study as files, or a refusal; tests/golden has contents."""
 
 import json
 
@@ -31,7 +31,7 @@ def store(tmp_path_factory):
 
 
 def exported(store, path, *flags):
-    code, out, err = raypar("export", "mnist", str(path), "--tracking-uri", store, *flags, width=200)
+    code, out, err = raypar("store", "export", "mnist", str(path), "--tracking-uri", store, *flags, width=200)
     wrote = "a summary" if path.suffix == ".md" else "the 6 trials"
     assert (code, out, err) == (0, f"wrote {wrote} of mnist to {path}\n", "")
     return path
@@ -57,7 +57,7 @@ def test_a_summary_has_all_versions_and_no_command_line(store, tmp_path):
 def test_a_file_that_is_there_is_kept_unless_force_is_given(store, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("mine")
-    refused("is there already → ", "export", "mnist", str(path), "--tracking-uri", store)
+    refused("is there already → ", "store", "export", "mnist", str(path), "--tracking-uri", store)
     assert path.read_text() == "mine"
     assert exported(store, path, "--force").read_text().startswith("study,workload,identity,")
 
@@ -71,5 +71,5 @@ def test_a_file_that_is_there_is_kept_unless_force_is_given(store, tmp_path):
     ],
 )
 def test_what_can_not_be_exported_is_refused(store, tmp_path, name, file, message):
-    refused(message, "export", name, str(tmp_path / file), "--tracking-uri", store)
+    refused(message, "store", "export", name, str(tmp_path / file), "--tracking-uri", store)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""``raypar generate``: the best kept model of a study writes, or one sentence says why none does."""
+"""``raypar model generate``: the best kept model of a study writes, or one sentence says why none does."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def a_model_that_repeats_its_prompt(monkeypatch):
     monkeypatch.setattr(shipped, "gpt2_code", writer)
 
 
-PROMPT = ("generate", "mnist", "--prompt", "add")
+PROMPT = ("model", "generate", "mnist", "--prompt", "add")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``raypar predict``: flags, sources and refusals; whole predictions are in tests/golden."""
+"""``raypar model predict``: flags, sources and refusals; whole predictions are in tests/golden."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def in_the_project(project, monkeypatch):
 
 
 def predicted(flags, name="scaled"):
-    code, out, err = raypar("predict", name, *flags.split())
+    code, out, err = raypar("model", "predict", name, *flags.split())
     assert code == 0, err
     assert max(map(len, out.splitlines())) <= 80 and "\x1b" not in out
     return joined(out)
@@ -155,5 +155,5 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
     ],
 )
 def test_bad_input_is_refused_and_no_file_of_elsewhere_run(study, flags, message, project):
-    refused(message, "predict", study, "--workers", "8", *flags.split())
+    refused(message, "model", "predict", study, "--workers", "8", *flags.split())
     assert not list(project.parent.glob("*/ran"))

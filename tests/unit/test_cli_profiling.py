@@ -1,4 +1,4 @@
-"""Which point `raypar profile` looks into, and which studies it refuses."""
+"""Which point `raypar model profile` looks into, and which studies it refuses."""
 
 import pytest
 

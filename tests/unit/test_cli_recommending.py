@@ -65,11 +65,11 @@ def recommended(*args):
 
 
 def test_limits_and_a_target_are_taken_from_the_command_line():
-    assert "Take num_workers=4: 12.0 s [" in recommended("scaled")
+    assert "Recommended: num_workers=4, 12.0 s [" in recommended("scaled")
     flags = "--target accuracy=0.9 --min-efficiency 0.85 --max-time 0.5min --set num_workers=1,2,4"
     text = recommended("scaled", *flags.split())
     assert "Study scaled num_workers=1,2,4: the fastest to accuracy 90.0 % or more, in 30.0 s at most" in text
-    assert "Take num_workers=2: 22.0 s [" in text
+    assert "Recommended: num_workers=2, 22.0 s [" in text
     assert "longer than 30.0 s" in text and "efficiency below 85 %" in text
     assert recommended("drawn", "--min-metric", "0.925").count("accuracy below 92.5 %") == 2
     assert "A search runs each point once: make a study of these points, with repeats." in recommended("drawn")
@@ -83,7 +83,7 @@ def test_a_metric_in_per_cent_is_shown_and_asked_for_in_per_cent():
     refused("in per cent, from 0 to 100 → write --target accuracy=95", "recommend", "percent", "--target=accuracy=0.95")
     refused("in per cent, from 0 to 100 → write --min-metric 95", "recommend", "percent", "--min-metric=0.95")
     refused("a share, from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
-    code, out, _ = raypar("show", "percent")
+    code, out, _ = raypar("store", "show", "percent")
     assert code == 0 and "96.00 %" in out
     document = json.loads(raypar("recommend", "percent", "--json")[1])
     assert (document["metric_unit"], document["metric_margin"]) == ("percent", 0.5)

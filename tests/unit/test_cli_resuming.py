@@ -37,7 +37,7 @@ def options_of(folder, **flags):
 )
 def test_only_what_is_elsewhere_is_named_and_no_password(tmp_path, file, flags, words):
     command = resume_command(loaded(tmp_path / file, "a study"), options_of(tmp_path / "project", **flags))
-    expected = ["raypar", "resume", "a study", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
+    expected = ["raypar", "store", "resume", "a study", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
     assert shlex.split(command) == expected
 
 

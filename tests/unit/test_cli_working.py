@@ -1,4 +1,4 @@
-"""``raypar work``: weights, work by type of layer and the least time, or a refusal."""
+"""``raypar model work``: weights, work by type of layer and the least time, or a refusal."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -39,7 +39,7 @@ PEAK = " --peak-tflops 1"
     ids=["digits", "imagenet", "settings", "flags"],
 )
 def test_the_work_of_a_network_and_its_training_is_shown(arguments, words):
-    code, out, _ = raypar("work", *arguments.split())
+    code, out, _ = raypar("model", "work", *arguments.split())
     assert code == 0 and [word for word in words.split("|") if word not in joined(out)] == []
 
 
@@ -47,7 +47,8 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch):
     peak_flops = Mock(return_value=2e11)
     monkeypatch.setattr("raypar.train.flops.peak_flops", peak_flops)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, out, _ = raypar("work", "digits", "--set=num_threads=3", "--set=num_workers=2", "--set=precision=bf16")
+    flags = "--set=num_threads=3", "--set=num_workers=2", "--set=precision=bf16"
+    code, out, _ = raypar("model", "work", "digits", *flags)
     assert code == 0 and peak_flops.mock_calls == [call(torch.device("cpu"), torch.bfloat16, 6)]
     assert "peak: 200 GFLOP/s (measured: matrix products, bf16, cpu, 6 threads)" in out
 
@@ -71,7 +72,7 @@ def test_the_peak_is_that_of_the_device_that_a_study_would_be_on(more, problem, 
     monkeypatch.setattr(
         "raypar.train.precision.numerics_of", lambda *_: SimpleNamespace(mixed=None, dtype=torch.float32)
     )
-    code, out, _ = raypar("work", "digits", *more)
+    code, out, _ = raypar("model", "work", "digits", *more)
     assert code == 0 and peak_flops.mock_calls[0].args[0] == torch.device(device) and f" {device}" in out
 
 
@@ -89,4 +90,4 @@ def test_the_peak_is_that_of_the_device_that_a_study_would_be_on(more, problem, 
 def test_a_mistake_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(message, "work", *arguments.split())
+    refused(message, "model", "work", *arguments.split())

@@ -107,7 +107,7 @@ def test_a_bad_store_and_results_that_wait_for_theirs_fail(tmp_path):
     (spool / "one-1.jsonl").write_text("{}\n")
     (spool / "one-1.ack").write_text(json.dumps({"tracking_uri": "http://127.0.0.1:1", "offset": 0}))
     (check,) = doctor.unsent(tmp_path)
-    assert not check.is_ok and "raypar sync" in check.fix
+    assert not check.is_ok and "raypar store sync" in check.fix
 
 
 def test_a_taken_port_is_named_and_the_next_one_shown():

@@ -251,7 +251,7 @@ def test_a_stopped_point_is_reported_as_failed_again_and_run_again_when_asked(st
     assert stage.happened == ["checked"] and outcome.status == "failed" and outcome.analysis.num_trials == 12
     assert stage.notices == [STOPPED_BEFORE.format("2 points", "6 trials")]
     console = Console(file=io.StringIO(), width=200)
-    print_outcome(console, outcome, "raypar resume s")
+    print_outcome(console, outcome, "raypar store resume s")
     (error,) = re.findall("^failed: .*", console.file.getvalue(), re.MULTILINE)
     assert error.endswith(" width=8 #1 and 2 more: no luck")
     for asked in ({"retry_failed": True}, {"rerun_all": True}):
@@ -300,7 +300,7 @@ def test_a_signal_while_the_report_is_made_lets_it_be_finished(stage):
     assert (outcome.interrupted_by, outcome.partial) == (signal.SIGTERM, "")
     assert stage.of("artifact") == [("report.html", "<html>")] and stage.of("closed") == ["finished"]
     console = Console(file=io.StringIO(), width=200)
-    print_outcome(console, outcome, "raypar resume s")
+    print_outcome(console, outcome, "raypar store resume s")
     assert "8 trials" in console.file.getvalue() and "interrupted when every trial was done" in console.file.getvalue()
 
 

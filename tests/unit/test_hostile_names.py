@@ -56,21 +56,21 @@ def test_what_a_store_names_is_shown_and_written_as_text(name, tmp_path, monkeyp
     for arguments in (
         ["list"],
         ["list", "--json"],
-        ["show", "--", name],
-        ["show", "--json", "--", name],
+        ["store show", "--", name],
+        ["store show", "--json", "--", name],
         ["report", "--json", "--", name],
         ["report", *drawn, "--", name],
-        ["export", "--", name, str(outside / "t.csv")],
-        ["export", "--", name, str(outside / "t.md")],
+        ["store export", "--", name, str(outside / "t.csv")],
+        ["store export", "--", name, str(outside / "t.md")],
         ["recommend", "--", name],
         ["report", "--", name + STEERS],
-        ["resume", "--", name],
+        ["store resume", "--", name],
     ):
         verb, *rest = arguments
-        done = CliRunner().invoke(app, [verb, "--tracking-uri", uri, *rest], env={"COLUMNS": "300"})
+        done = CliRunner().invoke(app, [*verb.split(), "--tracking-uri", uri, *rest], env={"COLUMNS": "300"})
         assert done.exception is None or isinstance(done.exception, SystemExit), (arguments, done.exception)
         assert not STEERING.search(done.output), (arguments, done.output)
-        assert "[link=" not in name or "[/nope]" in done.output or verb not in ("list", "show"), done.output
+        assert "[link=" not in name or "[/nope]" in done.output or verb not in ("list", "store show"), done.output
         shown.append(done.output)
     assert strip_control(name.replace("\0", "\N{REPLACEMENT CHARACTER}"))[:5].split()[0] in shown[0]
     here = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(outside)}

@@ -58,7 +58,7 @@ def test_a_file_of_elsewhere_has_to_be_named_by_the_user(named, tmp_path, monkey
     stored = {"file": named.format(folder=folder)}
     with pytest.raises(RayparError, match="a study file is code") as refused:
         last_flags(folder, stored)
-    assert "not in this folder" in str(refused.value) and "raypar resume good --file " in str(refused.value)
+    assert "not in this folder" in str(refused.value) and "raypar store resume good --file " in str(refused.value)
     assert last_flags(folder, stored, file=tmp_path / "mine.py").file == str(tmp_path / "mine.py")
 
 
@@ -109,7 +109,7 @@ def test_a_cluster_of_this_machine_has_to_be_named_where_another_user_may_listen
         else:
             with pytest.raises(RayparError, match="what listens there now is not known to be yours") as refused:
                 last_flags(tmp_path, {"address": address})
-            assert f"raypar resume good --address {address}" in str(refused.value)
+            assert f"raypar store resume good --address {address}" in str(refused.value)
         assert last_flags(tmp_path, {"address": address}, address=address).address == address
 
 

@@ -92,6 +92,7 @@ WRONG = {
     "of more than ray.train, from ray in train": lambda i: (
         i.folder == "train" and i.top == "ray" and not i.name.startswith("ray.train")
     ),
+    "of what registers the commands, from anywhere": lambda i: i.name.startswith("raypar.cli.app"),
     "of something slow at a module's start": lambda i: (
         i.top in SLOW and i.is_run and i.folder not in MAY_START_WITH.get(i.top, ())
     ),

@@ -152,7 +152,7 @@ def test_a_study_of_the_same_name_from_another_folder_is_refused_before_anything
     assert "`s` of another project: its code is in /projects/other, not in " in caught.value.message
     hint, file = caught.value.hint, stage.tmp_path / "s.py"
     assert f'Study(name="{stage.tmp_path.name}_s")' in hint and "--tracking-uri" in hint
-    assert f"raypar resume s --file {file} --tracking-uri sqlite:///x" in hint
+    assert f"raypar store resume s --file {file} --tracking-uri sqlite:///x" in hint
 
 
 @pytest.mark.parametrize("is_complete", [False, True])

@@ -163,7 +163,8 @@ def test_a_table_has_the_first_trials_and_says_how_many_it_lacks():
     analysis = analyse(question(), trials)
     every, few = (html_tables.trials_table(analysis, trials, most) for most in (len(trials), 3))
     assert (every.num_rows, few.num_rows) == (len(trials), 3)
-    left_out = f"{len(trials) - 3} later trials not shown: `raypar show` and `raypar export` have all."
+    num_left_out = len(trials) - 3
+    left_out = f"{num_left_out} later trials not shown: `raypar store show` and `raypar store export` have all."
     assert left_out in few.notes and not any("not shown" in note for note in every.notes)
 
 

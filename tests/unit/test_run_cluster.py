@@ -303,7 +303,7 @@ def test_the_commands_for_a_new_machine_copy_the_token_where_the_cluster_asks_fo
     monkeypatch.delenv(auth.TOKEN, raising=False)
     there = cluster.Contact("10.0.0.1:6379", "10.0.0.2", takes_everybody)
     monkeypatch.setattr(cluster, "contact", lambda address: there)
-    done = CliRunner().invoke(app, ["node-command"])
+    done = CliRunner().invoke(app, ["cluster", "add-node"])
     assert done.exit_code == 0 and subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     start = "~/venv/bin/ray start --address=10.0.0.1:6379 "

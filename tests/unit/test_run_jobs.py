@@ -140,7 +140,7 @@ def test_a_study_that_never_began_is_reported_with_the_reason(code, message):
 def test_a_connection_that_is_lost_says_how_the_study_is_followed_again():
     with pytest.raises(ClusterError, match="the connection was lost") as lost:
         follow(Client([job("1", {STUDY_KEY: "s"})]), "1", print)
-    assert "`raypar attach` follows it again" in lost.value.hint
+    assert "`raypar cluster attach` follows it again" in lost.value.hint
 
 
 def test_a_study_that_runs_on_a_cluster_is_not_submitted_again(tmp_path, monkeypatch):
@@ -148,7 +148,7 @@ def test_a_study_that_runs_on_a_cluster_is_not_submitted_again(tmp_path, monkeyp
     monkeypatch.setattr("raypar.run.jobs.connect", lambda *_: client)
     with pytest.raises(RayparError, match="study `my study` runs on this cluster already") as refused:
         cluster.submit("my study", tmp_path / "s.py", NOWHERE, [], [], "sqlite:///x")
-    assert f"`raypar stop 'my study' --address {NOWHERE}`" in refused.value.hint and not client.submitted
+    assert f"`raypar cluster stop 'my study' --address {NOWHERE}`" in refused.value.hint and not client.submitted
 
 
 @pytest.mark.parametrize("latest", [("STOPPED", 2000), ("RUNNING", 1000)], ids=["later", "running"])

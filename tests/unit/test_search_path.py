@@ -81,8 +81,8 @@ for words in sys.argv[1:]:
     print(words, done.exit_code)
 print(doctor.torch_imports()[0].is_ok)
 """
-READ_ONLY = ("list", "show s", "report s", "report s --html r.html", "export s t.csv", "compare s s", "recommend s")
-READ_ONLY += ("fit s", "predict s", "workloads", "plan nothing.py", "sync", "init --help")
+READ_ONLY = ("list", "store show s", "report s", "report s --html r.html", "store export s t.csv", "compare s s")
+READ_ONLY += ("recommend s", "fit s", "model predict s", "model list", "plan nothing.py", "store sync", "init --help")
 
 
 def test_what_only_reads_runs_no_code_of_the_current_folder(tmp_path):

@@ -47,7 +47,8 @@ from raypar.workloads import mnist_mlp
 study = Study(workload=mnist_mlp, space={"num_workers": grid(1, 2)})
 """
 ASKED = "--workers 8 --set lr=0.1"
-READING = "list", "show scaling", "report scaling", "fit scaling", f"predict scaling --parameters 1M {ASKED}"
+READING = "list", "store show scaling", "report scaling", "fit scaling"
+READING += (f"model predict scaling --parameters 1M {ASKED}",)
 FIX = "→ pip install 'raypar[train]'"
 
 
@@ -75,14 +76,15 @@ def assert_refused(result, *words):
 
 def test_what_is_in_a_store_is_read_and_all_that_reads_shows_and_submits_can_be_imported(project):
     recorded(project, question(), results(1))
-    done = run(project, *READING, "export scaling trials.csv", "workloads digits", code=WITHOUT + COMMANDS + IMPORTS)
+    commands = *READING, "store export scaling trials.csv", "model list digits"
+    done = run(project, *commands, code=WITHOUT + COMMANDS + IMPORTS)
     assert [(code, err) for code, _, err in done if code] == [] and (project / "trials.csv").exists()
 
 
 def test_what_trains_says_what_is_missing_before_anything_starts(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "shipped.py").write_text(SHIPPED)
-    commands = "study own.py", "plan own.py", "study shipped.py", "study shipped.py --no-ray", "work digits"
+    commands = "study own.py", "plan own.py", "study shipped.py", "study shipped.py --no-ray", "model work digits"
     for result in run(tmp_path, *commands):
         assert_refused(result)
     assert {path.name for path in tmp_path.iterdir()} == {"own.py", "shipped.py"}
@@ -94,7 +96,7 @@ def test_a_prediction_that_would_need_it_says_what_to_give_instead(project):
         of_workload = [replace(result, spec=replace(result.spec, workload=workload)) for result in results(1)]
         recorded(project, question(name), of_workload, resume={"file": str(project / file)})
     networks = "scaling", "mine", "scaling --parameters 1M --network measured"
-    scaling, mine, measured = run(project, *(f"predict {words} {ASKED}" for words in networks))
+    scaling, mine, measured = run(project, *(f"model predict {words} {ASKED}" for words in networks))
     missing = "torch is not in this environment"
     assert_refused(scaling, missing, "--parameters 25.6M")
     assert_refused(mine, missing, "--parameters 25.6M", f"{project / 'own.py'}, line 2")

@@ -1,0 +1,165 @@
+"""Verbs, groups of verbs, and what is said about a command line that can't be parsed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from raypar.cli.common import OUTPUT
+from raypar.errors import EXIT_BAD_INPUT, closest, odd_characters, shortened
+from raypar.reporting.text import MIN_WIDTH
+from raypar.signals import EXIT_NOBODY_READS
+
+# Typer has its own click, or takes the one that is installed, and exports neither's UsageError.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+NO_WORDS = "NoArgsIsHelpError"  # the UsageError of a group without a word; its help is printed by then
+_UNKNOWN = re.compile(r"No such (?P<what>command|option):? '?(?P<word>[^\s'=]+)'?")
+DASHES = tuple("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}")
+
+# Former names of commands, and what they are called now.
+MOVED = {
+    "attach": "cluster attach",
+    "delete": "store delete",
+    "export": "store export",
+    "fit-batch": "model fit-batch",
+    "generate": "model generate",
+    "node-command": "cluster add-node",
+    "predict": "model predict",
+    "profile": "model profile",
+    "rename": "store rename",
+    "resume": "store resume",
+    "show": "store show",
+    "stop": "cluster stop",
+    "sync": "store sync",
+    "work": "model work",
+    "workloads": "model list",
+}
+
+
+class PlainFlags:
+    """Part of a command that shows no type for its flags, which take no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Verb(PlainFlags, TyperCommand):
+    """One command."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params = super().get_params(context)
+        params[-1].rich_help_panel = OUTPUT  # --help, after all others
+        return params
+
+
+class Verbs(PlainFlags, TyperGroup):
+    """Group of commands: all of them, or those that belong together."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params = super().get_params(context)
+        for param in params:
+            if param.name == "show_completion":  # --install-completion is what most look for
+                param.hidden = True
+        return params
+
+    def list_commands(self, context: Any) -> list[str]:
+        """Return the names in the order of the help: groups follow verbs."""
+        return sorted(self.commands, key=lambda name: isinstance(self.commands[name], Verbs))
+
+    def walk(self) -> Iterator[tuple[tuple[str, ...], Verb]]:
+        """Yield each verb with its words, those of groups last."""
+        for name in self.list_commands(None):
+            command = self.commands[name]
+            if isinstance(command, Verbs):
+                yield from (((name, *words), verb) for words, verb in command.walk())
+            elif isinstance(command, Verb):
+                yield (name,), command
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **flags: Any) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        columns = os.environ.get("COLUMNS", "")
+        if not columns.isdecimal() or int(columns) < MIN_WIDTH:  # 0: unknown; rich would print nothing
+            os.environ.pop("COLUMNS", None)
+        if not flags.get("standalone_mode", True):
+            return super().main(words, *others, **flags)
+        try:
+            Path.cwd()
+            code = super().main(words, *others, **{**flags, "standalone_mode": False})
+        except FileNotFoundError:
+            typer.echo("error: the current folder was removed\n  → cd to another one", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except UsageError as error:
+            if type(error).__name__ != NO_WORDS:
+                typer.echo(f"error: {usage_message(error, words)}", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+        except typer.Abort:
+            sys.exit(1)
+        except SystemExit as end:  # of click or rich, whose help nobody reads any more
+            sys.exit(EXIT_NOBODY_READS if end.code == 1 else end.code)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def usage_message(error: Any, words: Sequence[str]) -> str:
+    """Return what is wrong with the words or flags, and the fix."""
+    context, parameter = error.ctx, getattr(error, "param", None)
+    verb = [word for word in words[:1] if not word.startswith("-")]
+    command = context.command_path if context is not None else " ".join(["raypar", *verb])
+    hint = f"`{command} --help` shows how"
+    message = error.format_message().rstrip(".")
+    if parameter is not None and (given := list(_given(parameter.opts, words))) and error.message:
+        problem = error.message.removeprefix("Input ").partition(", unable to")[0].rstrip(".")
+        message = f"{parameter.opts[0]} {shortened(given[-1])}: {problem}"
+        about = " ".join(str(getattr(parameter, "help", None) or "").split()).rstrip(".")
+        hint = f"{about}; {hint}" if about else hint
+    elif context is not None and (match := _UNKNOWN.match(message)):
+        message, word = match.group(0), match["word"].lstrip("-")
+        if match["what"] == "command" and context.parent is None and word in MOVED:
+            return f"{command} {word} is now `{command} {MOVED[word]}`"
+        names = _verbs_of(context) if match["what"] == "command" else _flags_of(context.command, context)
+        if close := closest(word, names):
+            meant = " or ".join(dict.fromkeys(names[name] for name in close))
+            hint = f"did you mean {meant}?{odd_characters(word, close[0])} {hint}"
+        elif verb == ["ab"]:
+            of_study = _flags_of(context.find_root().command.commands["study"], context)
+            if close := closest(word, of_study):
+                hint = f"flags of the study follow it: `raypar ab A B -- study FILE {of_study[close[0]]} …`"
+    elif context is not None and (dashed := [word for word in words if word.startswith(DASHES)]):
+        word, names = dashed[0].lstrip("".join(("-", *DASHES))).partition("=")[0], _flags_of(context.command, context)
+        close = closest(word, names)
+        meant = f"did you mean {names[close[0]]}?" if close else "a flag begins with two hyphens"
+        hint = f"{meant}{odd_characters(dashed[0], '')} {hint}"
+    return f"{message}\n  → {hint}"
+
+
+def _verbs_of(context: Any) -> dict[str, str]:
+    """Return commands by their last word, moved ones by their old word; where groups share a word, this group's."""
+    root = context.find_root()
+    places = {word: place.split() for word, place in MOVED.items()}
+    places |= {words[-1]: list(words) for words, _ in reversed(list(root.command.walk()))}
+    names = {word: f"`{' '.join([root.command_path, *place])}`" for word, place in places.items()}
+    return names | {word: f"`{context.command_path} {word}`" for word in context.command.commands}
+
+
+def _flags_of(command: Any, context: Any) -> dict[str, str]:
+    """Return the long flags of a command, by their names without dashes."""
+    flags = (flag for param in command.get_params(context) for flag in (*param.opts, *param.secondary_opts))
+    return {flag.lstrip("-"): flag for flag in flags if flag.startswith("--")}
+
+
+def _given(flags: Sequence[str], words: Sequence[str]) -> Iterator[str]:
+    """Yield the values of an option in a command line."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            yield value if equals else after
