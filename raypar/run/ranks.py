@@ -143,6 +143,8 @@ class ForkClient:
 
     def _exit_code(self, pid: int, timeout_s: float) -> int | None:
         while pid not in self._exit_codes:
+            if self._connection.closed:
+                return -signal.SIGKILL  # the forks go with it
             if not wait([self._connection], timeout_s):
                 return None
             try:

@@ -113,6 +113,14 @@ def test_a_fork_server_that_is_told_to_end_takes_its_ranks_along(tmp_path):
         assert not Path(server.address).parent.exists()
 
 
+def test_a_rank_whose_client_has_closed_its_connection_has_ended(tmp_path):
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        rank = client.fork(tmp_path / "log")
+        client.close()
+        assert rank.join(60) == -signal.SIGKILL
+
+
 # NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
