@@ -515,7 +515,8 @@ class Dispatcher:
         self._queue.remove(trial)
         trial.num_attempts += 1
         job = self._config.settings.job(trial.spec, trial.num_attempts, self._config.workload, trial.uid)
-        gang.begin(Turn(job, gang.master_address, cores, self._pool.to_lock(gang, cores)))
+        to_lock = self._pool.to_lock(gang, None if self._policy.exclusive else cores)
+        gang.begin(Turn(job, gang.master_address, cores, to_lock))
         trial.phase = TrialPhase.RUNNING
         trial.attempt = attempt = Attempt(trial, job.attempt, gang, gang.num_turns)
         self._note_company()

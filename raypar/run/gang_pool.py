@@ -241,11 +241,14 @@ class GangPool:
         num_cores, near = gang.placement.cpus_per_worker, {rank: each.near for rank, each in gang.workers.items()}
         return self._cores.lease(gang.hosts, num_cores, spec.config.get("cpu_affinity"), near)
 
-    def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]] | None) -> dict[int, tuple[int, ...]]:
         """Return the cores that each rank's worker locks for a trial: the first rank on a machine locks for all.
 
-        An exclusive trial has all cores of its machines. The driver itself locks those of its own machine. Labelled
-        machines (pods) don't share the numbers of their cores.
+        The driver itself locks those of its own machine. Labelled machines (pods) don't share the numbers of their
+        cores.
+
+        Args:
+            cores: of the trial's ranks; None: the trial has its machines to itself.
         """
         labelled = {node.machine for node in self.nodes if MACHINE_LABEL in node.labels}
         to_lock: dict[int, tuple[int, ...]] = {}
@@ -254,7 +257,7 @@ class GangPool:
             if self._policy.owns_cluster or host in labelled:
                 continue
             first = first_rank.setdefault(host, rank)
-            if self._is_exclusive:
+            if cores is None:
                 to_lock[first] = tuple(core.number for core in gang.workers[first].cores)
             else:
                 to_lock[first] = (*to_lock.get(first, ()), *cores.get(rank, ()))

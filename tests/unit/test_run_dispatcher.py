@@ -390,8 +390,7 @@ def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_machine_or_the_co
     assert pool.to_lock(gang, gang.turn.cores) == {}  # nobody else is on a machine of its own
     pool._policy = GangPolicy(False, 4)
     assert [gang.hosts[rank] for rank in range(3)] == ["m0", "m0", "m1"]
-    assert pool.to_lock(gang, gang.turn.cores) == {0: (0, 1, 2, 3), 2: (0, 1, 2, 3)}
-    pool._is_exclusive = False
+    assert pool.to_lock(gang, None) == {0: (0, 1, 2, 3), 2: (0, 1, 2, 3)}
     assert pool.to_lock(gang, gang.turn.cores) == {0: (0, 1), 2: (0,)}
     assert pool.to_lock(gang, {}) == {0: (), 2: ()}
     pool.nodes = [replace(node, labels={MACHINE_LABEL: node.machine}) for node in pool.nodes]
