@@ -99,6 +99,12 @@ def repository_of(folder: Path) -> tuple[tuple[str, ...], str]:
     return tuple(filter(None, [*commits.split(), address])), path.rstrip("/")
 
 
+def ignored_by_git(folder: Path) -> list[str]:
+    """Return what git ignores below a folder, by the rules of its whole repository; folders end in a slash."""
+    ignored = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    return [name for name in _output(["git", "-C", str(folder), *ignored]).split("\0") if name not in ("", "./")]
+
+
 def _output(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -448,10 +448,10 @@ ShareMachine = Annotated[
 ]
 MinNodes = Annotated[
     int | None,
-    where(metavar="N", help="Wait for so many Ray nodes, the head included. (default: for those that `ray up` starts)"),
+    where(metavar="N", help="Wait for this many Ray nodes, including the head. (default: those that `ray up` starts)"),
 ]
 SystemMetrics = Annotated[
-    bool, what("--system-metrics", help="Record how busy each trial's machines are, their GPUs included.")
+    bool, what("--system-metrics", help="Record how busy the machines and GPUs of each trial are.")
 ]
 AsJson = Annotated[bool, output("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
 Debug = Annotated[bool, output("--debug", help="Show tracebacks.")]

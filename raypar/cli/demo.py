@@ -54,7 +54,7 @@ def demo(
 
             sync(folder, demo_uri(folder))
         root: Any = context.find_root().command
-        commands = {words[-1]: command for words, command in root.walk()}
+        commands = {place[-1]: command for place, command in root.walk()}
         views = Verbs(commands={view: commands[view] for view in VIEWS}, context_settings=root.context_settings)
         views.main([view, STUDY, *stored, *words], prog_name="raypar demo")
     finally:

@@ -23,7 +23,7 @@ MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
 def profile(
     file: common.StudyFile,
     settings: common.Settings = None,
-    steps: Annotated[int | None, common.what(metavar="N", help="Look into so many steps. (default: 20)")] = None,
+    steps: Annotated[int | None, common.what(metavar="N", help="Number of steps to profile. (default: 20)")] = None,
     no_ray: common.NoRay = False,
     address: common.Address = None,
     data_dir: common.DataDir = None,

@@ -207,7 +207,7 @@ class _Code:
                 self.sources[scope, name].append(given.get(name))
 
     def dotted(self, node: ast.AST | None) -> str:
-        """Return a name with its module: ``torch.distributed.init_process_group``; empty where it is no name."""
+        """Return a name with its module: ``torch.distributed.init_process_group``; empty for other expressions."""
         if isinstance(node, ast.Attribute):
             return f"{self.dotted(node.value)}.{node.attr}".removeprefix(".")
         return self.imports.get(node.id, node.id) if isinstance(node, ast.Name) else ""
@@ -283,7 +283,7 @@ _SIGNS = (
     (ScriptKind.TORCHRUN, r"(.*\.)?(init_process_group|DistributedDataParallel|FullyShardedDataParallel|Accelerator)"),
     (ScriptKind.TORCHRUN, "LOCAL_RANK|RANK|WORLD_SIZE"),
 )
-# The Trainer prints dicts: a loss every so many steps, one of an evaluation, and their mean at the end.
+# The Trainer prints dicts: the loss at regular steps, that of each evaluation, and the mean loss at the end.
 _TRAINER_METRICS = [ScriptMetric(name, rf"'{name}': '?{NUMBER}", 0) for name in ("loss", "eval_loss", "train_loss")]
 _OTHER_PARSERS = re.compile(r"(absl|click|docopt|fire|jsonargparse|simple_parsing|tap|typer|tyro)\b")
 

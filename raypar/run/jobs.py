@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypar.errors import ClusterError, RayparError, cut, shortened
 from raypar.masking import masked
+from raypar.provenance import ignored_by_git
 from raypar.run.auth import admitted
 from raypar.search_path import is_reserved, owner_of
 
@@ -55,7 +56,9 @@ def check_dashboard(address: str) -> None:
     """Raise ClusterError for what is not the address of a dashboard; nothing is contacted."""
     if not _DASHBOARD.fullmatch(address):
         hint = "write http://127.0.0.1:8265; a token goes into RAY_AUTH_TOKEN_PATH"
-        raise ClusterError(f"--address {shortened(masked(address))}: is no dashboard, http://host:port", hint=hint)
+        raise ClusterError(
+            f"--address {shortened(masked(address))}: must be the URL of a dashboard, http://host:port", hint=hint
+        )
 
 
 def connect(address: str, notice: Callable[[str], object]) -> JobSubmissionClient:
@@ -138,12 +141,17 @@ def submit(client: JobSubmissionClient, study: str, file: Path, command: str, en
         entrypoint=command,
         runtime_env={
             "working_dir": str(folder),
-            "excludes": [*EXCLUDED, *(f"/{path.name}" for path in others)],
+            "excludes": [*EXCLUDED, *map(_pattern, [*(path.name for path in others), *ignored_by_git(folder)])],
             "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment},
         },
         metadata={STUDY_KEY: study},
     )
     return job_id
+
+
+def _pattern(path: str) -> str:
+    """Return the pattern of a ``.gitignore`` that matches this path alone."""
+    return "/" + re.sub(r"([][*?!#\\ ])", r"\\\1", path)
 
 
 def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:

@@ -438,7 +438,7 @@ def _baseline_mistakes(
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    # True == 1 in Python; and what an array is equal to, is no bool.
+    # In Python True == 1, and comparing an array doesn't give a bool.
     return isinstance(one, bool) == isinstance(other, bool) and bool(one is other or (one == other) is True)
 
 

@@ -218,7 +218,9 @@ SECRET = "--tracking-uri http://me:pa55word@y:1"
 FLAGS = (
     flags("a large seed", f"plan good.py --seed {2**32}", "--seed = 4294967296", "at most 4294967295"),
     flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),
-    flags("attached to a Ray", "cluster attach good --address auto", "--address 'auto'", "is no dashboard"),
+    flags(
+        "attached to a Ray", "cluster attach good --address auto", "--address 'auto'", "must be the URL of a dashboard"
+    ),
     flags("--set of no value", "plan good.py --set lr=", "lacks a value"),
     flags("--set of no key", "plan good.py --set =1", "lacks a key"),
     flags("steps without end", f"model profile good.py --steps {10**20}", "--steps", "from 1 to 1000"),

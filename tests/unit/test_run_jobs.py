@@ -28,7 +28,7 @@ study = Study(workload=digits, space={})
 
 @pytest.mark.parametrize("address", ["", "head:123456", "head/path", "me:secret-word@head:8265"])
 def test_what_is_no_address_of_a_dashboard_is_refused(address):
-    with pytest.raises(ClusterError, match="is no dashboard, http://host:port") as error:
+    with pytest.raises(ClusterError, match="must be the URL of a dashboard, http://host:port") as error:
         check_dashboard(f"http://{address}")
     assert "secret-word" not in str(error.value)
     for good in ("http://127.0.0.1:8265", "http://[::1]:8265/", "https://ray.example.org"):
@@ -192,6 +192,13 @@ def test_what_lies_beside_a_study_is_uploaded_and_what_is_nobodys_business_is_no
     make(tmp_path, "elsewhere/large.bin")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
     assert uploaded(folder, tmp_path) == expected
+
+
+def test_what_the_repository_around_a_study_ignores_is_not_uploaded(folder, tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("secrets.yaml\nscratch/\n*.local\n!kept.local\n")
+    make(folder, "secrets.yaml", "scratch/x.py", "a [b] #1.local", "kept.local", "sub/secrets.yaml", "sub/y.py")
+    assert uploaded(folder, tmp_path) == {"study.py", "kept.local", "sub/y.py"}
 
 
 def test_a_home_folder_is_not_uploaded(folder, tmp_path, monkeypatch):
