@@ -71,7 +71,7 @@ def check_resumed(case, folder, cut_at, resumed_at, before):
         with pytest.raises(PowerCut):
             trained(CutShort(cut_at), "cut")
         before(context, folder / "cut")
-        return uninterrupted, after, trained(after, "cut")["resumed_at_epoch"]
+        return uninterrupted, after, trained(after, "cut").resumed_at_epoch
 
     keys = ("epoch", "train_loss", "val_loss", "lr")
     for uninterrupted, after, epoch in on_ranks(both, num_ranks):
