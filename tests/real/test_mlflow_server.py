@@ -15,6 +15,7 @@ from recording import Clock, make_result, record, recorder, runs, stripped
 
 from raypar.errors import RayparError, StoreError
 from raypar.signals import is_running
+from raypar.study.conditions import Conditions
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect
 from raypar.track.journal import journal_paths
@@ -88,7 +89,7 @@ def test_odd_results_go_through_a_server(project, serve):
     not_finite = {"epoch": 1, "loss": NAN, "inf": float("inf"), "acc@1": 0.5, "../up": 1.0}
     odd = [
         make_result(1, state=TrialState.DIVERGED, reports=(not_finite,)),
-        make_result(2, state=TrialState.FAILED, failure=failure, environment={"a/../b": "ü" * 9000, "": None}),
+        make_result(2, state=TrialState.FAILED, failure=failure, conditions=Conditions(node=("ü" * 9000,))),
         make_result(3, reports=tuple({"epoch": e, "loss": 1 / (e + 1)} for e in range(3000))),
     ]
     with serve(22200) as server:

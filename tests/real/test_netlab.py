@@ -156,7 +156,7 @@ def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
     printed = [rank.communicate()[0].splitlines()[-1] for rank in ranks]
     ends = {i: RankEnd(RankOutcome(step_times_s=tuple(json.loads(line)))) for i, line in enumerate(printed)}
     result = trial_result(Study(workload=digits, space={"num_workers": grid(2)}).trials()[0], ends)
-    (stall_s,) = result.stalls_s
+    (stall_s,) = result.conditions.stalls_s
     assert stall_s >= CUT_S
     assert (
         analyse(Question("cut", {}, ()), [result]).warnings[0].detail.startswith("1 of 1 trial stalled within a step")
