@@ -2,13 +2,13 @@
 
     python -m tests.golden          write these files anew after a change that is meant; then read the diff
 
-The input is the study of `raypar demo`, a run of the quick start, and ``studies/*.json``: executions and results as an
-older raypar left them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and ``search``
-(two random hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`) prints or
-writes about them; ``cases/*`` are reports on small made-up studies. A change in ``identities.json``
-(`TrialSpec.identity` of all trials of the shipped studies) means that stored results are no longer recognised. Never
-written anew: ``journal.jsonl``, with a record of every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older
-raypar.
+The input is the study of `raypar demo`, a run of the quick start, and ``studies/*.json.gz``: executions and results as
+an older raypar left them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and
+``search`` (two random hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`)
+prints or writes about them: everything about ``scaling``, and of the others what it has no occasion for. ``cases/*``
+are reports on small made-up studies. A change in ``identities.json`` (`TrialSpec.identity` of all trials of the shipped
+studies) means that stored results are no longer recognised. Never written anew: ``journal.jsonl``, with a record of
+every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older raypar.
 
 ``init/*`` are the studies that `raypar init` writes for ``scripts/*``.
 
@@ -17,6 +17,7 @@ Of a page, `page.readable` leaves out what is the same in every page, and drawin
 """
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -48,32 +49,26 @@ STORE = HERE / "store.tar.gz"
 IDENTITIES = "identities.json"
 RESULTS = "store/results.json"
 QUICKSTART, RERUN = "quickstart", "quickstart_rerun"
+NUM_ROWS = 4  # of a table that is written to a file
 FILE = "FILE"  # stands for a file that the command writes, which is then looked at
 
-REPORTED = {
-    "report.txt": ("report", "{}"),
-    "trials.txt": ("store", "show", "{}"),
-    "recommend.txt": ("recommend", "{}"),
-    "report_verbose.txt": ("report", "{}", "--verbose"),
-    "report.html": ("report", "{}", "--html", FILE),
-    **dict.fromkeys(("trials.csv", "trials.json", "summary.md"), ("store", "export", "{}", FILE)),
-}
 NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
 COMMANDS = {
-    **{
-        f"{study}/{name}": tuple(arg.format(study) for arg in args)
-        for study in ("quickstart", "scaling", "search")
-        for name, args in REPORTED.items()
-    },
     "list.txt": ("list",),
+    **{f"{study}/report.txt": ("report", study) for study in ("quickstart", "scaling", "search")},
     "quickstart/report.json": ("report", "quickstart", "--json"),
-    "scaling/recommend.json": ("recommend", "scaling", "--json"),
     "quickstart/compare.txt": ("compare", "quickstart", RERUN, "--fail-if-slower", "5%"),
-    "quickstart/fit.txt": ("fit", "quickstart"),
+    "scaling/report_verbose.txt": ("report", "scaling", "--verbose"),
+    "scaling/report.html": ("report", "scaling", "--html", FILE),
+    "scaling/trials.txt": ("store", "show", "scaling"),
+    **{f"scaling/{name}": ("store", "export", "scaling", FILE) for name in ("trials.csv", "trials.json", "summary.md")},
+    "scaling/recommend.txt": ("recommend", "scaling"),
+    "scaling/recommend.json": ("recommend", "scaling", "--json"),
+    "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
     "scaling/fit.txt": ("fit", "scaling"),
     "scaling/predict.txt": ("model", "predict", "scaling", *NETWORK, "--set", "batch_size=512"),
-    "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
     "search/fit.txt": ("fit", "search"),
+    "search/summary.md": ("store", "export", "search", FILE),
 }
 SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
 DRAFTS = {f"init/{path.stem}.txt": ("init", path.name, "--output", "-") for path in SCRIPTS}
@@ -115,8 +110,22 @@ def output(folder, name, args):
         printed = done.stdout + done.stderr + (f"exit code {done.exit_code}\n" if done.exit_code else "")
         return same_everywhere(f"$ raypar {' '.join(args)}\n\n{printed}")
     assert done.exit_code == 0, done.stderr
-    show = {".html": readable, ".json": lambda text: pretty(json.loads(text))}.get(path.suffix, str)
+    show = {".html": readable, ".json": _exported, ".csv": _some_lines}.get(path.suffix, str)
     return same_everywhere(show(path.read_text(encoding="utf-8")))
+
+
+def _exported(text):
+    """An export: what it says of the study, its first trial, and one that failed."""
+    whole = json.loads(text)
+    trials = whole["trials"]
+    failed = next(trial for trial in trials if trial["state"] == "failed")
+    return pretty({**whole, "trials": [trials[0], failed], "num_trials": len(trials)})
+
+
+def _some_lines(text):
+    """A table's head, its first rows, and how many rows it has."""
+    head, *rows = text.splitlines()
+    return "\n".join([head, *rows[:NUM_ROWS], f"({len(rows)} rows)"])
 
 
 def same_everywhere(text):
@@ -126,13 +135,13 @@ def same_everywhere(text):
 
 @contextlib.contextmanager
 def studies():
-    """A folder with the demo and the studies of ``studies/*.json`` in it, and a second quick start."""
+    """A folder with the demo and the studies of ``studies/*.json.gz`` in it, and a second quick start."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         put_demo(folder)
         journal(folder, rerun(Store(_uri(folder), folder)))
-        for path in sorted((HERE / "studies").glob("*.json")):
-            journal(folder, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted((HERE / "studies").glob("*.json.gz")):
+            journal(folder, json.loads(gzip.decompress(path.read_bytes())))
         yield folder
 
 

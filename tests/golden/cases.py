@@ -8,7 +8,6 @@ import contextlib
 import io
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, product
@@ -61,7 +60,7 @@ import html_studies
 from recording import DATA, unpacked
 from results import curve_of, make_result, make_spec, stored_conditions, tied
 
-from .page import brief, pretty
+from .page import brief, data_of, pretty
 
 Results = list[TrialResult]
 WORKERS = Question("s", {"num_workers": 1}, ("num_workers",))
@@ -577,15 +576,8 @@ def in_words(figure):
     """A figure without what is the same in all of its kind: title, caption, data."""
     if isinstance(figure, OmittedFigure):
         return f"(without {figure.title}: {figure.reason})"
-    tables = [pretty(brief(rows)) for rows in _data(figure.spec)]
-    return "\n".join([f"{figure.key}: {figure.title}", figure.caption, *tables])
-
-
-def _data(node):
-    if isinstance(node, Mapping) and "data" in node:
-        yield node["data"]["values"]
-    for part in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
-        yield from _data(part)
+    shown = [pretty(brief(rows)) for rows in data_of(figure.spec)]
+    return "\n".join([f"{figure.key}: {figure.title}", figure.caption, *shown])
 
 
 # ---- the view of a running study

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 MAX_LINE = 110
 MAX_FLAT_LINE = 400  # of numbers and texts alone: a row, a report
-MAX_ROWS = 40
+MAX_ROWS = 8
 _LEFT_OUT = ("style", "svg")  # layout, and what the figures' specs say again
 _INLINE = (
     "a",
@@ -26,7 +26,10 @@ _HASH = re.compile(r"'sha256-[^']+'")
 
 
 def readable(text):
-    """The page with one element a line, figures' specs as indented JSON, and without scripts, styles and drawings."""
+    """The page with one element a line, without scripts, styles and drawings.
+
+    Of figures, the first one's spec as indented JSON, and the others' data.
+    """
     page = _Page()
     page.feed(text)
     page.close()
@@ -63,6 +66,14 @@ def brief(value):
     return {"heads": list(value[0]), "num_rows": len(value), "shown": f"1 of {every}", "rows": rows}
 
 
+def data_of(node):
+    """The data of a figure's spec."""
+    if isinstance(node, dict) and "data" in node:
+        yield node["data"]["values"]
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from data_of(part)
+
+
 class _Page(HTMLParser):
     def __init__(self):
         super().__init__(convert_charrefs=True)
@@ -72,6 +83,7 @@ class _Page(HTMLParser):
         self._skipped = ""  # the element whose content is being left out
         self._skipped_depth = 0
         self._is_spec = False
+        self._num_specs = 0
 
     def handle_starttag(self, tag, attrs):
         if self._skipped:
@@ -120,7 +132,10 @@ class _Page(HTMLParser):
         if self._is_spec:
             self._is_spec = False
             self.end_line()
-            self.lines += [" " * len(self._open) + line for line in pretty(brief(json.loads(data))).splitlines()]
+            spec = json.loads(data)
+            shown = list(data_of(spec)) if self._num_specs else spec
+            self._num_specs += 1
+            self.lines += [" " * len(self._open) + line for line in pretty(brief(shown)).splitlines()]
         elif self._open[-1:] == ["code"] or "pre" in self._open:
             self._line += escape(data, quote=False)
         elif text := re.sub(r"[ \n\t]+", " ", data):

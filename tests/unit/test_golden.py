@@ -67,7 +67,7 @@ def test_the_trials_of_a_shipped_study_keep_their_identities(path):
 
 
 def test_every_golden_file_is_looked_at():
-    studies = {f"studies/{name}.json" for name in ("scaling", "search")}
+    studies = {f"studies/{name}.json.gz" for name in ("scaling", "search")}
     inputs = {"journal.jsonl", "store.tar.gz", *studies}
     outputs = {*golden.COMMANDS, *golden.STORED, *golden.DRAFTS, *(f"cases/{name}.txt" for name in golden.cases.FILES)}
     paths = [path for path in golden.HERE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
