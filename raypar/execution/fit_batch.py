@@ -196,8 +196,7 @@ class BatchSearch:
         attempted = {
             size: Attempted(r.is_measured, r.memory_bytes if r.is_measured else None) for size, r in tried.items()
         }
-        of_workload = self.study.workload.num_train_samples
-        available = config["num_samples"] or (of_workload(config) if callable(of_workload) else of_workload)
+        available = config["num_samples"] or self.study.workload.train_size(config)
         workers: int = config["num_workers"]
         unit: int = config["num_microbatches"] if config["strategy"] in PIPELINED else 1
         most = int(available) // workers if available else None

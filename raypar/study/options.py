@@ -15,7 +15,17 @@ from typing import Any, TypeAlias
 
 from raypar.errors import suggest
 from raypar.study.space import Value
-from raypar.study.workload import Config, Option, Workload, at_least, one_of, whole_number
+from raypar.study.workload import (
+    LOADERS,
+    PLACEMENT_OPTIONS,
+    AnyWorkload,
+    Config,
+    Option,
+    Workload,
+    at_least,
+    one_of,
+    whole_number,
+)
 from raypar.units import SIZES_BYTES, parsed
 
 
@@ -55,7 +65,6 @@ OWN_OPTIMIZER = "own"  # value of the option where the workload brings one
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "lars", "lamb")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
-LOADERS = ("resident", "dataloader")
 LR_SCALINGS = ("none", "linear", "sqrt")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MAX_CORES = 1_000_000
@@ -323,24 +332,16 @@ OPTIONS: Mapping[str, Option] = {
     "stop_on_nan": Option(True, bool, "end a trial at its first report of a loss that is not finite; False: train on"),
 }
 
-# A train_loop_per_worker's batches and optimizer are its own.
-LOOP_OPTIONS = (
-    *("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads"),
-    "stop_on_nan",
-)
 
-
-def known_options(workload: Workload) -> dict[str, Option]:
+def known_options(workload: AnyWorkload) -> dict[str, Option]:
     """Return every option of a trial of this workload by name, with the workload's own defaults in place."""
-    options = {key: OPTIONS[key] for key in LOOP_OPTIONS} if workload.foreign_kind else dict(OPTIONS)
-    if workload.command is not None:
-        names = (name for name in workload.command.names if name not in options)
-        options |= {name: Option(None, object, "in braces in the command", optional=True) for name in names}
-    for key, value in workload.options.items():
+    applicable = workload.raypar_options
+    options = {key: option for key, option in OPTIONS.items() if applicable is None or key in applicable}
+    for key, value in workload.hyperparameters.items():
         if not isinstance(value, Option):
             value = Option(value, type(value), f"option of workload {workload.name}")
         options[key] = value
-    if workload.optimizer is not None and "optimizer" not in workload.options:
+    if has_own_optimizer(workload):
         options["optimizer"] = replace(options["optimizer"], default=OWN_OPTIMIZER)
     for key, value in workload.defaults.items():
         if key in options:
@@ -348,12 +349,17 @@ def known_options(workload: Workload) -> dict[str, Option]:
     return options
 
 
-def leaves_cores_open(workload: Workload, chosen: Mapping[str, Any]) -> bool:
+def has_own_optimizer(workload: AnyWorkload) -> bool:
+    """Return whether the workload's optimizer takes the place of raypar's option."""
+    return isinstance(workload, Workload) and workload.optimizer is not None and "optimizer" not in workload.options
+
+
+def leaves_cores_open(workload: AnyWorkload, chosen: Mapping[str, Any]) -> bool:
     """Return whether neither a study's settings nor the workload's defaults give ``cpus_per_worker``."""
     return "cpus_per_worker" not in {**workload.defaults, **chosen}
 
 
-def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU) -> dict[str, Value]:
+def resolve(workload: AnyWorkload, chosen: Mapping[str, Value], auto: Auto = ON_CPU) -> dict[str, Value]:
     """Return a complete config: what was chosen over the defaults, with values that follow from others filled in.
 
     Args:
@@ -363,7 +369,7 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU
     options = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in options.items()}
     config.update(chosen)
-    if not workload.foreign_kind:
+    if isinstance(workload, Workload):
         if config["per_worker_batch_size"] is not None:
             config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
         if config["lr_base_batch_size"] is None:
@@ -397,7 +403,7 @@ def has_effect(key: str, config: Config) -> bool:
 
 
 def conflicts(
-    config: Config, workload: Workload, num_train_samples: int | None, swept: Collection[str]
+    config: Config, workload: AnyWorkload, num_train_samples: int | None, swept: Collection[str]
 ) -> Iterator[Conflict]:
     """Yield the option, the problem and the fix of each combination of values that can't run, or has no effect."""
     workers, num_cores = config["num_workers"], len(listed_cores(config["cpu_affinity"]) or ())
@@ -406,17 +412,16 @@ def conflicts(
         yield "cpu_affinity", problem, f"list a multiple of {workers} cores"
     if isinstance(config["nodes"], int) and config["nodes"] > workers:
         yield "nodes", f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
-    if workload.command is not None:
-        for key in (name for name in workload.command.names if config[name] is None):
-            hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
-            yield key, "is in braces in the command and has no value", hint + suggest(key, list(LOOP_OPTIONS))
-    if not workload.foreign_kind:
+    for key in workload.unset(config):
+        hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
+        yield key, "is in braces in the command and has no value", hint + suggest(key, list(PLACEMENT_OPTIONS))
+    if isinstance(workload, Workload):
         yield from _batch_conflicts(config, num_train_samples)
         yield from _data_conflicts(config, workload)
         yield from _pipeline_conflicts(config, swept)
         yield from _training_conflicts(config, workload, swept)
-    if not workload.foreign_kind and workers > 1:
-        yield from _strategy_conflicts(config)
+        if workers > 1:
+            yield from _strategy_conflicts(config)
     # Where the study varies the strategy, a fixed option is meant for those strategies that have it.
     for key, option in known_options(workload).items():
         if not option.strategies or config["strategy"] in option.strategies or config[key] == option.default:
@@ -480,8 +485,7 @@ def _training_conflicts(config: Config, workload: Workload, swept: Collection[st
     if config["checkpoint_every_epochs"] and config["eval_every_steps"] and config["loader"] == "dataloader":
         problem = "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch"
         yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'
-    has_own = workload.optimizer is not None and "optimizer" not in workload.options
-    if has_own and config["optimizer"] != OWN_OPTIMIZER:
+    if has_own_optimizer(workload) and config["optimizer"] != OWN_OPTIMIZER:
         hint = 'leave it out, or add it to the workload\'s options={"optimizer": …} and read config["optimizer"] there'
         yield "optimizer", "has no effect: the workload has an optimizer= of its own", hint
     if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
