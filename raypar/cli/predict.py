@@ -268,7 +268,9 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[AnyWorkload | 
         if loaded is not None and loaded.study.workload.name == workload_name:
             texts = [path.read_text(encoding="utf-8") for path in loaded.module_files]
             return loaded.study.workload, (loaded.source, *texts)
-    return common.shipped_workloads().get(workload_name), ()
+    from raypar.workloads import WORKLOADS
+
+    return WORKLOADS.get(workload_name), ()
 
 
 def fit(
@@ -397,7 +399,12 @@ def work(
     """
     common.check_positive("--peak-tflops", peak_tflops, "112")
     common.set_data_dir(data_dir)
-    workload = common.shipped_workload(name)
+    from raypar.study.workload import Workload
+
+    workload = common.workload_named(name)
+    if not isinstance(workload, Workload):
+        problem = f"workload {workload.name} is a {workload.kind}: raypar can't look at its network"
+        raise RayparError(problem, hint="`raypar model list` shows others")
     config = config_of(workload, settings or [])
 
     from raypar.reporting.listings import WorkAssumptions, print_work, work_document

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from raypar.errors import Mistake, RayparError, suggest
 from raypar.study.metric import UNITS, Metric
 from raypar.study.options import (
-    STRATEGIES,
     absent_cores,
     conflicts,
     cores_text,
     known_options,
 )
 from raypar.study.space import LARGEST, Value
+from raypar.study.strategy import STRATEGIES
 from raypar.study.trial import Placement
 from raypar.study.workload import AnyWorkload, Config, Option, Workload
 
@@ -85,7 +85,7 @@ def validate(
     mistakes += _unavailable(config, workload, cluster)
     if check_strategy and isinstance(workload, Workload) and config["num_workers"] > 1:
         strategy = config["strategy"]
-        if STRATEGIES[strategy].depends_on_model and (refusal := check_strategy(workload, config)):
+        if STRATEGIES[strategy].check is not None and (refusal := check_strategy(workload, config)):
             mistakes.append(Mistake("strategy", strategy, f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
     if must_fit and not mistakes:
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():

@@ -121,6 +121,7 @@ class Option:
         doc: its meaning, for people.
         check: returns what is wrong with a value (``"must be at least 1"``), or None.
         optional: None is allowed, and means what `doc` says.
+        has_effect: tells whether a complete config uses it; a trial whose config doesn't is logged without it.
         strategies: the values of `strategy` under which it has an effect; empty: all.
     """
 
@@ -129,6 +130,7 @@ class Option:
     doc: str
     check: Callable[[Value], str | None] = lambda _: None
     optional: bool = False
+    has_effect: Callable[[Config], bool] = lambda _: True
     strategies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

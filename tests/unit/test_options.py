@@ -9,18 +9,14 @@ from raypar.execution.plan import make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.options import (
     OPTIONS,
-    PLACEMENT_OPTIONS,
-    STRATEGIES,
     Auto,
     known_options,
-    num_shares,
-    pipeline_size,
     resolve,
-    tensor_size,
 )
 from raypar.study.space import choice, examples, loguniform, problem, randint, uniform
+from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size, tensor_size
 from raypar.study.validation import validate, validate_value
-from raypar.study.workload import one_of
+from raypar.study.workload import PLACEMENT_OPTIONS, one_of
 from raypar.workloads import digits
 
 
