@@ -148,7 +148,8 @@ def _positive(value: Value) -> str | None:
     return None if is_positive else "must be a number greater than 0"
 
 
-_TRAINING: Mapping[str, Option] = {
+# Those of raypar's training whatever the strategy.
+GENERAL: Mapping[str, Option] = {
     "batch_size": whole_number(64, "global batch: samples per optimizer step over all workers"),
     "per_worker_batch_size": whole_number(None, "samples per step and worker, instead of batch_size (weak scaling)"),
     "epochs": whole_number(1, "passes over the training set"),
@@ -232,7 +233,7 @@ def _options() -> dict[str, Option]:
         "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
         "accumulation_steps": whole_number(1, "parts of a worker's batch, one after the other, for one update"),
         **strategy_options(),
-        **_TRAINING,
+        **GENERAL,
     }
 
 
