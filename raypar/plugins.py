@@ -35,13 +35,13 @@ class Lazy(Mapping[str, T], Generic[T]):
         return len(self._made)
 
 
-def registered(group: str, kind: type[T], own: Mapping[str, str]) -> Lazy[T]:
+def registered(group: str, kind: type[T], own_entries: Mapping[str, str]) -> Lazy[T]:
     """Return raypar's own entries and those that installed packages add, imported when they are first read.
 
     Args:
         group: of the entry points, such as ``raypar.strategies``.
         kind: the type of the entries.
-        own: raypar's own, by name, each as ``"module:attribute"``.
+        own_entries: raypar's own, by name, each as ``"module:attribute"``.
 
     Returns:
         The entries by name: raypar's own first, in their order, then the others by name. Reading it raises RayparError
@@ -49,7 +49,7 @@ def registered(group: str, kind: type[T], own: Mapping[str, str]) -> Lazy[T]:
     """
 
     def load() -> dict[str, T]:
-        points = [EntryPoint(name, value, group) for name, value in own.items()]
+        points = [EntryPoint(name, value, group) for name, value in own_entries.items()]
         points += sorted(entry_points(group=group), key=lambda point: (point.name, point.value))
         entries: dict[str, T] = {}
         for point in points:

@@ -14,7 +14,7 @@ from raypar.parallel.base import SplitModel
 from raypar.parallel.ddp import BUCKET_MB
 from raypar.parallel.pipeline import Stages
 from raypar.parallel.tensor import plan_of, split_layers
-from raypar.study.strategy import Conflict, Layout, StrategyTraits
+from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout
 from raypar.study.workload import Config, Option, Workload, whole_number
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ OPTIONS: Mapping[str, Option] = {
 }
 
 
-def layout(config: Config) -> Layout:
+def layout(config: Config) -> WorkLayout:
     """Return the sizes of the mesh; the data dimension is what is left."""
     num_stages, num_splits = int(config["pipeline_size"]), int(config["tensor_size"])
     num_replicas = max(1, int(config["num_workers"]) // (num_stages * num_splits))
-    return Layout(num_shares=num_replicas, pipeline_size=num_stages, tensor_size=num_splits)
+    return WorkLayout(num_shares=num_replicas, pipeline_size=num_stages, tensor_size=num_splits)
 
 
 def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypar.parallel.base import SplitModel
 from raypar.study.space import Value
-from raypar.study.strategy import Conflict, Layout, StrategyTraits, layout_of, pipeline_size
+from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout, layout_of, pipeline_size
 from raypar.study.workload import Config, Option, Workload, one_of, whole_number
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ STRATEGY = StrategyTraits(
     splits="the model, between layers; micro-batches follow one another",
     built_on="torch's `distributed.pipelining`",
     options=OPTIONS,
-    layout=lambda config: Layout(pipeline_size=config["num_workers"]),
+    layout=lambda config: WorkLayout(pipeline_size=config["num_workers"]),
     conflicts=conflicts,
     check=check_compatible,
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raypar.parallel.base import SplitModel
-from raypar.study.strategy import Layout, StrategyTraits, tensor_size
+from raypar.study.strategy import StrategyTraits, WorkLayout, tensor_size
 from raypar.study.workload import Config, Workload
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ STRATEGY = StrategyTraits(
     build=TensorParallel,
     splits="layers, within: a pair of linear layers by outputs and by inputs",
     built_on="torch's `parallelize_module`",
-    layout=lambda config: Layout(tensor_size=config["num_workers"]),
+    layout=lambda config: WorkLayout(tensor_size=config["num_workers"]),
     check=check_compatible,
     has_layer_norms=False,
 )

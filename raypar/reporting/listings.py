@@ -253,9 +253,9 @@ def print_workload(console: Console, workload: AnyWorkload) -> None:
     for text in (f"{workload.name}: {workload.description}", f"data set: {workload.dataset}"):
         print_line(console, text)
     print_line(console, f"metric: {workload.metric_of().text}")
-    known = known_options(workload)
-    keys = [*workload.options, *(key for key in known if key not in workload.options)]
-    options = [known[key] for key in keys]
+    options_by_key = known_options(workload)
+    keys = [*workload.options, *(key for key in options_by_key if key not in workload.options)]
+    options = [options_by_key[key] for key in keys]
     defaults = [units.MISSING if each.default is None else units.value_of(each.default) for each in options]
     docs = Column("what", [each.doc for each in options], is_prose=True)
     print_table(console, [Column("option", keys), Column("default", defaults), docs])

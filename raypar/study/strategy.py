@@ -17,7 +17,7 @@ Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorkLayout:
     """Division of a step's work among the workers of a trial.
 
     Attributes:
@@ -31,9 +31,9 @@ class Layout:
     tensor_size: int = 1
 
 
-def one_share_each(config: Config) -> Layout:
+def one_share_each(config: Config) -> WorkLayout:
     """Return the layout of data parallelism: every worker takes a share of each batch."""
-    return Layout(num_shares=config["num_workers"])
+    return WorkLayout(num_shares=config["num_workers"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class StrategyTraits:
     splits: str
     built_on: str
     options: Mapping[str, Option] = field(default_factory=dict)
-    layout: Callable[[Config], Layout] = one_share_each
+    layout: Callable[[Config], WorkLayout] = one_share_each
     conflicts: Callable[[Config, Collection[str]], Iterator[Conflict]] = lambda *_: iter(())
     check: Callable[[Workload, Config], tuple[str, str] | None] | None = None
     scales_loss: bool = False
@@ -101,7 +101,7 @@ def strategy_options() -> dict[str, Option]:
     return options
 
 
-def layout_of(config: Config) -> Layout:
+def layout_of(config: Config) -> WorkLayout:
     """Return how the workers of a complete config share a step."""
     return STRATEGIES[config["strategy"]].layout(config)
 

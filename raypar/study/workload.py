@@ -222,7 +222,7 @@ class AnyWorkload:
 
     @property
     def stored_texts(self) -> dict[str, object]:
-        """What the store keeps of it, by field."""
+        """Texts of it that the store keeps, by field."""
         return {part: getattr(self, part) for part in ("name", "description", "dataset", "options", "defaults")}
 
     def train_size(self, config: Config) -> int | None:
