@@ -49,7 +49,7 @@ from raypar.run.forkserver import NVML_CHECK
 from raypar.run.local import LocalRunner
 from raypar.run.ranks import BASE_PRELOAD, LATE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
-from raypar.study.options import STRATEGIES
+from raypar.study.strategy import STRATEGIES
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, TrialResult, TrialState
 from raypar.study.workload import Workload

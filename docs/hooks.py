@@ -97,14 +97,24 @@ def hyperparameters() -> str:
     return "\n".join(rows)
 
 
+def strategies() -> str:
+    """Return a table of the strategies."""
+    from raypar.study.strategy import STRATEGIES
+
+    rows = ["| `strategy` | what is split | built on | its options |", "|---|---|---|---|"]
+    for name, traits in STRATEGIES.items():
+        options = ", ".join(f"`{key}`" for key in traits.options)
+        rows.append(f"| `{name}` | {traits.splits} | {traits.built_on} | {options} |")
+    return "\n".join(rows)
+
+
 def workloads() -> str:
-    """Return a section for each workload that ships with raypar: what it is, and its own hyperparameters."""
+    """Return a section for each listed workload: what it is, and its own hyperparameters."""
     from raypar.study.workload import Option
-    from raypar.workloads import __all__ as names
+    from raypar.workloads import WORKLOADS
 
     lines = []
-    for name in names:
-        workload = getattr(sys.modules["raypar.workloads"], name)
+    for name, workload in WORKLOADS.items():
         defaults = ", ".join(f"{key}={value!r}" for key, value in workload.defaults.items())
         lines += [f"### {name}", "", f"{workload.description} · {workload.dataset}".strip(" ·"), ""]
         lines += [f"Judged by `{workload.metric_of().name}` ({workload.metric_of().mode}). Defaults: `{defaults}`.", ""]
@@ -129,7 +139,7 @@ def gallery() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    f"<!-- {part.__name__} -->": part for part in (commands, hyperparameters, workloads, gallery)
+    f"<!-- {part.__name__} -->": part for part in (commands, hyperparameters, strategies, workloads, gallery)
 }
 
 

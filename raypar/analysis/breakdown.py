@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raypar.study.strategy import names_collectives, sync_period
 from raypar.train.spans import DATA, STEP, WAIT, Interval, Span, merged, without
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
@@ -118,15 +119,17 @@ def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any])
     None where no step was recorded.
     """
     every = [[(str(name), float(a), float(b)) for name, a, b in rank["spans"]] for rank in recorded]
-    matches = config.get("strategy") != "hybrid"  # whose ranks talk in groups of several kinds, which spans don't name
+    matches = names_collectives(config)
     steps = break_down(every, matches=matches)
     if not steps or not steps[0]:
         return None
     # Where weights are averaged now and then, steps differ: all of some whole periods count, not the usual step.
-    period = int(config["sync_every"]) if config.get("strategy") == "local_sgd" else 0
+    period = sync_period(config)
     num_steps = min(map(len, steps))
-    counted = list(range(num_steps % period if num_steps > period else 0, num_steps)) if period else _middle_half(steps)
-    typical = statistics.mean if period else statistics.median
+    is_periodic = period > 1
+    whole_periods = list(range(num_steps % period if num_steps > period else 0, num_steps))
+    counted = whole_periods if is_periodic else _middle_half(steps)
+    typical = statistics.mean if is_periodic else statistics.median
     plain = [max(times) for times in zip(*(rank["step_times_s"] for rank in recorded), strict=False)]
     profiled = [max(times) for times in zip(*(rank["profiled_step_times_s"] for rank in recorded), strict=False)]
     step_s = typical(plain)

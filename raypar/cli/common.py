@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from raypar.execution.results import ExecutionOutcome
     from raypar.reporting.documents import AnyDocument
     from raypar.study.space import Value
-    from raypar.study.workload import Workload
+    from raypar.study.workload import AnyWorkload
 
 
 EXIT_FAILED = 1
@@ -184,22 +184,14 @@ def path_from_here(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def shipped_workloads() -> dict[str, Workload]:
-    """Return the workloads that ship with raypar, by name."""
-    import raypar.workloads as shipped
-
-    every: list[Workload] = [getattr(shipped, name) for name in shipped.__all__]
-    return {workload.name: workload for workload in every}
-
-
-def shipped_workload(name: str) -> Workload:
-    """Return the shipped workload of that name. Raises RayparError where there is none."""
+def workload_named(name: str) -> AnyWorkload:
+    """Return the workload of that name among those that are listed. Raises RayparError where there is none."""
     from raypar.errors import suggest
+    from raypar.workloads import WORKLOADS
 
-    every = shipped_workloads()
-    if name not in every:
-        raise RayparError(f"no workload `{name}`", hint=suggest(name, list(every)))
-    return every[name]
+    if name not in WORKLOADS:
+        raise RayparError(f"no workload `{name}`", hint=suggest(name, list(WORKLOADS)))
+    return WORKLOADS[name]
 
 
 # The standard output, while `document_alone` sends what else is printed to standard error.
@@ -360,9 +352,11 @@ def complete_study(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Complete the name of a workload that ships with raypar in a shell."""
+    """Complete the name of a listed workload in a shell."""
     with contextlib.suppress(Exception):
-        return [name for name in shipped_workloads() if name.startswith(incomplete)]
+        from raypar.workloads import WORKLOADS
+
+        return [name for name in WORKLOADS if name.startswith(incomplete)]
     return []
 
 

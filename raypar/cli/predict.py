@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raypar.predict.step_model import LayerCost
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
-    from raypar.study.workload import Config, Workload
+    from raypar.study.workload import AnyWorkload, Config, Workload
 
 
 MEASURED = "measured"  # --network measured: probe this machine
@@ -209,12 +209,14 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
     num_parameters = common.parse_quantity("--parameters", parameters, _UNITS, "number of parameters", "25.6M")
     if num_parameters is not None:
         return one_layer(round(num_parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
+    from raypar.study.workload import Workload
+
     workload, sources = _workload(store, name, result.spec.workload)
-    if workload is None or workload.foreign_kind:
+    if not isinstance(workload, Workload):
         lost = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with"
         problem = f"{lost} raypar: its network can't be inspected"
         if workload is not None:
-            problem = f"workload {workload.name} is a {workload.foreign_kind}: raypar can't look at its network"
+            problem = f"workload {workload.name} is a {workload.kind}: raypar can't look at its network"
         raise RayparError(problem, hint="give its size: --parameters 25.6M")
     kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
     if (cached_layers := read_layers(kept)) is not None:
@@ -244,7 +246,7 @@ def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequenc
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload | None, tuple[str, ...]]:
+def _workload(store: Any, name: str, workload_name: str) -> tuple[AnyWorkload | None, tuple[str, ...]]:
     """Return the workload of the study's file, with its sources, else a shipped one; None: neither.
 
     A store is data: a file that it names is run only from this folder.
@@ -266,7 +268,9 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[Workload | Non
         if loaded is not None and loaded.study.workload.name == workload_name:
             texts = [path.read_text(encoding="utf-8") for path in loaded.module_files]
             return loaded.study.workload, (loaded.source, *texts)
-    return common.shipped_workloads().get(workload_name), ()
+    from raypar.workloads import WORKLOADS
+
+    return WORKLOADS.get(workload_name), ()
 
 
 def fit(
@@ -395,7 +399,12 @@ def work(
     """
     common.check_positive("--peak-tflops", peak_tflops, "112")
     common.set_data_dir(data_dir)
-    workload = common.shipped_workload(name)
+    from raypar.study.workload import Workload
+
+    workload = common.workload_named(name)
+    if not isinstance(workload, Workload):
+        problem = f"workload {workload.name} is a {workload.kind}: raypar can't look at its network"
+        raise RayparError(problem, hint="`raypar model list` shows others")
     config = config_of(workload, settings or [])
 
     from raypar.reporting.listings import WorkAssumptions, print_work, work_document

@@ -249,14 +249,16 @@ def workloads(
 ) -> None:
     """List the workloads that ship with raypar, or show one.
 
-    The list has the data set and the metric of each. One is shown with its options.
+    The list has the data set and the metric of each, also of those that installed packages add. One is shown with its
+    options.
     """
     from raypar.reporting.listings import print_workload, print_workloads
+    from raypar.workloads import WORKLOADS
 
     if name is None:
-        print_workloads(common.stdout(), common.shipped_workloads().values())
+        print_workloads(common.stdout(), WORKLOADS.values())
     else:
-        print_workload(common.stdout(), common.shipped_workload(name))
+        print_workload(common.stdout(), common.workload_named(name))
 
 
 def sync(tracking_uri: common.TrackingUri = None) -> None:
@@ -464,13 +466,15 @@ def generate(
 
 
 def generator_of(workload: str) -> Callable[[Path, str, int], str]:
-    """Return the function that generates text with a model of the shipped workload of that name."""
-    every = common.shipped_workloads()
-    writers = ", ".join(key for key, w in every.items() if w.generate is not None)
-    if workload not in every:
+    """Return the function that generates text with a model of the listed workload of that name."""
+    from raypar.study.workload import Workload
+    from raypar.workloads import WORKLOADS
+
+    generators = {key: w.generate for key, w in WORKLOADS.items() if isinstance(w, Workload)}
+    writers = ", ".join(key for key, write in generators.items() if write is not None)
+    if workload not in WORKLOADS:
         message = f"workload `{workload}` does not ship with raypar, so raypar can't generate text with it"
         raise RayparError(message, hint=f"these write: {writers}")
-    write = every[workload].generate
-    if write is None:
+    if (write := generators.get(workload)) is None:
         raise RayparError(f"workload `{workload}` generates no text", hint=f"these do: {writers}")
     return write

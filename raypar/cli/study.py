@@ -311,8 +311,10 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 def check_can_profile(study: Study, asked: str) -> None:
     """Raise RayparError for a study of training code that raypar can't instrument."""
-    if study.workload.foreign_kind:
-        what = f"{asked}: workload {study.workload.name} is a {study.workload.foreign_kind}"
+    from raypar.study.workload import Workload
+
+    if not isinstance(study.workload, Workload):
+        what = f"{asked}: workload {study.workload.name} is a {study.workload.kind}"
         hint = "use torch.profiler in its code, or make a Workload of model and data"
         raise RayparError(f"{what}, whose steps raypar can't instrument", hint=hint)
 

@@ -19,6 +19,7 @@ from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, best_first, gain, point_label
+from raypar.study.workload import Workload
 from raypar.track.recorder import Recorder
 from raypar.track.store import Store
 
@@ -90,8 +91,8 @@ NOT_LOGGED = "no model was logged: {}"
 def check_can_log(study: Study) -> None:
     """Raise RayparError where trials keep nothing that could be logged as a model."""
     workload = study.workload
-    if workload.foreign_kind:
-        problem = f"--log-model: workload {workload.name} is a {workload.foreign_kind}, whose model raypar can't access"
+    if not isinstance(workload, Workload):
+        problem = f"--log-model: workload {workload.name} is a {workload.kind}, whose model raypar can't access"
         hint = "call mlflow.pytorch.log_model in its code, or make a Workload of model and data"
         raise RayparError(problem, hint=hint)
     if workload.save is not None:
@@ -142,6 +143,7 @@ def log_final_model(
         from raypar.track.client import save_model
         from raypar.train.saved_model import exported
 
+        assert isinstance(study.workload, Workload)  # see `check_can_log`
         model, inputs, outputs = exported(study.workload, best.spec.config, kept)
         shutil.rmtree(folder, ignore_errors=True)
         about = {"study": study.name, "trial": best.spec.label, "identity": best.spec.identity}
@@ -175,6 +177,7 @@ def final_test(
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
 
+    assert isinstance(study.workload, Workload)  # others have no test split
     scores = {
         spec.identity: evaluate_test_split(study.workload, spec.config, folder)
         for spec, folder in folders

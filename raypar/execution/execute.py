@@ -67,6 +67,7 @@ from raypar.study.loader import LoadedStudy
 from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, point_label
+from raypar.study.workload import Workload
 from raypar.track.client import MODEL_NAME, lease_path, store_identity
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
@@ -513,7 +514,7 @@ def _check_workload(
     Of train loops and commands, of two versions of the code, and without a fork server, the trials show them.
     """
     workload = plan.study.workload
-    if workload.foreign_kind or settings.revisions or not servers:
+    if not isinstance(workload, Workload) or settings.revisions or not servers:
         return
     import cloudpickle
 

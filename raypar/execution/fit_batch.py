@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
-from raypar.study.options import PIPELINED, memory_limit_bytes
+from raypar.study.options import memory_limit_bytes
 from raypar.study.space import Value, grid
+from raypar.study.strategy import pipeline_size
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.study.workload import Config
@@ -196,10 +197,9 @@ class BatchSearch:
         attempted = {
             size: Attempted(r.is_measured, r.memory_bytes if r.is_measured else None) for size, r in tried.items()
         }
-        of_workload = self.study.workload.num_train_samples
-        available = config["num_samples"] or (of_workload(config) if callable(of_workload) else of_workload)
+        available = config["num_samples"] or self.study.workload.train_size(config)
         workers: int = config["num_workers"]
-        unit: int = config["num_microbatches"] if config["strategy"] in PIPELINED else 1
+        unit: int = config["num_microbatches"] if pipeline_size(config) > 1 else 1
         most = int(available) // workers if available else None
         return next_batch(attempted, self.start, limit_bytes=memory_limit_bytes(config), unit=unit, most=most)
 

@@ -438,9 +438,7 @@ def check_data(study: Study, path: Path) -> None:
             last_line = cut(traceback.format_exception_only(error)[-1].strip())
             message = f"workload {study.workload.name}: prepare raises {last_line}"
             raise RayparError(message, hint="fix that function, or leave it out") from error
-    command = study.workload.command
-    if command is None or command.shell or not command.scripts:  # what a shell runs, it alone knows
-        return
-    if not (path.parent / (script := command.scripts[0])).is_file():
+    script = study.workload.script
+    if script and not (path.parent / script).is_file():
         problem = f"{path}: workload.command: {script}: there is no such file in {path.parent}"
         raise RayparError(problem, hint="paths are from the study file's folder on, or from folder= of the workload")

@@ -530,7 +530,7 @@ class _Facts:
         named = {f.name: repr(getattr(study, f.name)) for f in fields(study) if f.name not in _FREE_FIELDS}
         named["workload"] = repr(workload.name)
         named["space"] = ", ".join(study.space) or "nothing swept"
-        named["kind of workload"] = workload.foreign_kind or "model"
+        named["kind of workload"] = workload.kind
         points = study.points() if not study.is_search else ()
         configs = {
             " ".join(f"{k}={value_of(v)}" for k, v in point.items()): resolve(workload, {**study.config, **point})

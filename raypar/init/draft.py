@@ -14,7 +14,7 @@ from typing import Any
 from raypar.init.script import Script, ScriptKind, ScriptOption
 from raypar.study.command import PLACES
 from raypar.study.metric import direction_of
-from raypar.study.options import LOOP_OPTIONS
+from raypar.study.workload import PLACEMENT_OPTIONS
 from raypar.units import listed
 
 MAX_COLUMNS = 110
@@ -60,7 +60,7 @@ def draft_of(script: Script, output: Path) -> Draft:
         output: the study file, in whose folder the script's path starts.
     """
     if script.kind is ScriptKind.TRAIN_LOOP:
-        given = [(option, option.name) for option in script.options if option.name not in LOOP_OPTIONS]
+        given = [(option, option.name) for option in script.options if option.name not in PLACEMENT_OPTIONS]
         module, loop = script.path.stem, script.train_loop
         imports = f"from {module} import {loop}\n\n"
         if not module.isidentifier():
@@ -72,7 +72,7 @@ def draft_of(script: Script, output: Path) -> Draft:
     else:
         given, imports = _given(script.options), ""
         lines = _command_lines(script, os.path.relpath(script.path.resolve(), output.resolve().parent), given)
-    config = {key: _value(option) for option, key in given if key not in PLACES and key not in LOOP_OPTIONS}
+    config = {key: _value(option) for option, key in given if key not in PLACES and key not in PLACEMENT_OPTIONS}
     runs_workers = script.kind not in (ScriptKind.PLAIN, ScriptKind.LIGHTNING) or script.parser == "LightningCLI"
     swept, values = ("num_workers", (1, 2)) if runs_workers else _swept(config)
     metric = max((m.name for m in script.metrics), key=_rank, default="")
@@ -116,7 +116,7 @@ def _given(options: Iterable[ScriptOption]) -> list[tuple[ScriptOption, str]]:
         elif name == "device" and has_devices and default in (None, "cpu", "cuda", "cuda:0", "auto"):
             given.append((option, "device"))
         elif option.is_required or is_swept:
-            is_taken = option.name in PLACES or option.name in LOOP_OPTIONS
+            is_taken = option.name in PLACES or option.name in PLACEMENT_OPTIONS
             given.append((option, f"script_{option.name}" if is_taken else option.name))
     return sorted(given, key=lambda pair: bool(pair[0].flag))
 

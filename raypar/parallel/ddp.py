@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
-
-import torch
-from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from raypar.errors import Mistake, WorkloadError
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers
-from raypar.study.workload import Config
+from raypar.parallel.base import DataParallelism
+from raypar.study.strategy import Conflict, StrategyTraits
+from raypar.study.workload import Config, Option, at_least, one_of, whole_number
 
-Hook: TypeAlias = Callable[[GradBucket], torch.futures.Future[Tensor]]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch._C._distributed_c10d import GradBucket
+
+    from raypar.parallel.strategy import Batch, ForwardBackward, Task
+
+COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+BUCKET_MB = Option(
+    None,
+    float,
+    "gradients sent as one, in MiB; 0: each by itself; None: torch's 25 MiB",
+    at_least(0),
+    optional=True,
+)
+OPTIONS: Mapping[str, Option] = {
+    "bucket_mb": BUCKET_MB,
+    "overlap": Option(True, bool, "send gradients while the backward pass still runs; False: after it"),
+    "compression": one_of("none", COMPRESSIONS, "what gradients are turned into on their way (it loses some of them)"),
+    "powersgd_rank": whole_number(
+        1, "rank of PowerSGD's factors", has_effect=lambda config: config["compression"] == "powersgd"
+    ),
+    "find_unused_parameters": Option(
+        None,
+        bool,
+        "let DDP look for parameters without a gradient in each step; None: where the model has such",
+        optional=True,
+    ),
+    "static_graph": Option(False, bool, "let DDP rely on every step using the same weights"),
+}
+
+
+def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+    """Yield what static graphs and PowerSGD don't go with."""
+    if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
+        yield "powersgd_rank", "has no effect without PowerSGD", 'use compression="powersgd"'
+    if config["num_workers"] == 1:
+        return
+    if config["static_graph"] and config["find_unused_parameters"]:
+        yield "find_unused_parameters", "is what static_graph does in the first step", "leave one of them out"
+    if config["static_graph"] and config["accumulation_steps"] > 1:
+        yield "static_graph", "does not go with accumulation_steps over 1", "leave one of them out"
+    if config["checkpoint_every_epochs"] and config["compression"] == "powersgd":
+        problem = "does not go with PowerSGD, which carries errors on in its hook"
+        yield "checkpoint_every_epochs", problem, "leave one of them out"
+
 
 _UNFINISHED = Mistake(
     "model(config)",
@@ -30,6 +71,8 @@ class AllReduce(DataParallelism):
     """torch's DistributedDataParallel (Li et al. 2020, https://arxiv.org/abs/2006.15704)."""
 
     def __init__(self, task: Task) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
         super().__init__(task)
         config, context = task.config, task.context
         self._context, self._workload_name = context, task.workload.name
@@ -37,7 +80,7 @@ class AllReduce(DataParallelism):
         if finds_unused is None:
             # A static graph has found them after its first step.
             finds_unused = task.gradients.are_missing and not config["static_graph"]
-        self._ddp = nn.parallel.DistributedDataParallel(
+        self._ddp = DistributedDataParallel(
             task.model,
             device_ids=[context.device.index] if context.device.type == "cuda" else None,
             bucket_cap_mb=max(bucket_mb, UNFUSED_MB) if bucket_mb is not None else None,
@@ -48,7 +91,7 @@ class AllReduce(DataParallelism):
         self.module: nn.Module = self._ddp
         self._compression = _Compression(config)
         if config["compression"] != "none" or not config["overlap"]:
-            hook: Hook = self._compression if config["overlap"] else AfterBackward(self._compression, context.device)
+            hook = self._compression if config["overlap"] else AfterBackward(self._compression, context.device)
             self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
@@ -60,6 +103,8 @@ class AllReduce(DataParallelism):
         return loss
 
     def full_model(self) -> nn.Module:
+        from raypar.parallel.strategy import broadcast_buffers
+
         # Each forward pass begins with the first rank's buffers, and the last step has changed them since.
         return broadcast_buffers(super().full_model(), self._context.device)
 
@@ -78,10 +123,14 @@ class _Compression:
         """Drop the errors and last factors that PowerSGD carries from step to step."""
         self._state: Any = None
         if self._name == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
             # It has to let DDP settle its buckets in the first step, which is all-reduced as it is.
             self._state = powerSGD_hook.PowerSGDState(None, self._rank, start_powerSGD_iter=2)
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
         hooks = {
             "none": default_hooks.allreduce_hook,
             "fp16": default_hooks.fp16_compress_hook,
@@ -103,12 +152,14 @@ class AfterBackward:
     https://arxiv.org/abs/1706.03292). The buckets are the same.
     """
 
-    def __init__(self, hook: Hook, device: torch.device) -> None:
+    def __init__(self, hook: Callable[[GradBucket], torch.futures.Future[Tensor]], device: torch.device) -> None:
         self._hook = hook
         self._devices: list[int | str | torch.device] | None = [device] if device.type == "cuda" else None
         self._held: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        import torch
+
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
         self._held.append((bucket, done))
         if bucket.is_last():
@@ -118,4 +169,12 @@ class AfterBackward:
         return done
 
 
-STRATEGY = AllReduce
+STRATEGY = StrategyTraits(
+    build=AllReduce,
+    splits="the batch",
+    built_on="torch's `DistributedDataParallel`",
+    options=OPTIONS,
+    conflicts=conflicts,
+    scales_loss=True,
+    takes_sparse_gradients=True,
+)

@@ -12,24 +12,50 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import reduce
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from raypar.parallel.base import DataParallelism
+from raypar.study.strategy import Conflict, StrategyTraits
+from raypar.study.workload import Config, Option, Workload
 
-from raypar.parallel import strategy
-from raypar.parallel.strategy import Batch, DataParallelism, ForwardBackward, StepOptimizer, Task
-from raypar.study.workload import Config, Workload
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from raypar.parallel.strategy import Batch, ForwardBackward, StepOptimizer, Task
+
+ZERO_STAGE = Option(
+    2,
+    int,
+    "what DeepSpeed shares out: nothing (0), optimizer state (1), gradients too (2), weights too (3)",
+    lambda value: None if value in (0, 1, 2, 3) else "must be 0, 1, 2 or 3",
+)
+
+
+def conflicts(config: Config, _swept: Collection[str]) -> Iterator[Conflict]:
+    """Yield what DeepSpeed's engine does not do."""
+    if config["num_workers"] == 1:
+        return
+    if config["optimizer"] in ("lars", "lamb") and config["zero_stage"]:
+        hint = 'use zero_stage=0, strategy="ddp", or another optimizer'
+        yield "optimizer", "needs whole layers' norms, which ZeRO cuts into flat parts", hint
+    if config["precision"] == "fp64":
+        yield "precision", "is not DeepSpeed's: it keeps float32", 'use precision="fp32"'
+    if config["checkpoint_every_epochs"]:
+        problem = "does not go with deepspeed, whose engine keeps weights of its own"
+        yield "checkpoint_every_epochs", problem, 'leave it out, or use strategy="fsdp", which shares out as much'
 
 
 class DeepSpeed(DataParallelism):
     """DeepSpeed's engine around the model, with raypar's optimizer in it."""
 
     def __init__(self, task: Task) -> None:
+        from raypar.parallel import strategy
+
         super().__init__(task)
         self._context, self._config = task.context, task.config
         self._stage: int = task.config["zero_stage"]
@@ -41,6 +67,8 @@ class DeepSpeed(DataParallelism):
     def reset_state(self) -> None:
         """Put the first weights back as well: what is written into an engine's module does not reach its own copy."""
         if self._engine is not None:
+            from raypar.parallel import strategy
+
             self._engine.destroy()
             self._engine = None
             self._model = strategy.copied(self._initial, self._context.device)
@@ -59,6 +87,10 @@ class DeepSpeed(DataParallelism):
         return EngineOptimizer(self._engine, optimizer, self._note_norm)
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
+        import torch
+
+        from raypar.parallel import strategy
+
         losses = []
         for i, (part, share) in enumerate(strategy.parts_of(batch, self._num_parts)):
             if i:
@@ -74,25 +106,33 @@ class DeepSpeed(DataParallelism):
 
     def clip(self, max_norm: float) -> Tensor:
         """At stages 1 to 3 the engine clips in its step: the norm is in the tensor after it."""
+        import torch
+
         if not self._stage:
-            return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+            return super().clip(max_norm)
         self._norm = torch.zeros((), device=self._context.device)
         return self._norm
 
-    @torch.no_grad()
     def full_model(self) -> nn.Module:
+        import torch
+
+        from raypar.parallel import strategy
+
         gathered: Any = contextlib.nullcontext
         if self._stage == 3 and self._engine is not None:
             gathered = _package(self._context.device).zero.GatheredParameters
-        for part, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
-            with gathered([part]):  # one at a time: together they would take the memory of one more model
-                full.copy_(part)
-        for buffer, full_buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
-            full_buffer.copy_(buffer)
+        with torch.no_grad():
+            for part, full in zip(self._model.parameters(), self._complete.parameters(), strict=True):
+                with gathered([part]):  # one at a time: together they would take the memory of one more model
+                    full.copy_(part)
+            for buffer, full_buffer in zip(self._model.buffers(), self._complete.buffers(), strict=True):
+                full_buffer.copy_(buffer)
         return strategy.broadcast_buffers(self._complete, self._context.device)
 
     def _note_norm(self) -> None:
         if self._stage and self._config["clip_grad_norm"] is not None:
+            import torch
+
             self._norm.copy_(torch.as_tensor(self._engine.get_global_grad_norm()))
 
 
@@ -154,4 +194,13 @@ def check_compatible(_workload: Workload, _config: Config) -> tuple[str, str] | 
     return None
 
 
-STRATEGY = DeepSpeed
+STRATEGY = StrategyTraits(
+    build=DeepSpeed,
+    splits="as ZeRO's stages have it: optimizer state, gradients, weights",
+    built_on="DeepSpeed, `pip install 'raypar[deepspeed]'`",
+    options={"zero_stage": ZERO_STAGE},
+    conflicts=conflicts,
+    check=check_compatible,
+    takes_loss_pairs=False,
+    needs_same_parameters=True,
+)

@@ -11,31 +11,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from raypar.parallel.base import DataParallelism, SplitModel
+from raypar.study.strategy import StrategyTraits
+from raypar.study.workload import Option
 
-from raypar.parallel.strategy import (
-    MIXED,
-    Batch,
-    DataParallelism,
-    ForwardBackward,
-    SplitModel,
-    Task,
-    broadcast_buffers,
-    call,
-)
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from raypar.parallel.strategy import Batch, ForwardBackward, Task
 
 
 class FullyShard(SplitModel, DataParallelism):
     """torch's ``fully_shard``, around every unit of the model and around what is left of it."""
 
     def __init__(self, task: Task) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
         super().__init__(task)
         mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
         reshard = task.config["fsdp_reshard"]
@@ -50,6 +46,8 @@ class FullyShard(SplitModel, DataParallelism):
         return do.run_in_parts(self.module, batch, self._num_parts, self._no_sync)
 
     def full_model(self) -> nn.Module:
+        from raypar.parallel.strategy import broadcast_buffers
+
         return broadcast_buffers(super().full_model(), self._device)
 
     @contextlib.contextmanager
@@ -66,6 +64,8 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
     For example the blocks of a transformer or of a ResNet. Layers outside of them go with the model itself.
     """
+    from torch import nn
+
     units: list[nn.Module] = []
 
     def look(module: nn.Module, in_container: bool) -> None:
@@ -87,6 +87,11 @@ def policy_of(task: Task) -> MixedPrecisionPolicy:
     Autocast still chooses the type of each operation. Before torch 2.15, which takes a type for each parameter, all are
     gathered as they are.
     """
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from raypar.parallel.strategy import MIXED
+
     mixed = MIXED.get(task.config["precision"])
     if mixed is None or not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
         return MixedPrecisionPolicy()
@@ -104,7 +109,11 @@ def _converted_by_autocast(task: Task, mixed: torch.dtype) -> set[int]:
 
     An embedding that is also the last layer's weight is read as it is, too, and a batch norm's weights always are.
     """
-    model, parameters, uses = task.model, list(task.model.parameters()), _Uses(mixed)
+    import torch
+
+    from raypar.parallel.strategy import call
+
+    model, parameters, uses = task.model, list(task.model.parameters()), _uses_of(mixed)
     modes = {module: module.training for module in model.modules()}
     model.eval()  # or a batch norm would count the sample in
     with torch.no_grad(), torch.autocast(task.context.device.type, mixed), uses:
@@ -117,20 +126,36 @@ def _converted_by_autocast(task: Task, mixed: torch.dtype) -> set[int]:
     return {id(p) for p, count in zip(parameters, counts, strict=True) if count == task.context.world_size}
 
 
-class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Ids of the tensors that operations convert to a type, and of those that they read otherwise."""
+def _uses_of(dtype: torch.dtype) -> Any:
+    """Return a context that notes ids of tensors: ``converted`` to the type by operations, and ``read`` otherwise."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._dtype = dtype
-        self.converted: set[int] = set()
-        self.read: set[int] = set()
+    class Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.converted: set[int] = set()
+            self.read: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        is_conversion = func is torch.ops.aten._to_copy.default and kwargs.get("dtype") == self._dtype
-        (self.converted if is_conversion else self.read).update(map(id, tree_leaves((args, kwargs))))
-        return func(*args, **kwargs)
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            is_conversion = func is torch.ops.aten._to_copy.default and kwargs.get("dtype") == dtype
+            (self.converted if is_conversion else self.read).update(map(id, tree_leaves((args, kwargs))))
+            return func(*args, **kwargs)
+
+    return Uses()
 
 
-STRATEGY = FullyShard
+STRATEGY = StrategyTraits(
+    build=FullyShard,
+    splits="the batch; each rank keeps a part of all weights, gradients and optimizer state",
+    built_on="torch's `fully_shard`",
+    options={
+        "fsdp_reshard": Option(
+            True, bool, "drop gathered weights after the forward pass; False: keep them for backward"
+        )
+    },
+    has_layer_norms=False,
+    needs_same_parameters=True,
+)

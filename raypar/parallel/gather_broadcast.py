@@ -7,11 +7,13 @@ weights. Scattering takes no message here: every rank has the data set and takes
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from typing import TYPE_CHECKING
 
-from raypar.parallel.strategy import DataParallelism, Task, broadcast_buffers, flattened, take_gradients
+from raypar.parallel.base import DataParallelism
+from raypar.study.strategy import StrategyTraits
+
+if TYPE_CHECKING:
+    from raypar.parallel.strategy import Task
 
 MASTER = 0
 
@@ -27,6 +29,11 @@ class GatherBroadcast(DataParallelism):
         self._device = task.context.device
 
     def sync_gradients(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from raypar.parallel.strategy import flattened, take_gradients
+
         flat = flattened(self._trained)
         if not self.runs_optimizer:
             dist.gather(flat, dst=MASTER)
@@ -36,6 +43,12 @@ class GatherBroadcast(DataParallelism):
         take_gradients(self._trained, torch.stack(parts).mean(0))
 
     def sync_weights(self) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+        from raypar.parallel.strategy import broadcast_buffers
+
         with torch.no_grad():
             flat = parameters_to_vector(self._trained)
             dist.broadcast(flat, src=MASTER)
@@ -44,4 +57,8 @@ class GatherBroadcast(DataParallelism):
         broadcast_buffers(self._model, self._device)
 
 
-STRATEGY = GatherBroadcast
+STRATEGY = StrategyTraits(
+    build=GatherBroadcast,
+    splits="the batch; a master gathers gradients and broadcasts weights",
+    built_on="`torch.distributed`",
+)

@@ -6,34 +6,55 @@ Ranks that split a layer are neighbours, since they talk most; then come the sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from raypar.parallel import pipeline, tensor
+from raypar.parallel.base import SplitModel
+from raypar.parallel.ddp import BUCKET_MB
 from raypar.parallel.pipeline import Stages
-from raypar.parallel.strategy import (
-    Batch,
-    ForwardBackward,
-    SplitModel,
-    Task,
-    broadcast_buffers,
-    flattened,
-    take_gradients,
-)
 from raypar.parallel.tensor import plan_of, split_layers
-from raypar.study.workload import Config, Workload
+from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout
+from raypar.study.workload import Config, Option, Workload, whole_number
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor, nn
+
+    from raypar.parallel.strategy import Batch, ForwardBackward, Task
 
 DEFAULT_BUCKET_MB = 25.0  # as DDP has it
+OPTIONS: Mapping[str, Option] = {
+    "tensor_size": whole_number(1, "workers among whom layers are split, in a hybrid"),
+    "pipeline_size": whole_number(1, "workers that a pipeline has, in a hybrid"),
+    **pipeline.OPTIONS,
+    "bucket_mb": BUCKET_MB,
+}
+
+
+def layout(config: Config) -> WorkLayout:
+    """Return the sizes of the mesh; the data dimension is what is left."""
+    num_stages, num_splits = int(config["pipeline_size"]), int(config["tensor_size"])
+    num_replicas = max(1, int(config["num_workers"]) // (num_stages * num_splits))
+    return WorkLayout(num_shares=num_replicas, pipeline_size=num_stages, tensor_size=num_splits)
+
+
+def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+    """Yield what keeps the workers from forming the mesh, and a pipeline's conflicts."""
+    yield from pipeline.conflicts(config, swept)
+    replica_size = config["tensor_size"] * config["pipeline_size"]
+    if config["num_workers"] > 1 and config["num_workers"] % replica_size:
+        problem = f"is no multiple of tensor_size x pipeline_size = {replica_size}"
+        yield "num_workers", problem, f"use a multiple of {replica_size} workers"
 
 
 class Hybrid(SplitModel):
     """``num_workers = data x pipeline_size x tensor_size``; the data dimension is what is left."""
 
     def __init__(self, task: Task) -> None:
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+
         super().__init__(task)
         config = task.config
         num_stages, num_splits = config["pipeline_size"], config["tensor_size"]
@@ -71,12 +92,19 @@ class Hybrid(SplitModel):
             _average(list(self.module.parameters()), self._data, self._bucket_bytes)
 
     def full_model(self) -> nn.Module:
+        from raypar.parallel.strategy import broadcast_buffers
+
         complete = super().full_model()
         return broadcast_buffers(self._stages.fill(complete) if self._stages is not None else complete, self._device)
 
 
 def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
     """Replace every gradient by its mean over the group; several travel as one, up to `bucket_bytes`."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from raypar.parallel.strategy import flattened, take_gradients
+
     buckets: list[list[nn.Parameter]] = [[]]
     size = 0
     for p in reversed([p for p in parameters if p.requires_grad]):
@@ -99,4 +127,14 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     return problem or (tensor.check_compatible(workload, config) if config["tensor_size"] > 1 else None)
 
 
-STRATEGY = Hybrid
+STRATEGY = StrategyTraits(
+    build=Hybrid,
+    splits="all three, on a mesh of `num_workers` = replicas × `pipeline_size` × `tensor_size`",
+    built_on="the same",
+    options=OPTIONS,
+    layout=layout,
+    conflicts=conflicts,
+    check=check_compatible,
+    has_layer_norms=False,
+    names_collectives=False,
+)

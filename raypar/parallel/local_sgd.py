@@ -8,20 +8,24 @@ example) is not averaged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from raypar.parallel.base import DataParallelism
+from raypar.study.strategy import StrategyTraits
+from raypar.study.workload import whole_number
 
-from raypar.parallel.strategy import HOST, Batch, DataParallelism, ForwardBackward, Task, broadcast_buffers, copied
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from raypar.parallel.strategy import Batch, ForwardBackward, Task
 
 
 class LocalSgd(DataParallelism):
     """Averaging every ``config["sync_every"]`` steps."""
 
     def __init__(self, task: Task) -> None:
+        from raypar.parallel.strategy import HOST, copied
+
         super().__init__(task)
         self._period = task.config["sync_every"]
         self._context = task.context
@@ -35,10 +39,16 @@ class LocalSgd(DataParallelism):
         return super().forward_backward(alone, do)
 
     def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
+        import torch
+
         return torch.where(weight != 0, batch.num_samples / weight, float(batch.num_samples > 0))
 
     def sync_weights(self) -> None:
         if not self._step % self._period:
+            import torch
+            import torch.distributed as dist
+            from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
             # All of them: torch's PeriodicModelAverager leaves out those without a gradient in the last step, which
             # may be others on each rank.
             with torch.no_grad():
@@ -58,6 +68,11 @@ class LocalSgd(DataParallelism):
 
     def full_model(self) -> nn.Module:
         """Return a model of the ranks' average weights and the first rank's buffers; the ranks continue with theirs."""
+        import torch
+        import torch.distributed as dist
+
+        from raypar.parallel.strategy import broadcast_buffers
+
         with torch.no_grad():
             for part, average in zip(self._model.parameters(), self._average.parameters(), strict=True):
                 mean = (part / self._context.world_size).contiguous()
@@ -68,4 +83,12 @@ class LocalSgd(DataParallelism):
         return broadcast_buffers(self._average, self._context.device)
 
 
-STRATEGY = LocalSgd
+STRATEGY = StrategyTraits(
+    build=LocalSgd,
+    splits="the batch; weights are averaged every `sync_every` steps",
+    built_on="`torch.distributed`",
+    options={"sync_every": whole_number(8, "local SGD averages the weights every so many steps", at_least=2)},
+    scales_loss=True,
+    takes_sparse_gradients=True,
+    sync_every="sync_every",
+)

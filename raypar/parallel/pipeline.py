@@ -10,19 +10,56 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.utils.flop_counter import FlopCounterMode
+from raypar.parallel.base import SplitModel
+from raypar.study.space import Value
+from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout, layout_of, pipeline_size
+from raypar.study.workload import Config, Option, Workload, one_of, whole_number
 
-from raypar.parallel.strategy import Batch, ForwardBackward, SplitModel, Task, broadcast, meta_model, wait_for_device
-from raypar.study.options import pipeline_size
-from raypar.study.workload import Config, Workload
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor, nn
+
+    from raypar.parallel.strategy import Batch, ForwardBackward, Task
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SPLITS = ("counted", "measured")
+
+
+def _split_problem(value: Value) -> str | None:
+    named = isinstance(value, tuple) and value and all(isinstance(name, str) for name in value)
+    return None if named or value in SPLITS else f"must be one of {', '.join(SPLITS)}, or a tuple of layer names"
+
+
+OPTIONS: Mapping[str, Option] = {
+    "pipeline_schedule": one_of("1f1b", SCHEDULES, "the order of forward and backward passes in a pipeline"),
+    "num_microbatches": whole_number(4, "parts of a batch that follow one another through a pipeline"),
+    "stages_per_worker": whole_number(2, "stages of each worker, interleaved"),
+    "pipeline_split": Option(
+        "counted", object, "cut by counted work, by measured time, or before named layers", _split_problem
+    ),
+}
+
+
+def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+    """Yield what the schedule can't deal out, and what a pipeline does anyway."""
+    layout, schedule, num = layout_of(config), config["pipeline_schedule"], config["num_microbatches"]
+    stages, shares = layout.pipeline_size, layout.num_shares
+    if schedule == "1f1b" and num < stages:
+        yield "num_microbatches", f"is fewer than the {stages} stages that 1f1b keeps busy", f"use at least {stages}"
+    if stages > 1 and schedule == "interleaved" and num % max(1, num // stages):
+        problem = f"can't be dealt out in rounds of {stages}, which interleaved needs"
+        yield "num_microbatches", problem, f"use a multiple of {stages}"
+    if stages > 1 and config["batch_size"] % (shares * num):
+        problem = f"can't be cut into num_microbatches={num} of equal size on {shares} replicas"
+        yield "batch_size", problem, f"use a multiple of {shares} x {num}"
+    if stages > 1 and config["accumulation_steps"] > 1:
+        yield "accumulation_steps", "is what a pipeline does anyway", "use num_microbatches, which does it"
+    if "stages_per_worker" in swept and schedule != "interleaved":
+        yield "stages_per_worker", "has no effect without interleaved stages", 'use pipeline_schedule="interleaved"'
+
 
 NUM_TIMED = 3
 # The cost of a layer without multiply-accumulates, per element of its output: enough to break ties.
@@ -31,6 +68,8 @@ COST_PER_ELEMENT = 1
 
 def layers_of(workload: Workload, model: nn.Module) -> list[nn.Module] | None:
     """Return the model's layers in the order of the forward pass; None if it is not a sequence of layers."""
+    from torch import nn
+
     if workload.layers is not None:
         return list(workload.layers(model))
     return list(model) if isinstance(model, nn.Sequential) else None
@@ -52,6 +91,9 @@ def partition(
         how: "counted" (multiply-accumulates), "measured" (seconds), or the names of the layers that begin a stage,
             but for the first.
     """
+    import torch
+    import torch.distributed as dist
+
     if isinstance(how, tuple):
         names = names_of(model, layers)
         starts = [0, *sorted(names.index(name) for name in how), len(layers)]
@@ -69,6 +111,8 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     The linear partition problem, by dynamic programming over the prefixes (Skiena, "The Algorithm Design Manual",
     section 10.7).
     """
+    import numpy as np
+
     num = len(costs)
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     best = np.full((num_parts + 1, num + 1), np.inf)
@@ -91,6 +135,8 @@ def _costs(
     layers: Sequence[nn.Module], x: Tensor, cost_of: Callable[[nn.Module, Tensor], tuple[float, Tensor]]
 ) -> list[float]:
     """Return each layer's cost; in evaluation mode, or a batch norm would count the sample in."""
+    import torch
+
     modes = [layer.training for layer in layers]
     costs = []
     with torch.no_grad():
@@ -104,6 +150,8 @@ def _costs(
 
 def _counted(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
     """Return a layer's FLOP and its output."""
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as counter:
         out: Tensor = layer(x)
     return counter.get_total_flops() + COST_PER_ELEMENT * out.numel(), out
@@ -111,6 +159,10 @@ def _counted(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
 
 def _measured(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
     """Return a layer's seconds, forward and backward, the least of a few; and its output."""
+    import torch
+
+    from raypar.parallel.strategy import wait_for_device
+
     times_s: list[float] = []
     for _ in range(NUM_TIMED + 1):  # the first one is not like the others
         with torch.enable_grad():
@@ -134,6 +186,9 @@ class Stages:
     """
 
     def __init__(self, task: Task, group: dist.ProcessGroup) -> None:
+        import torch.distributed as dist
+        from torch import nn
+
         config = task.config
         self._rank, self._size, self._group = dist.get_rank(group), dist.get_world_size(group), group
         self._device = task.context.device
@@ -156,6 +211,8 @@ class Stages:
         self._losses: list[Tensor] = []
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
+        import torch
+
         self._do, self._batch = do, batch
         self._losses.clear()
         num_microbatches, schedule = self._schedule(len(batch.targets))
@@ -169,6 +226,8 @@ class Stages:
 
     def fill(self, complete: nn.Module) -> nn.Module:
         """Give every rank the weights and buffers of the others' layers; its own are there already."""
+        from raypar.parallel.strategy import broadcast
+
         for stage, layers in enumerate(self._ranges):
             for name in filter(None, (self._names[i] for i in layers)):  # the others hold no weights of the model
                 layer = complete.get_submodule(name)
@@ -179,6 +238,13 @@ class Stages:
     def _schedule(self, num_samples: int) -> tuple[int, Any]:
         """Return the number of micro-batches and the schedule that runs them: one per batch size, it holds shapes."""
         if num_samples not in self._schedules:
+            from torch.distributed.pipelining import (
+                PipelineStage,
+                Schedule1F1B,
+                ScheduleGPipe,
+                ScheduleInterleaved1F1B,
+            )
+
             num = micro_batches_for(num_samples, self._num_microbatches, self._size)
             num_stages = len(self._ranges)
             stages = [
@@ -208,6 +274,9 @@ class Pipeline(SplitModel):
     depends_on_shape = True
 
     def __init__(self, task: Task) -> None:
+        import torch.distributed as dist
+        from torch import nn
+
         super().__init__(task)
         assert dist.group.WORLD is not None
         self._layer_group = dist.group.WORLD
@@ -242,6 +311,8 @@ def micro_batches_for(num_samples: int, limit: int, num_ranks: int) -> int:
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
     """Return why a workload's model can't be cut into stages, and the fix; None if it can."""
+    from raypar.parallel.strategy import meta_model
+
     model = meta_model(workload, config)
     layers = layers_of(workload, model)
     if layers is None:
@@ -265,4 +336,12 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     return None
 
 
-STRATEGY = Pipeline
+STRATEGY = StrategyTraits(
+    build=Pipeline,
+    splits="the model, between layers; micro-batches follow one another",
+    built_on="torch's `distributed.pipelining`",
+    options=OPTIONS,
+    layout=lambda config: WorkLayout(pipeline_size=config["num_workers"]),
+    conflicts=conflicts,
+    check=check_compatible,
+)

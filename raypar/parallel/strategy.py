@@ -1,8 +1,4 @@
-"""Base of the strategies: how the ranks of a trial share a step's work and reach the same weights.
-
-A strategy is the module of its name in this folder. It assigns its subclass of `Strategy` to ``STRATEGY``, and may have
-a function ``check_compatible`` with the signature of the one below.
-"""
+"""Parts of a training step that strategies and training loop share: ranks, batches, passes, gradients, copies."""
 
 from __future__ import annotations
 
@@ -11,18 +7,16 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
 
+from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Loss, part_of
-from raypar.study.options import num_shares
+from raypar.study.strategy import STRATEGIES, num_shares
 from raypar.study.workload import Config, Workload, first_tensor
 
 HOST = torch.device("cpu")
@@ -67,7 +61,6 @@ def wait_for_device(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-Check: TypeAlias = Callable[[Workload, Config], tuple[str, str] | None]
 Span: TypeAlias = Callable[[str], contextlib.AbstractContextManager[object]]
 _no_context = contextlib.nullcontext()
 
@@ -222,158 +215,6 @@ class StepOptimizer(Protocol):
     def step(self) -> object: ...
 
 
-class Strategy:
-    """The parallel part of a step: without any in this base class, which a single rank uses.
-
-    A step is `forward_backward` on this rank's share, `sync_gradients`, the optimizer where `runs_optimizer` is set,
-    `sync_weights`.
-
-    Attributes:
-        module: the model as this rank runs it; may be replaced by its compiled form.
-        share: this rank's share of every global batch, and the number of shares.
-        counts_samples: this rank's samples and losses count; true for one rank of those with the same share.
-        runs_optimizer: this rank runs the optimizer.
-        depends_on_shape: a batch of another size costs something once, so the warm-up has to run one.
-    """
-
-    module: nn.Module
-    share = (0, 1)
-    counts_samples = True
-    runs_optimizer = True
-    depends_on_shape = False
-
-    def __init__(self, task: Task) -> None:
-        self.module = self._model = task.model
-        self._num_parts: int = task.config["accumulation_steps"]
-
-    def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        """Leave the gradients of the weighted loss where `sync_gradients` needs them; return this rank's loss."""
-        return do.run_in_parts(self.module, batch, self._num_parts)
-
-    def sync_gradients(self) -> None:
-        """Bring the mean gradients to where the optimizer runs."""
-
-    def global_weight(self, weight: Tensor) -> Tensor:
-        """Return the weight of the loss of the batch whose mean gradient every rank gets.
-
-        Args:
-            weight: of this rank's part of a step, shape ``()``.
-        """
-        return weight
-
-    def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
-        """Return what turns the gradients of a step into those of the loss ``sum / weight``.
-
-        Args:
-            weight: as for `global_weight`.
-        """
-        return batch.num_global / self.global_weight(weight)
-
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply the gradients that the optimizer uses; `factor` has the shape ``()``."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if gradients:  # a stage may lack parameters
-            torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in gradients], factor)
-
-    def _summed_weight(self, weight: Tensor) -> Tensor:
-        """Return the sum of a weight over the ranks that count."""
-        total = weight.double() * self.counts_samples  # a new tensor, of one type on all ranks
-        dist.all_reduce(total)
-        return total
-
-    def sync_weights(self) -> None:
-        """Bring the new weights to every rank, after the optimizer."""
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the parameters that this rank's optimizer updates, as torch's optimizers take them."""
-        return [{"params": list(self._model.parameters())}]
-
-    @property
-    def named_model(self) -> nn.Module:
-        """The model with the workload's names of parameters, for optimizers of its own.
-
-        Parameters are this rank's parts where the strategy splits them. Those that other ranks train get no gradient.
-        """
-        return self._model
-
-    def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
-        """Return the optimizer that steps in place of one of these groups."""
-        return optimizer
-
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradients down to a norm, over all ranks that hold a part of them.
-
-        Returns:
-            Their norm before, of shape ``()``; to be read after the optimizer's step.
-        """
-        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
-
-    def reset_state(self) -> None:
-        """Drop what earlier steps left behind, other than weights: the training starts anew."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `reset_state` drops, for a checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-
-    def full_model(self) -> nn.Module:
-        """Return the complete model with the current weights, on every rank; not to be trained. All ranks call it.
-
-        It may be in host memory, for `on_device`.
-        """
-        return self._model
-
-
-class DataParallelism(Strategy):
-    """Base of the strategies whose ranks each take a share of every batch."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.share = task.context.rank, task.context.world_size
-
-    def global_weight(self, weight: Tensor) -> Tensor:
-        return self._summed_weight(weight)
-
-
-class SplitModel(Strategy):
-    """Base of the strategies that split the model; a complete copy in host memory is filled with its weights."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._device = task.context.device
-        self._complete = copied(task.model, HOST)
-        # The ranks that together have all layers of the model; None: each rank has.
-        self._layer_group: dist.ProcessGroup | None = None
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        # A stage may lack parameters, and an optimizer needs a group.
-        return [{"params": group} for group in by_layout(list(self.module.parameters())) or [[]]]
-
-    def clip(self, max_norm: float) -> Tensor:
-        parameters = list(self.module.parameters())
-        norms = (get_total_norm(part) for part in by_layout([p.grad for p in parameters if p.grad is not None]))
-        # The norm of a split gradient is the full one's, the same on every rank.
-        squares = [n.full_tensor() ** 2 if isinstance(n, DTensor) else n**2 for n in norms]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device)
-        if self._layer_group is not None:
-            dist.all_reduce(total, group=self._layer_group)
-        norm = total.sqrt()
-        for part in by_layout(parameters):
-            clip_grads_with_norm_(part, max_norm, norm)
-        return norm
-
-    def full_model(self) -> nn.Module:
-        parameters, buffers = dict(self._complete.named_parameters()), dict(self._model.named_buffers())
-        with torch.no_grad():
-            for name, part in self._model.named_parameters():  # the device holds one complete parameter at a time
-                parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
-            for name, buffer in self._complete.named_buffers():
-                buffer.copy_(buffers[name])
-        return self._complete
-
-
 def copied(model: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy of a model whose parameters and buffers are on a device, and on no other in between."""
     copies: dict[int, Any] = {}
@@ -451,7 +292,7 @@ def build_strategy(task: Task) -> Strategy:
     """Build the strategy that the config names."""
     if task.context.world_size == 1:
         return Strategy(task)
-    built: Strategy = _module(task.config["strategy"]).STRATEGY(task)
+    built: Strategy = STRATEGIES[task.config["strategy"]].build(task)
     return built
 
 
@@ -460,10 +301,8 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
 
     Called before anything is started.
     """
-    if config["num_workers"] == 1:
-        return None
-    check: Check = getattr(_module(config["strategy"]), "check_compatible", lambda *_: None)
-    return check(workload, config)
+    check = STRATEGIES[config["strategy"]].check
+    return check(workload, config) if check and config["num_workers"] > 1 else None
 
 
 def meta_model(workload: Workload, config: Config) -> nn.Module:
@@ -474,8 +313,3 @@ def meta_model(workload: Workload, config: Config) -> nn.Module:
             return workload.model(config)
     except (RuntimeError, NotImplementedError, TypeError):  # it looks at numbers when it is built
         return workload.model(config)
-
-
-def _module(strategy: str) -> Any:
-    # Imported only where it is used: some take torch half a second.
-    return import_module(f"raypar.parallel.{strategy}")

@@ -7,21 +7,23 @@ https://arxiv.org/abs/1909.08053). Every rank computes the layers that are not s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-
-from raypar.parallel.strategy import SplitModel, Task, meta_model
-from raypar.study.options import tensor_size
+from raypar.parallel.base import SplitModel
+from raypar.study.strategy import StrategyTraits, WorkLayout, tensor_size
 from raypar.study.workload import Config, Workload
 
-STYLES: Mapping[str, Callable[[], ParallelStyle]] = {"column": ColwiseParallel, "row": RowwiseParallel}
-# They work on each feature by itself, so that a rank can do it for those that it has.
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from raypar.parallel.strategy import Task
+
+# Layers that work on each feature by itself, so that a rank can do it for those that it has.
 ELEMENTWISE = (
-    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.ReLU6, nn.Hardtanh),
-    *(nn.Hardswish, nn.Softplus, nn.Dropout, nn.Identity),
+    *("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "LeakyReLU", "ELU", "ReLU6", "Hardtanh"),
+    *("Hardswish", "Softplus", "Dropout", "Identity"),
 )
 
 
@@ -29,6 +31,8 @@ class TensorParallel(SplitModel):
     """torch's ``parallelize_module`` over all ranks; every rank takes the full batch."""
 
     def __init__(self, task: Task) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
         super().__init__(task)
         self.counts_samples = task.context.rank == 0
         mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
@@ -40,15 +44,18 @@ def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
 
     By the workload's plan; without one, pairs of linear layers with only elementwise layers between them.
     """
+    from torch import nn
+
     if workload.tensor_plan is not None:
         return dict(workload.tensor_plan(model))
+    elementwise = tuple(getattr(nn, name) for name in ELEMENTWISE)
     plan: dict[str, str] = {}
     for prefix, module in model.named_modules():
         first: str | None = None
         for child, layer in module.named_children() if isinstance(module, nn.Sequential) else ():
             name = f"{prefix}.{child}".lstrip(".")
             if not isinstance(layer, nn.Linear):
-                first = first if isinstance(layer, ELEMENTWISE) else None
+                first = first if isinstance(layer, elementwise) else None
             elif first is None:
                 first = name
             else:
@@ -59,11 +66,18 @@ def plan_of(workload: Workload, model: nn.Module) -> dict[str, str]:
 
 def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Split the layers that a plan names, in place, among the ranks of a mesh of one dimension."""
-    parallelize_module(model, mesh, {name: STYLES[how]() for name, how in plan.items()})
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    styles = {"column": ColwiseParallel, "row": RowwiseParallel}
+    parallelize_module(model, mesh, {name: styles[how]() for name, how in plan.items()})
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
     """Return why the layers of a workload's model can't be split, and the fix; None if they can."""
+    from torch import nn
+
+    from raypar.parallel.strategy import meta_model
+
     model, num_ranks = meta_model(workload, config), tensor_size(config)
     plan = plan_of(workload, model)
     if not plan:
@@ -80,4 +94,11 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     return None
 
 
-STRATEGY = TensorParallel
+STRATEGY = StrategyTraits(
+    build=TensorParallel,
+    splits="layers, within: a pair of linear layers by outputs and by inputs",
+    built_on="torch's `parallelize_module`",
+    layout=lambda config: WorkLayout(tensor_size=config["num_workers"]),
+    check=check_compatible,
+    has_layer_norms=False,
+)

@@ -16,10 +16,10 @@ from raypar import units
 from raypar.errors import cut
 from raypar.reporting.text import Column, print_line, print_table, value_column
 from raypar.study.metric import Metric
-from raypar.study.options import OPTIONS, known_options
+from raypar.study.options import known_options
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
-from raypar.study.workload import Workload
+from raypar.study.workload import AnyWorkload
 
 if TYPE_CHECKING:
     from raypar.reporting.documents import LeastTimeEntry, PlanDocument, ShowDocument, StudyEntry, WorkDocument
@@ -236,7 +236,7 @@ def _state(result: TrialResult) -> str:
     return f"{result.state}: {result.reason[:MAX_REASON_CHARS]}" if result.reason else result.state.value
 
 
-def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:
+def print_workloads(console: Console, workloads: Iterable[AnyWorkload]) -> None:
     """One row each: name, data set with its size, metric, what it is."""
     every = list(workloads)
     columns = [
@@ -248,13 +248,14 @@ def print_workloads(console: Console, workloads: Iterable[Workload]) -> None:
     print_table(console, columns)
 
 
-def print_workload(console: Console, workload: Workload) -> None:
+def print_workload(console: Console, workload: AnyWorkload) -> None:
     """One workload with its own options and what raypar's are for it."""
     for text in (f"{workload.name}: {workload.description}", f"data set: {workload.dataset}"):
         print_line(console, text)
     print_line(console, f"metric: {workload.metric_of().text}")
-    keys = [*workload.options, *(key for key in OPTIONS if key not in workload.options)]
-    options = [known_options(workload)[key] for key in keys]
+    options_by_key = known_options(workload)
+    keys = [*workload.options, *(key for key in options_by_key if key not in workload.options)]
+    options = [options_by_key[key] for key in keys]
     defaults = [units.MISSING if each.default is None else units.value_of(each.default) for each in options]
     docs = Column("what", [each.doc for each in options], is_prose=True)
     print_table(console, [Column("option", keys), Column("default", defaults), docs])

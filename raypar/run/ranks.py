@@ -29,6 +29,7 @@ from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.conditions import Conditions
+from raypar.study.strategy import sync_period
 from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
@@ -381,9 +382,7 @@ def trial_result(
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )
-    config: Mapping[str, Any] = spec.config
-    period = config["sync_every"] if config.get("strategy") == "local_sgd" else 1
-    if stalls_s := telemetry.stalls(result.gang_step_times_s, period):
+    if stalls_s := telemetry.stalls(result.gang_step_times_s, sync_period(spec.config)):
         result = replace(result, conditions=replace(conditions, stalls_s=tuple(stalls_s)))
     return result
 

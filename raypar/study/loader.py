@@ -29,6 +29,7 @@ from raypar.provenance import source_files
 from raypar.search_path import file_of, owner_of, put_first
 from raypar.study.overrides import NO_FLAGS, flag_mistakes, with_flags
 from raypar.study.study import Study
+from raypar.study.workload import CommandWorkload
 from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
@@ -71,7 +72,8 @@ class LoadedStudy:
 
     @property
     def _command_files(self) -> tuple[str, ...]:
-        return tuple(name for name in self.code if self.study.workload.command and name != self.path.name)
+        runs_files = isinstance(self.study.workload, CommandWorkload)
+        return tuple(name for name in self.code if runs_files and name != self.path.name)
 
 
 def load_study(
@@ -115,9 +117,8 @@ def load_study(
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))
-    command = study.workload.command
-    if command is not None:
-        files = source_files(path, source, command.files)
+    if study.workload.files:
+        files = source_files(path, source, study.workload.files)
     return LoadedStudy(study, path.resolve(), source, module_name, files.packages, local, files.digests)
 
 

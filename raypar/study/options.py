@@ -1,8 +1,8 @@
 """Hyperparameters that raypar itself understands, one entry of `OPTIONS` each, and a trial's complete config.
 
-An entry holds the default, the type, what the option means, its allowed values, and the strategies that it is for
-(empty: all); `conflicts` has the values that don't go together. A trial's config is these options, the workload's own,
-and nothing else.
+An entry holds the default, the type, what the option means and its allowed values; `conflicts` has the values that
+don't go together. Options of strategies stand in their modules, with their conflicts. A trial's config is these
+options, the workload's own, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,55 +11,32 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from raypar.errors import suggest
+from raypar.plugins import Lazy
 from raypar.study.space import Value
-from raypar.study.workload import Config, Option, Workload, at_least, one_of, whole_number
+from raypar.study.strategy import IN_EVERY_CONFIG, STRATEGIES, Conflict, num_shares, strategy_options
+from raypar.study.workload import (
+    LOADERS,
+    PLACEMENT_OPTIONS,
+    AnyWorkload,
+    Config,
+    Option,
+    Workload,
+    at_least,
+    one_of,
+    whole_number,
+)
 from raypar.units import SIZES_BYTES, parsed
 
-
-@dataclass(frozen=True)
-class StrategyTraits:
-    """Layout and restrictions of a strategy.
-
-    Attributes:
-        is_data_parallel: every rank takes a share of each batch; else some or all ranks work on the same samples.
-        depends_on_model: not every model, or not every machine, allows it: its module has a ``check_compatible``.
-        scales_loss: combines with the loss scaling of ``precision="fp16"``.
-        has_layer_norms: a rank has the norms of complete layers, as LARS and LAMB need them.
-    """
-
-    is_data_parallel: bool = False
-    depends_on_model: bool = False
-    scales_loss: bool = False
-    has_layer_norms: bool = True
-
-
-# Each is the module of its name in `raypar.parallel`.
-STRATEGIES: Mapping[str, StrategyTraits] = {
-    "ddp": StrategyTraits(is_data_parallel=True, scales_loss=True),
-    "fsdp": StrategyTraits(is_data_parallel=True, has_layer_norms=False),
-    "tensor": StrategyTraits(depends_on_model=True, has_layer_norms=False),
-    "pipeline": StrategyTraits(depends_on_model=True),
-    "hybrid": StrategyTraits(depends_on_model=True, has_layer_norms=False),
-    "local_sgd": StrategyTraits(is_data_parallel=True, scales_loss=True),
-    "gather_broadcast": StrategyTraits(is_data_parallel=True),
-    "deepspeed": StrategyTraits(is_data_parallel=True, depends_on_model=True),
-}
-PIPELINED = ("pipeline", "hybrid")
-COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
-SPLITS = ("counted", "measured")
 OWN_OPTIMIZER = "own"  # value of the option where the workload brings one
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "lars", "lamb")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
-LOADERS = ("resident", "dataloader")
 LR_SCALINGS = ("none", "linear", "sqrt")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MAX_CORES = 1_000_000
-Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
 AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"'
 
 
@@ -77,30 +54,6 @@ class Auto:
 
 
 ON_CPU = Auto()
-
-
-def num_shares(config: Config) -> int:
-    """Return the number of shares that every batch is cut into: one a worker, unless some take the same samples."""
-    workers: int = config["num_workers"]
-    if STRATEGIES[config["strategy"]].is_data_parallel:
-        return workers
-    if config["strategy"] == "hybrid":
-        return max(1, workers // int(config["tensor_size"] * config["pipeline_size"]))
-    return 1
-
-
-def pipeline_size(config: Config) -> int:
-    """Return the number of workers in a pipeline; 1 without one."""
-    if config["strategy"] == "hybrid":
-        return int(config["pipeline_size"])
-    return int(config["num_workers"]) if config["strategy"] == "pipeline" else 1
-
-
-def tensor_size(config: Config) -> int:
-    """Return the number of workers that each layer is split among; 1 where none is."""
-    if config["strategy"] == "hybrid":
-        return int(config["tensor_size"])
-    return int(config["num_workers"]) if config["strategy"] == "tensor" else 1
 
 
 def listed_cores(affinity: Value) -> tuple[int, ...] | None:
@@ -179,11 +132,6 @@ def _nodes_problem(nodes: Value) -> str | None:
     return None if nodes in ("pack", "spread") or is_count else 'must be "pack", "spread", or a number of at least 1'
 
 
-def _split_problem(value: Value) -> str | None:
-    named = isinstance(value, tuple) and value and all(isinstance(name, str) for name in value)
-    return None if named or value in SPLITS else f"must be one of {', '.join(SPLITS)}, or a tuple of layer names"
-
-
 def _memory_problem(value: Value) -> str | None:
     is_size = isinstance(value, str) and (parsed(value, SIZES_BYTES) or 0) > 0
     return None if is_size else 'must be a size with its unit: "20GB", "512MiB"'
@@ -200,69 +148,19 @@ def _positive(value: Value) -> str | None:
     return None if is_positive else "must be a number greater than 0"
 
 
-OPTIONS: Mapping[str, Option] = {
-    "num_workers": whole_number(1, "ranks that train together"),
-    "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
-    "accumulation_steps": whole_number(1, "parts of a worker's batch, one after the other, for one update"),
-    "bucket_mb": Option(
-        None,
-        float,
-        "gradients sent as one, in MiB; 0: each by itself; None: torch's 25 MiB",
-        at_least(0),
-        optional=True,
-        strategies=("ddp", "hybrid"),
-    ),
-    "overlap": Option(
-        True, bool, "send gradients while the backward pass still runs; False: after it", strategies=("ddp",)
-    ),
-    "compression": one_of(
-        "none", COMPRESSIONS, "what gradients are turned into on their way (it loses some of them)", strategies=("ddp",)
-    ),
-    "powersgd_rank": whole_number(1, "rank of PowerSGD's factors"),
-    "find_unused_parameters": Option(
-        None,
-        bool,
-        "let DDP look for parameters without a gradient in each step; None: where the model has such",
-        optional=True,
-        strategies=("ddp",),
-    ),
-    "static_graph": Option(False, bool, "let DDP rely on every step using the same weights", strategies=("ddp",)),
-    "fsdp_reshard": Option(
-        True, bool, "drop gathered weights after the forward pass; False: keep them for backward", strategies=("fsdp",)
-    ),
-    "zero_stage": Option(
-        2,
-        int,
-        "what DeepSpeed shares out: nothing (0), optimizer state (1), gradients too (2), weights too (3)",
-        lambda value: None if value in (0, 1, 2, 3) else "must be 0, 1, 2 or 3",
-        strategies=("deepspeed",),
-    ),
-    "tensor_size": whole_number(1, "workers among whom layers are split, in a hybrid", strategies=("hybrid",)),
-    "pipeline_size": whole_number(1, "workers that a pipeline has, in a hybrid", strategies=("hybrid",)),
-    "pipeline_schedule": one_of(
-        "1f1b", PIPELINE_SCHEDULES, "the order of forward and backward passes in a pipeline", strategies=PIPELINED
-    ),
-    "num_microbatches": whole_number(
-        4, "parts of a batch that follow one another through a pipeline", strategies=PIPELINED
-    ),
-    "stages_per_worker": whole_number(2, "stages of each worker, interleaved", strategies=PIPELINED),
-    "pipeline_split": Option(
-        "counted",
-        object,
-        "cut by counted work, by measured time, or before named layers",
-        _split_problem,
-        strategies=PIPELINED,
-    ),
-    "sync_every": whole_number(
-        8, "local SGD averages the weights every so many steps", at_least=2, strategies=("local_sgd",)
-    ),
+# Those of raypar's training whatever the strategy.
+GENERAL: Mapping[str, Option] = {
     "batch_size": whole_number(64, "global batch: samples per optimizer step over all workers"),
     "per_worker_batch_size": whole_number(None, "samples per step and worker, instead of batch_size (weak scaling)"),
     "epochs": whole_number(1, "passes over the training set"),
     "num_samples": whole_number(None, "train on this many samples only; None: all"),
     "lr": Option(0.1, float, "learning rate", _positive),
     "lr_scaling": one_of("none", LR_SCALINGS, "lr times batch_size / lr_base_batch_size, or its square root"),
-    "lr_base_batch_size": whole_number(None, "the batch that lr is meant for; None: the workload's own batch_size"),
+    "lr_base_batch_size": whole_number(
+        None,
+        "the batch that lr is meant for; None: the workload's own batch_size",
+        has_effect=lambda config: config["lr_scaling"] != "none",
+    ),
     "lr_schedule": one_of("constant", LR_SCHEDULES, "constant, or down to 0 over the training: linear, cosine"),
     "lr_warmup_steps": whole_number(0, "steps over which lr rises from 0 (other than num_warmup_steps)", at_least=0),
     "optimizer": one_of("sgd", OPTIMIZERS),
@@ -301,7 +199,11 @@ OPTIONS: Mapping[str, Option] = {
         lambda label: None if any(node_label_of(str(label))) else 'must be a label and its value: "type=gpu"',
         optional=True,
     ),
-    "num_threads": whole_number(None, "torch threads per worker; None: cpus_per_worker"),
+    "num_threads": whole_number(
+        None,
+        "torch threads per worker; None: cpus_per_worker",
+        has_effect=lambda config: config["num_threads"] != config["cpus_per_worker"],
+    ),
     "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
     "drop_last": Option(False, bool, "leave out a last, smaller batch"),
@@ -323,24 +225,31 @@ OPTIONS: Mapping[str, Option] = {
     "stop_on_nan": Option(True, bool, "end a trial at its first report of a loss that is not finite; False: train on"),
 }
 
-# A train_loop_per_worker's batches and optimizer are its own.
-LOOP_OPTIONS = (
-    *("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads"),
-    "stop_on_nan",
-)
+
+def _options() -> dict[str, Option]:
+    """Return all options: those of strategies follow the strategy."""
+    return {
+        "num_workers": whole_number(1, "ranks that train together"),
+        "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
+        "accumulation_steps": whole_number(1, "parts of a worker's batch, one after the other, for one update"),
+        **strategy_options(),
+        **GENERAL,
+    }
 
 
-def known_options(workload: Workload) -> dict[str, Option]:
+# Made when they are first read: strategies declare theirs in modules that import this folder.
+OPTIONS: Mapping[str, Option] = Lazy(_options)
+
+
+def known_options(workload: AnyWorkload) -> dict[str, Option]:
     """Return every option of a trial of this workload by name, with the workload's own defaults in place."""
-    options = {key: OPTIONS[key] for key in LOOP_OPTIONS} if workload.foreign_kind else dict(OPTIONS)
-    if workload.command is not None:
-        names = (name for name in workload.command.names if name not in options)
-        options |= {name: Option(None, object, "in braces in the command", optional=True) for name in names}
-    for key, value in workload.options.items():
+    applicable = workload.raypar_options
+    options = {key: option for key, option in OPTIONS.items() if applicable is None or key in applicable}
+    for key, value in workload.hyperparameters.items():
         if not isinstance(value, Option):
             value = Option(value, type(value), f"option of workload {workload.name}")
         options[key] = value
-    if workload.optimizer is not None and "optimizer" not in workload.options:
+    if has_own_optimizer(workload):
         options["optimizer"] = replace(options["optimizer"], default=OWN_OPTIMIZER)
     for key, value in workload.defaults.items():
         if key in options:
@@ -348,12 +257,17 @@ def known_options(workload: Workload) -> dict[str, Option]:
     return options
 
 
-def leaves_cores_open(workload: Workload, chosen: Mapping[str, Any]) -> bool:
+def has_own_optimizer(workload: AnyWorkload) -> bool:
+    """Return whether the workload's optimizer takes the place of raypar's option."""
+    return isinstance(workload, Workload) and workload.optimizer is not None and "optimizer" not in workload.options
+
+
+def leaves_cores_open(workload: AnyWorkload, chosen: Mapping[str, Any]) -> bool:
     """Return whether neither a study's settings nor the workload's defaults give ``cpus_per_worker``."""
     return "cpus_per_worker" not in {**workload.defaults, **chosen}
 
 
-def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU) -> dict[str, Value]:
+def resolve(workload: AnyWorkload, chosen: Mapping[str, Value], auto: Auto = ON_CPU) -> dict[str, Value]:
     """Return a complete config: what was chosen over the defaults, with values that follow from others filled in.
 
     Args:
@@ -363,7 +277,11 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU
     options = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in options.items()}
     config.update(chosen)
-    if not workload.foreign_kind:
+    for key, option in options.items():
+        is_of_others = option.strategies and not {config.get("strategy"), *IN_EVERY_CONFIG} & {*option.strategies}
+        if is_of_others and key not in chosen:
+            del config[key]
+    if isinstance(workload, Workload):
         if config["per_worker_batch_size"] is not None:
             config["batch_size"] = config["per_worker_batch_size"] * config["num_workers"]
         if config["lr_base_batch_size"] is None:
@@ -383,21 +301,13 @@ def resolve(workload: Workload, chosen: Mapping[str, Value], auto: Auto = ON_CPU
 
 def has_effect(key: str, config: Config) -> bool:
     """Return False for an option of another strategy, or of a feature that this complete config does not use."""
-    strategies = OPTIONS[key].strategies
-    if strategies and config.get("strategy") not in strategies:
-        return False
-    match key:
-        case "powersgd_rank":
-            return bool(config["compression"] == "powersgd")
-        case "lr_base_batch_size":
-            return bool(config["lr_scaling"] != "none")
-        case "num_threads":
-            return bool(config[key] != config["cpus_per_worker"])
-    return True
+    option = OPTIONS[key]
+    is_of_strategy = not option.strategies or config.get("strategy") in option.strategies
+    return is_of_strategy and option.has_effect(config)
 
 
 def conflicts(
-    config: Config, workload: Workload, num_train_samples: int | None, swept: Collection[str]
+    config: Config, workload: AnyWorkload, num_train_samples: int | None, swept: Collection[str]
 ) -> Iterator[Conflict]:
     """Yield the option, the problem and the fix of each combination of values that can't run, or has no effect."""
     workers, num_cores = config["num_workers"], len(listed_cores(config["cpu_affinity"]) or ())
@@ -406,20 +316,20 @@ def conflicts(
         yield "cpu_affinity", problem, f"list a multiple of {workers} cores"
     if isinstance(config["nodes"], int) and config["nodes"] > workers:
         yield "nodes", f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
-    if workload.command is not None:
-        for key in (name for name in workload.command.names if config[name] is None):
-            hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
-            yield key, "is in braces in the command and has no value", hint + suggest(key, list(LOOP_OPTIONS))
-    if not workload.foreign_kind:
+    for key in workload.unset(config):
+        hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
+        yield key, "is in braces in the command and has no value", hint + suggest(key, list(PLACEMENT_OPTIONS))
+    if isinstance(workload, Workload):
         yield from _batch_conflicts(config, num_train_samples)
         yield from _data_conflicts(config, workload)
-        yield from _pipeline_conflicts(config, swept)
-        yield from _training_conflicts(config, workload, swept)
-    if not workload.foreign_kind and workers > 1:
-        yield from _strategy_conflicts(config)
+        yield from _training_conflicts(config, workload)
+        yield from STRATEGIES[config["strategy"]].conflicts(config, swept)
+        if workers > 1:
+            yield from _strategy_conflicts(config)
     # Where the study varies the strategy, a fixed option is meant for those strategies that have it.
     for key, option in known_options(workload).items():
-        if not option.strategies or config["strategy"] in option.strategies or config[key] == option.default:
+        is_for_it = not option.strategies or config["strategy"] in option.strategies
+        if is_for_it or config.get(key, option.default) == option.default:
             continue
         if "strategy" not in swept or key in swept:
             hint = f"it is for {', '.join(option.strategies)}: leave it out, or choose one"
@@ -451,24 +361,7 @@ def _data_conflicts(config: Config, workload: Workload) -> Iterator[Conflict]:
         yield "prefetch_factor", "has no effect without loader processes", hint
 
 
-def _pipeline_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
-    stages, shares, schedule = pipeline_size(config), num_shares(config), config["pipeline_schedule"]
-    num = config["num_microbatches"]
-    if schedule == "1f1b" and num < stages:
-        yield "num_microbatches", f"is fewer than the {stages} stages that 1f1b keeps busy", f"use at least {stages}"
-    if stages > 1 and schedule == "interleaved" and num % max(1, num // stages):
-        problem = f"can't be dealt out in rounds of {stages}, which interleaved needs"
-        yield "num_microbatches", problem, f"use a multiple of {stages}"
-    if stages > 1 and config["batch_size"] % (shares * num):
-        problem = f"can't be cut into num_microbatches={num} of equal size on {shares} replicas"
-        yield "batch_size", problem, f"use a multiple of {shares} x {num}"
-    if stages > 1 and config["accumulation_steps"] > 1:
-        yield "accumulation_steps", "is what a pipeline does anyway", "use num_microbatches, which does it"
-    if "stages_per_worker" in swept and config["strategy"] in PIPELINED and schedule != "interleaved":
-        yield "stages_per_worker", "has no effect without interleaved stages", 'use pipeline_schedule="interleaved"'
-
-
-def _training_conflicts(config: Config, workload: Workload, swept: Collection[str]) -> Iterator[Conflict]:
+def _training_conflicts(config: Config, workload: Workload) -> Iterator[Conflict]:
     if config["device"] == "mps" and config["precision"] == "fp64":
         yield "precision", "is unavailable on MPS", 'use precision="fp32", or device="cpu"'
     if config["compile"] and not config["num_warmup_steps"]:
@@ -480,43 +373,21 @@ def _training_conflicts(config: Config, workload: Workload, swept: Collection[st
     if config["checkpoint_every_epochs"] and config["eval_every_steps"] and config["loader"] == "dataloader":
         problem = "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch"
         yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'
-    has_own = workload.optimizer is not None and "optimizer" not in workload.options
-    if has_own and config["optimizer"] != OWN_OPTIMIZER:
+    if has_own_optimizer(workload) and config["optimizer"] != OWN_OPTIMIZER:
         hint = 'leave it out, or add it to the workload\'s options={"optimizer": …} and read config["optimizer"] there'
         yield "optimizer", "has no effect: the workload has an optimizer= of its own", hint
-    if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
-        yield "powersgd_rank", "has no effect without PowerSGD", 'use compression="powersgd"'
 
 
 def _strategy_conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield the conflicts of several workers."""
+    """Yield the conflicts of several workers that follow from the traits of their strategy."""
     strategy, traits = config["strategy"], STRATEGIES[config["strategy"]]
-    replica_size = config["tensor_size"] * config["pipeline_size"]
-    if strategy == "hybrid" and config["num_workers"] % replica_size:
-        problem = f"is no multiple of tensor_size x pipeline_size = {replica_size}"
-        yield "num_workers", problem, f"use a multiple of {replica_size} workers"
     if config["device"] == "mps":
         yield "num_workers", "can't share the one MPS device", "use num_workers=1 with it"
-    if config["static_graph"] and config["find_unused_parameters"]:
-        yield "find_unused_parameters", "is what static_graph does in the first step", "leave one of them out"
-    if config["static_graph"] and config["accumulation_steps"] > 1:
-        yield "static_graph", "does not go with accumulation_steps over 1", "leave one of them out"
     if config["optimizer"] in ("lars", "lamb") and not traits.has_layer_norms:
         hint = 'use strategy="ddp", or another optimizer'
         yield "optimizer", f"needs whole layers' norms, which {strategy} splits up", hint
-    if config["optimizer"] in ("lars", "lamb") and strategy == "deepspeed" and config["zero_stage"]:
-        hint = 'use zero_stage=0, strategy="ddp", or another optimizer'
-        yield "optimizer", "needs whole layers' norms, which ZeRO cuts into flat parts", hint
     if config["precision"] == "fp16" and not traits.scales_loss:
         hint = 'use precision="bf16", which needs no scaling, or strategy="ddp"'
         yield "precision", f"scales its loss by rank: {strategy} would mix the scales", hint
-    if config["precision"] == "fp64" and strategy == "deepspeed":
-        yield "precision", "is not DeepSpeed's: it keeps float32", 'use precision="fp32"'
-    if config["compile"] and traits.depends_on_model:
+    if config["compile"] and traits.check is not None:
         yield "compile", f"is not for strategy={strategy}", 'leave it out, or use strategy="ddp" or "fsdp"'
-    if config["checkpoint_every_epochs"] and strategy == "deepspeed":
-        problem = "does not go with deepspeed, whose engine keeps weights of its own"
-        yield "checkpoint_every_epochs", problem, 'leave it out, or use strategy="fsdp", which shares out as much'
-    if config["checkpoint_every_epochs"] and config["compression"] == "powersgd":
-        problem = "does not go with PowerSGD, which carries errors on in its hook"
-        yield "checkpoint_every_epochs", problem, "leave one of them out"

@@ -20,13 +20,12 @@ from raypar.study.validation import (
     can_be_kept,
     is_default,
     metric_mistakes,
-    unfillable,
     unknown_option,
     validate,
     validate_value,
     workload_mistakes,
 )
-from raypar.study.workload import Option, Workload
+from raypar.study.workload import AnyWorkload, Option, Workload
 from raypar.units import DURATIONS_S, SHARES, counted, listed, parsed
 
 MAX_TRIALS = 100_000
@@ -84,7 +83,7 @@ class Study:
         StudyError: with every mistake in it.
     """
 
-    workload: Workload
+    workload: AnyWorkload
     space: Mapping[str, Domain] = field(default_factory=dict)
     baseline: Mapping[str, Value] = field(default_factory=dict)
     num_repeats: int = 3
@@ -201,7 +200,7 @@ def _mistakes(study: Study) -> list[Mistake]:
         if not isinstance(getattr(study, key), Mapping):
             hint = f'set {key}={{"batch_size": …}}'
             mistakes.append(Mistake(key, getattr(study, key), "must be a dict of hyperparameters", hint=hint))
-    if isinstance(study.workload, Workload):
+    if isinstance(study.workload, AnyWorkload):
         mistakes += workload_mistakes(study.workload)
     else:
         wrong = f"is a {type(study.workload).__name__}, not a Workload"
@@ -226,7 +225,7 @@ def _mistakes(study: Study) -> list[Mistake]:
 def _metric_mistakes(study: Study) -> Iterator[Mistake]:
     """Yield the mistake of a metric that no trial will report; what a train loop or command reports is unknown."""
     workload = study.workload
-    if not isinstance(workload, Workload) or workload.foreign_kind:
+    if not isinstance(workload, Workload):
         return
     name, reported = study.judged_by.name, [*workload.metric_names, *REPORTED]
     if isinstance(workload.metrics, Mapping | None) and name not in reported:
@@ -288,11 +287,8 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
 def _text_mistakes(study: Study) -> Iterator[Mistake]:
     """Yield what is stored of a study and holds half of a character."""
     texts: dict[str, object] = {"metric": study.metric, "description": study.description}
-    if isinstance(workload := study.workload, Workload):
-        parts = ("name", "description", "dataset", "options", "defaults", "metrics")
-        texts |= {f"workload.{part}": getattr(workload, part) for part in parts}
-        if (command := workload.command) is not None:
-            texts["workload.command"] = [command.template, command.metrics, command.tensorboard, command.folder]
+    if isinstance(study.workload, AnyWorkload):
+        texts |= {f"workload.{part}": value for part, value in study.workload.stored_texts.items()}
     for name in _MAPPINGS:
         texts |= {f"{name}[{key!r}]": (key, value) for key, value in _mapping(study, name).items()}
     for where, value in texts.items():
@@ -336,7 +332,7 @@ def _is_number(value: object) -> bool:
 def options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
     """Return the options that a study can set, and whether there are no others; its workload may be faulty."""
     workload = study.workload
-    if not (isinstance(workload, Workload) and isinstance(workload.options, Mapping)):
+    if not (isinstance(workload, AnyWorkload) and isinstance(workload.options, Mapping)):
         return OPTIONS, False
     if not isinstance(workload.defaults, Mapping):
         return OPTIONS, False
@@ -344,7 +340,7 @@ def options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
     for key, default in workload.options.items():
         if not is_default(default):  # its type is unknown: any value will do
             options[key] = Option(None, object, "", optional=True)
-    return options, workload.train_loop is None
+    return options, not workload.takes_any_key
 
 
 def _config_mistakes(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
@@ -398,8 +394,7 @@ def _key_mistake(
         return Mistake(where, value, f"its name must be text, not {type(key).__name__}", hint=hint)
     if not is_complete or key in options:
         return None
-    takes_any = isinstance(study.workload, Workload) and study.workload.command is not None
-    return unknown_option(where, value, key, options, f"; the command has no {{{key}}}" if takes_any else "")
+    return unknown_option(where, value, key, options, study.workload.unknown_key_hint(key))
 
 
 def _setting_mistake(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:
@@ -467,13 +462,13 @@ def _point_mistakes(study: Study) -> list[Mistake]:
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}
     drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}
-    if study.workload.command is not None:
-        # Each value that may be drawn, with the first of the others.
-        first = {**study.config, **drawn, **study.points()[0]}
-        for key in drawn:
-            for value in examples(study.space[key])[1:]:
-                if wrong := study.workload.command.problem(resolve(study.workload, {**first, key: value})):
-                    mistakes.setdefault(wrong, unfillable(f"{point_label({key: value})}.", study.workload, wrong))
+    # Each value that may be drawn, with the first of the others.
+    first = {**study.config, **drawn, **study.points()[0]}
+    for key in drawn:
+        for value in examples(study.space[key])[1:]:
+            config = resolve(study.workload, {**first, key: value})
+            if mistake := study.workload.point_mistake(config, f"{point_label({key: value})}."):
+                mistakes.setdefault(mistake.problem, mistake)
     for point in study.points():
         config = resolve(study.workload, {**study.config, **drawn, **point})
         for mistake in validate(config, study.workload, where=point_label(point), swept=study.space):

@@ -10,24 +10,20 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from raypar.errors import Mistake, RayparError, suggest
 from raypar.study.metric import UNITS, Metric
 from raypar.study.options import (
-    LOADERS,
-    STRATEGIES,
     absent_cores,
     conflicts,
     cores_text,
     known_options,
 )
 from raypar.study.space import LARGEST, Value
+from raypar.study.strategy import STRATEGIES
 from raypar.study.trial import Placement
-from raypar.study.workload import Config, Option, Workload
-
-if TYPE_CHECKING:
-    pass
+from raypar.study.workload import AnyWorkload, Config, Option, Workload
 
 KEPT = "a finite number, text, True, False, None, or tuples or dicts of these"
 
@@ -52,7 +48,7 @@ class Machines(Protocol):
 
 def validate(
     config: Config,
-    workload: Workload,
+    workload: AnyWorkload,
     cluster: Machines | None = None,
     *,
     where: str = "",
@@ -71,27 +67,26 @@ def validate(
             called on a cluster only, and only for strategies that depend on the model.
     """
     size = None
-    if not workload.foreign_kind:
-        try:
-            size = workload.train_size(config)
-            wrong = None if isinstance(size, int | None) else f"returns a {type(size).__name__}, not a whole number"
-        except RayparError:
-            raise
-        except Exception as error:  # the user's own function
-            wrong = f"raises {type(error).__name__}: {error}"
-        if wrong:
-            return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
+    try:
+        size = workload.train_size(config)
+        wrong = None if isinstance(size, int | None) else f"returns a {type(size).__name__}, not a whole number"
+    except RayparError:
+        raise
+    except Exception as error:  # the user's own function
+        wrong = f"raises {type(error).__name__}: {error}"
+    if wrong:
+        return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
     prefix, wrongs = f"{where}." if where else "", conflicts(config, workload, size, swept)
     mistakes = [Mistake(f"{prefix}{key}", config[key], wrong, hint=hint) for key, wrong, hint in wrongs]
-    if workload.command is not None and not mistakes and (wrong := workload.command.problem(config)):
-        mistakes.append(unfillable(prefix, workload, wrong))
+    if not mistakes and (mistake := workload.point_mistake(config, prefix)):
+        mistakes.append(mistake)
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
-    strategy = "" if workload.foreign_kind or config["num_workers"] == 1 else config["strategy"]
-    depends_on_model = bool(strategy) and STRATEGIES[strategy].depends_on_model
-    if check_strategy and depends_on_model and (refusal := check_strategy(workload, config)):
-        mistakes.append(Mistake("strategy", strategy, f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
+    if check_strategy and isinstance(workload, Workload) and config["num_workers"] > 1:
+        strategy = config["strategy"]
+        if STRATEGIES[strategy].check is not None and (refusal := check_strategy(workload, config)):
+            mistakes.append(Mistake("strategy", strategy, f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
     if must_fit and not mistakes:
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
             hint = "drop the point, ask for less, or give the --address of a larger cluster"
@@ -101,13 +96,7 @@ def validate(
     return mistakes
 
 
-def unfillable(prefix: str, workload: Workload, wrong: str) -> Mistake:
-    """Return the mistake of a command whose template can't be filled in; `prefix`: its point, with a dot."""
-    template = workload.command.template if workload.command else ""
-    return Mistake(f"{prefix}workload.command", template, wrong, hint="change the format in braces, or the value")
-
-
-def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Iterator[Mistake]:
+def _unavailable(config: Config, workload: AnyWorkload, cluster: Machines) -> Iterator[Mistake]:
     """Yield what the config names that the cluster's machines lack."""
     affinity, device = config["cpu_affinity"], config["device"]
     if cluster.cores == () and isinstance(affinity, (str, tuple)):
@@ -125,7 +114,7 @@ def _unavailable(config: Config, workload: Workload, cluster: Machines) -> Itera
     if device == "mps" and cluster.is_own and not cluster.has_mps:
         wrong = "this machine has no Apple GPU: mps needs macOS on arm64"
         yield Mistake("device", device, wrong, hint="use --set device=cpu, or device=auto")
-    if not workload.foreign_kind and config["precision"] == "tf32" and device != "cuda":
+    if isinstance(workload, Workload) and config["precision"] == "tf32" and device != "cuda":
         wrong = f"tf32 exists on NVIDIA GPUs only, and the device is {device}"
         yield Mistake("precision", "tf32", wrong, hint="set precision=fp32 or bf16, or run it where there is a GPU")
 
@@ -177,33 +166,15 @@ def metric_mistakes(where: str, metric: Metric) -> Iterator[Mistake]:
         yield Mistake(where, metric.unit, f"its unit must be one of {', '.join(UNITS)}", hint=hint)
 
 
-def workload_mistakes(workload: Workload) -> Iterator[Mistake]:
+def workload_mistakes(workload: AnyWorkload) -> Iterator[Mistake]:
     """Yield the mistakes of a workload, whatever its fields hold."""
     if not isinstance(workload.name, str) or not workload.name:
         yield Mistake("workload.name", workload.name, "is no name", hint='set name="mine"')
     yield from metric_mistakes("workload.metric", workload.metric_of())
-    if not workload.metric and not workload.foreign_kind and workload.metric_of() == Metric("val_loss", "max"):
-        hint = 'name the metric, metric="f1", or leave mode out'
-        yield Mistake("workload.mode", "max", "is given without metric=, so it would be that of val_loss", hint)
-    optional_hint = "give a function, or leave it out"
-    functions = {
-        **{part: f"give the Workload {part}=, a function of the trial's config" for part in ("model", "data")},
-        **dict.fromkeys(("optimizer", "loss", "prepare", "save", "generate", "layers", "tensor_plan"), optional_hint),
-    }
-    if workload.train_loop is not None:
-        functions = {"train_loop": "give Workload.from_train_loop a function of the config"}
-    elif workload.command is not None:
-        functions = {"prepare": optional_hint}
-        yield from workload.command.mistakes()
-    for part, hint in functions.items():
+    yield from workload.mistakes()
+    for part in ("options", "defaults"):
         value = getattr(workload, part)
-        if not callable(value) and not (value is None and hint == optional_hint):
-            yield Mistake(f"workload.{part}", value, "is no function", hint=hint)
-    if not workload.foreign_kind:
-        yield from _data_mistakes(workload)
-    for part in ("options", "defaults", "metrics"):
-        value = getattr(workload, part)
-        if not isinstance(value, Mapping) and not (part == "metrics" and value is None):
+        if not isinstance(value, Mapping):
             yield Mistake(f"workload.{part}", value, "must be a dict", hint=f'set {part}={{"name": …}}')
     if not isinstance(workload.options, Mapping) or not isinstance(workload.defaults, Mapping):
         return
@@ -219,16 +190,6 @@ def workload_mistakes(workload: Workload) -> Iterator[Mistake]:
             yield unknown_option(where, value, str(key), options, hint)
         elif is_default(workload.options.get(key, 0)) and (wrong := validate_value(where, key, value, options[key])):
             yield wrong
-
-
-def _data_mistakes(workload: Workload) -> Iterator[Mistake]:
-    size = workload.num_train_samples
-    if size is not None and not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        hint = "give a number, or a function of the config that returns it, or leave it out"
-        yield Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint)
-    if not isinstance(workload.loaders, (tuple, list)) or not workload.loaders or set(workload.loaders) - {*LOADERS}:
-        hint = f"give a tuple of them: loaders={LOADERS}"
-        yield Mistake("workload.loaders", workload.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
 
 
 def can_be_kept(value: object) -> bool:

@@ -6,13 +6,13 @@ Nothing here imports torch: a study file stays quick to load, and the functions 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from raypar.errors import suggest
+from raypar.errors import Mistake, suggest
 from raypar.study.command import Command
 from raypar.study.metric import PERCENT, SHARE, Metric, direction_of
 from raypar.study.space import Value, plain
@@ -30,6 +30,12 @@ CLASS_LOSSES = (
     *(f"torch.nn.modules.loss.{name}" for name in ("CrossEntropyLoss", "NLLLoss")),
 )
 DEFAULT_CHOOSER = "raypar"  # of a metric that is named nowhere
+LOADERS = ("resident", "dataloader")
+# raypar's options that say where training code runs and what ends it: the only ones that another's code heeds.
+PLACEMENT_OPTIONS = (
+    *("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads"),
+    "stop_on_nan",
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ class Option:
         doc: its meaning, for people.
         check: returns what is wrong with a value (``"must be at least 1"``), or None.
         optional: None is allowed, and means what `doc` says.
+        has_effect: tells whether a complete config uses it; a trial whose config doesn't is logged without it.
         strategies: the values of `strategy` under which it has an effect; empty: all.
     """
 
@@ -123,6 +130,7 @@ class Option:
     doc: str
     check: Callable[[Value], str | None] = lambda _: None
     optional: bool = False
+    has_effect: Callable[[Config], bool] = lambda _: True
     strategies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -164,7 +172,111 @@ def _no_preparation(config: Config) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class AnyWorkload:
+    """Base of the kinds of workload, with what all of them have; `Workload` describes the fields.
+
+    The kinds are `Workload` (model, data and loss, trained by raypar's own loop), `TrainLoopWorkload` and
+    `CommandWorkload`, whose training code raypar can't instrument.
+
+    Attributes:
+        kind: the kind, in words.
+        raypar_options: raypar's own options that apply to it; None: all.
+        takes_any_key: a study may set hyperparameters that nothing declares.
+    """
+
+    kind: ClassVar[str]
+    raypar_options: ClassVar[tuple[str, ...] | None] = PLACEMENT_OPTIONS
+    takes_any_key: ClassVar[bool] = False
+
+    name: str
+    metric: str | Metric = ""
+    mode: str = ""
+    metric_chosen_by: str = ""
+    options: Mapping[str, Value | Option] = field(default_factory=dict)
+    defaults: Mapping[str, Value] = field(default_factory=dict)
+    prepare: Callable[[Config], object] = _no_preparation
+    preload: tuple[str, ...] = ()
+    description: str = ""
+    dataset: str = ""
+    has_test: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("options", "defaults"):
+            if isinstance(values := getattr(self, key), Mapping):
+                object.__setattr__(self, key, {name: plain(value) for name, value in values.items()})
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Value | Option]:
+        """Hyperparameters of its own, each with its default or an `Option`."""
+        return self.options
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the Python files that it runs, from the study's folder on."""
+        return ()
+
+    @property
+    def script(self) -> str:
+        """Path of the script that it surely runs, from the study's folder on; empty: unknown, or there is none."""
+        return ""
+
+    @property
+    def stored_texts(self) -> dict[str, object]:
+        """Texts of it that the store keeps, by field."""
+        return {part: getattr(self, part) for part in ("name", "description", "dataset", "options", "defaults")}
+
+    def train_size(self, config: Config) -> int | None:
+        """Return the number of training samples under a config; None if unknown beforehand."""
+        return None
+
+    def unknown_key_hint(self, key: str) -> str:
+        """Return what to add to the hint for a hyperparameter that it doesn't have."""
+        return ""
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield what is wrong with the fields that its kind alone has."""
+        yield from _function_mistakes(self, "prepare")
+
+    def point_mistake(self, config: Config, where: str = "") -> Mistake | None:
+        """Return what keeps it from being run with a complete config; None where nothing does.
+
+        Args:
+            where: prefix of the mistake's field, say the point and a dot.
+        """
+        return None
+
+    def unset(self, config: Config) -> Iterator[str]:
+        """Yield its hyperparameters that need a value and have none."""
+        yield from ()
+
+    def metric_of(self, name: str | Metric = "", mode: str = "") -> Metric:
+        """Return the metric that a study is judged by.
+
+        Args:
+            name: of a key of the reports, or a metric; empty: the workload's own.
+            mode: "max" or "min"; empty: the metric's own.
+        """
+        if isinstance(name, Metric):
+            return replace(name, mode=mode or name.mode)
+        declared = self.metric if isinstance(self.metric, Metric) else None
+        default_name = declared.name if declared else self.metric or self._default_metric()
+        if name in ("", default_name):
+            name, mode = str(default_name), mode or self.mode
+            if declared:
+                return replace(declared, mode=mode or declared.mode)
+        return self._reported_metric(name, mode)
+
+    def _default_metric(self) -> str:
+        """Return the name of the metric to judge by where none is named."""
+        return str(type(self).metric)
+
+    def _reported_metric(self, name: str, mode: str) -> Metric:
+        """Return the metric of a key of the reports."""
+        return Metric(name, mode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(AnyWorkload):
     """Model, data, loss and metrics; holds no training code.
 
     Attributes:
@@ -205,39 +317,22 @@ class Workload:
         tensor_plan: names of ``nn.Linear`` layers of the model to how each is split among workers: "column" (by
             output features) or "row" (by input features, after a column one). None: pairs of ``nn.Linear`` in an
             ``nn.Sequential`` with only elementwise layers between them.
-        train_loop: an existing ``train_loop_per_worker(config)``, instead of model and data.
-        command: a program to run, instead of a model; see `from_command`.
     """
 
-    name: str
+    kind = "model"
+    raypar_options = None
+
     model: Callable[[Config], nn.Module] | None = None
     data: Callable[[Config], Data] | None = None
     num_train_samples: int | Callable[[Config], int | None] | None = None
     optimizer: Callable[[nn.Module, Config], Optimizer] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] | None = None
-    metric: str | Metric = ""
-    mode: str = ""
-    metric_chosen_by: str = ""
-    options: Mapping[str, Value | Option] = field(default_factory=dict)
-    defaults: Mapping[str, Value] = field(default_factory=dict)
-    loaders: tuple[str, ...] = ("resident", "dataloader")
-    prepare: Callable[[Config], object] = _no_preparation
-    preload: tuple[str, ...] = ()
-    description: str = ""
-    dataset: str = ""
-    has_test: bool = False
+    loaders: tuple[str, ...] = LOADERS
     save: Callable[[nn.Module, Config, Path], None] | None = None
     generate: Callable[[Path, str, int], str] | None = None
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
     tensor_plan: Callable[[nn.Module], Mapping[str, str]] | None = None
-    train_loop: Callable[[dict[str, Any]], Any] | None = None
-    command: Command | None = None
-
-    def __post_init__(self) -> None:
-        for key in ("options", "defaults"):
-            if isinstance(values := getattr(self, key), Mapping):
-                object.__setattr__(self, key, {name: plain(value) for name, value in values.items()})
 
     @classmethod
     def from_train_loop(
@@ -254,7 +349,7 @@ class Workload:
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
         dataset: str = "",
-    ) -> Workload:
+    ) -> TrainLoopWorkload:
         """Take a Ray Train ``train_loop_per_worker(config)`` as it is.
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
@@ -279,12 +374,12 @@ class Workload:
         Returns:
             The workload. Its metrics are those that the loop reports.
         """
-        return cls(
+        return TrainLoopWorkload(
             name=name or str(getattr(train_loop_per_worker, "__name__", "train_loop")),
             train_loop=train_loop_per_worker,
             options=options or {},
             defaults=defaults or {},
-            metric=metric or "accuracy",
+            metric=metric or TrainLoopWorkload.metric,
             mode=mode,
             metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             preload=preload,
@@ -311,7 +406,7 @@ class Workload:
         prepare: Callable[[Config], object] = _no_preparation,
         description: str = "",
         dataset: str = "",
-    ) -> Workload:
+    ) -> CommandWorkload:
         """Take a command line, such as ``"torchrun --nproc-per-node={num_workers} train.py --lr {lr}"``.
 
         It is run once on each machine of a trial, on the cores of all its workers there.
@@ -342,12 +437,12 @@ class Workload:
         """
         words = command if isinstance(command, str) or not isinstance(command, Sequence) else tuple(command)
         template = Command(words, shell, dict(metrics or {}), tensorboard, folder)
-        return cls(
+        return CommandWorkload(
             name=name or template.title,
             command=template,
             options=options or {},
             defaults=defaults or {},
-            metric=metric or "loss",
+            metric=metric or CommandWorkload.metric,
             mode=mode,
             metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
             prepare=prepare,
@@ -356,8 +451,11 @@ class Workload:
         )
 
     def train_size(self, config: Config) -> int | None:
-        """Return the number of training samples under a config; None if unknown beforehand."""
         return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples
+
+    @property
+    def stored_texts(self) -> dict[str, object]:
+        return {**super().stored_texts, "metrics": self.metrics}
 
     @property
     def has_class_loss(self) -> bool:
@@ -369,45 +467,121 @@ class Workload:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names of the metrics that raypar takes of it; none of a train loop or a command, which report their own."""
-        if self.metrics is not None or self.foreign_kind:
+        """Names of the metrics that raypar takes of it."""
+        if self.metrics is not None:
             return tuple(map(str, self.metrics)) if isinstance(self.metrics, Mapping) else ()
         named = self.metric.name if isinstance(self.metric, Metric) else self.metric
         return ("accuracy",) if self.has_class_loss or named == "accuracy" else ()
 
-    def metric_of(self, name: str | Metric = "", mode: str = "") -> Metric:
-        """Return the metric that a study is judged by.
-
-        Args:
-            name: of a key of the reports, or a metric; empty: the workload's own.
-            mode: "max" or "min"; empty: the metric's own.
-        """
-        if isinstance(name, Metric):
-            return replace(name, mode=mode or name.mode)
-        declared = self.metric if isinstance(self.metric, Metric) else None
-        default_name = declared.name if declared else self.metric or self._certain_metric()
-        if name in ("", default_name):
-            name, mode = str(default_name), mode or self.mode
-            if declared:
-                return replace(declared, mode=mode or declared.mode)
-        unit = ""
-        if self.command is not None:
-            unit = PERCENT if self.command.is_per_cent(name) else ""
-            mode = mode or direction_of(name) or "min"
-        elif self.train_loop is None and self.metrics is None and name == "accuracy":
-            unit = SHARE
-        return Metric(name, mode, unit)
-
-    def _certain_metric(self) -> str:
-        """Return the metric to judge by where none is named: that of the loss, unless another one is certain."""
-        if self.foreign_kind:
-            return "loss" if self.train_loop is None else "accuracy"
+    def _default_metric(self) -> str:
+        """Return that of the loss, unless another one is certain."""
         if "accuracy" in self.metric_names:
             return "accuracy"
         # A direction without a name is that of the only metric there is.
         return self.metric_names[0] if self.mode and len(self.metric_names) == 1 else "val_loss"
 
+    def _reported_metric(self, name: str, mode: str) -> Metric:
+        return Metric(name, mode, SHARE if self.metrics is None and name == "accuracy" else "")
+
+    def mistakes(self) -> Iterator[Mistake]:
+        if not self.metric and self.metric_of() == Metric("val_loss", "max"):
+            hint = 'name the metric, metric="f1", or leave mode out'
+            yield Mistake("workload.mode", "max", "is given without metric=, so it would be that of val_loss", hint)
+        for part in ("model", "data"):
+            hint = f"give the Workload {part}=, a function of the trial's config"
+            yield from _function_mistakes(self, part, hint=hint)
+        yield from _function_mistakes(self, "optimizer", "loss", "prepare", "save", "generate", "layers", "tensor_plan")
+        size = self.num_train_samples
+        is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+        if size is not None and not callable(size) and not is_size:
+            hint = "give a number, or a function of the config that returns it, or leave it out"
+            yield Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint)
+        if not isinstance(self.loaders, (tuple, list)) or not self.loaders or set(self.loaders) - {*LOADERS}:
+            hint = f"give a tuple of them: loaders={LOADERS}"
+            yield Mistake("workload.loaders", self.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
+        if not isinstance(self.metrics, Mapping | None):
+            yield Mistake("workload.metrics", self.metrics, "must be a dict", hint='set metrics={"name": …}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainLoopWorkload(AnyWorkload):
+    """A Ray Train ``train_loop_per_worker(config)``; `Workload.from_train_loop` makes it.
+
+    Attributes:
+        train_loop: the loop.
+    """
+
+    kind = "train loop"
+    takes_any_key = True
+
+    metric: str | Metric = "accuracy"
+    train_loop: Callable[[dict[str, Any]], Any]
+
+    def mistakes(self) -> Iterator[Mistake]:
+        hint = "give Workload.from_train_loop a function of the config"
+        yield from _function_mistakes(self, "train_loop", hint=hint)
+        yield from super().mistakes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandWorkload(AnyWorkload):
+    """A program to run; `Workload.from_command` makes it.
+
+    Attributes:
+        command: its command line, and how its output is read.
+    """
+
+    kind = "command"
+
+    metric: str | Metric = "loss"
+    command: Command
+
     @property
-    def foreign_kind(self) -> str:
-        """``train loop`` or ``command``, into which raypar can't look; empty where the training code is its own."""
-        return "train loop" if self.train_loop is not None else "command" if self.command is not None else ""
+    def hyperparameters(self) -> Mapping[str, Value | Option]:
+        in_braces = Option(None, object, "in braces in the command", optional=True)
+        names = (name for name in self.command.names if name not in PLACEMENT_OPTIONS)
+        return {**dict.fromkeys(names, in_braces), **self.options}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.command.files
+
+    @property
+    def script(self) -> str:
+        # What a shell runs, it alone knows.
+        return "" if self.command.shell else next(iter(self.command.scripts), "")
+
+    @property
+    def stored_texts(self) -> dict[str, object]:
+        command = self.command
+        texts = [command.template, command.metrics, command.tensorboard, command.folder]
+        return {**super().stored_texts, "command": texts}
+
+    def unknown_key_hint(self, key: str) -> str:
+        return f"; the command has no {{{key}}}"
+
+    def mistakes(self) -> Iterator[Mistake]:
+        yield from self.command.mistakes()
+        yield from super().mistakes()
+
+    def point_mistake(self, config: Config, where: str = "") -> Mistake | None:
+        if not (wrong := self.command.problem(config)):
+            return None
+        hint = "change the format in braces, or the value"
+        return Mistake(f"{where}workload.command", self.command.template, wrong, hint=hint)
+
+    def unset(self, config: Config) -> Iterator[str]:
+        return (name for name in self.command.names if config[name] is None)
+
+    def _reported_metric(self, name: str, mode: str) -> Metric:
+        unit = PERCENT if self.command.is_per_cent(name) else ""
+        return Metric(name, mode or direction_of(name) or "min", unit)
+
+
+def _function_mistakes(workload: AnyWorkload, *parts: str, hint: str = "") -> Iterator[Mistake]:
+    """Yield the fields that hold no function; `hint`: the fix where one is needed, empty where it may be left out."""
+    for part in parts:
+        value = getattr(workload, part)
+        if not callable(value) and (value is not None or hint):
+            fix = hint or "give a function, or leave it out"
+            yield Mistake(f"workload.{part}", value, "is no function", hint=fix)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from raypar.study.options import OPTIONS, has_effect
+from raypar.study.options import GENERAL, OPTIONS, has_effect
 from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState
 from raypar.track.names import (
     MAX_NAME_LENGTH,
@@ -262,7 +262,7 @@ def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
 def _is_of_own_loop(result: TrialResult) -> bool:
     """Return True where raypar's training loop wrote the reports, so that the meaning of their keys is certain."""
     # A trial that failed has no time; but only the config of that loop holds all of its options.
-    return result.train_time_s is not None or OPTIONS.keys() <= result.spec.config.keys()
+    return result.train_time_s is not None or GENERAL.keys() <= result.spec.config.keys()
 
 
 def _axis(reports: Sequence[Mapping[str, float]], key: str) -> list[int] | None:

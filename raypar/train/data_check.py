@@ -29,7 +29,7 @@ from raypar import units
 from raypar.errors import Mistake, RayparError, Shown, WorkloadError, cut
 from raypar.parallel.loss import Kind, Loss, part_of
 from raypar.parallel.strategy import DistContext, ForwardBackward, call
-from raypar.study.options import num_shares, pipeline_size
+from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.checkpoint import generators_kept
 from raypar.train.data import Feed, TrainBatches, digest, evaluating, moved, paired
@@ -640,10 +640,9 @@ def _check_loss(
 def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss) -> Iterator[Mistake]:
     where, shares = "loss(outputs, targets)", num_shares(config)
     if loss.kind is Kind.RATIO:
-        if config["strategy"] == "deepspeed" and config["num_workers"] > 1:
-            yield Mistake(
-                "strategy", "deepspeed", "does not take a loss that is a pair", 'use strategy="fsdp" or "ddp"'
-            )
+        strategy = config["strategy"]
+        if config["num_workers"] > 1 and not STRATEGIES[strategy].takes_loss_pairs:
+            yield Mistake("strategy", strategy, "does not take a loss that is a pair", 'use strategy="fsdp" or "ddp"')
         elif not _adds_up(loss, outputs, y):
             hint = "return the sum over the samples, not their mean, and the weight by which it is divided"
             yield Mistake(where, Shown("a pair"), "is not the sum and the weight: those of parts do not add up", hint)

@@ -18,17 +18,13 @@ from torch.nn.parameter import is_lazy
 
 from raypar.errors import Mistake
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Gradients, parts_of
-from raypar.study.options import num_shares, pipeline_size
+from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Workload
 from raypar.train.optim import own_optimizer_mistakes
 from raypar.units import counted
 
 MAX_PASSES = 4  # of parts of the first batch; together they take about as long as one step
 MAX_NAMED = 20  # parameters in a trial's environment
-# Strategies whose ranks all have to use the same parameters in a step: they gather weights just before their use.
-ALIKE_ON_ALL_RANKS = ("fsdp", "deepspeed")
-# Strategies that take sparse gradients.
-SPARSE = ("ddp", "local_sgd")
 # torch's error, of which batch norm of its own and of functional.batch_norm alike.
 TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 
@@ -141,8 +137,9 @@ def _gradients(model: nn.Module, batch: Batch, do: ForwardBackward, context: Dis
 
 def _gradient_mistakes(config: Config, gradients: Gradients) -> Iterator[Mistake]:
     strategy, static = config["strategy"], config["static_graph"]
+    traits = STRATEGIES[strategy]
     at_times = f"{', '.join(gradients.at_times[:3])} get a gradient in some passes only"
-    if gradients.at_times and strategy in ALIKE_ON_ALL_RANKS:
+    if gradients.at_times and traits.needs_same_parameters:
         yield Mistake("strategy", strategy, f"needs the same parameters on all ranks: {at_times}", 'use strategy="ddp"')
     if gradients.at_times and strategy == "ddp" and static:
         yield Mistake("static_graph", static, f"needs the same parameters in all steps: {at_times}", "leave it out")
@@ -150,7 +147,7 @@ def _gradient_mistakes(config: Config, gradients: Gradients) -> Iterator[Mistake
         names = ", ".join([*gradients.never, *gradients.at_times][:3])
         hint = "leave it out, or freeze what is not trained: requires_grad_(False)"
         yield Mistake("find_unused_parameters", False, f"some parameters get no gradient in a pass: {names}", hint)
-    if gradients.are_sparse and strategy not in SPARSE:
+    if gradients.are_sparse and not traits.takes_sparse_gradients:
         problem = f"does not take sparse gradients, which {', '.join(gradients.are_sparse[:3])} get"
         yield Mistake("strategy", strategy, problem, 'use sparse=False in the model\'s layers, or strategy="ddp"')
 

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from raypar.errors import Mistake, Shown
-from raypar.parallel.strategy import Strategy, by_layout
+from raypar.parallel.base import Strategy
+from raypar.parallel.strategy import by_layout
 from raypar.study.options import known_options
 from raypar.study.workload import Config, Workload
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Kind, Loss
-from raypar.parallel.strategy import Batch, ForwardBackward, Span, Strategy, no_span
+from raypar.parallel.strategy import Batch, ForwardBackward, Span, no_span
 from raypar.study.workload import Config, Workload
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
 from raypar.train.optim import build_schedule, optimizer_of

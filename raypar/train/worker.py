@@ -33,6 +33,7 @@ from raypar.provenance import cpu_model
 from raypar.scratch import room_for
 from raypar.search_path import put_first
 from raypar.study.trial import FailureKind
+from raypar.study.workload import AnyWorkload, CommandWorkload, TrainLoopWorkload, Workload
 from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import CHECKPOINT_FOLDER, CheckJob, RankContext, RankOutcome, TrialJob
@@ -214,14 +215,14 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     torch.set_num_threads(config["num_threads"])
     # A fork inherits its server's generators: every one of them is seeded anew.
     seed_generators(seed)
-    workload = pickle.loads(job.workload)
-    if workload.command is not None:
+    workload: AnyWorkload = pickle.loads(job.workload)
+    if isinstance(workload, CommandWorkload):
         from raypar.train.command import run_command
 
         return run_command(workload.command, job, context, channel, listen_fd)
     device = _device(config, context)
     with _process_group(context, device, listen_fd), _position_said(channel, context, device) as note_end:
-        if workload.train_loop is not None:
+        if isinstance(workload, TrainLoopWorkload):
             from raypar.train.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
 
@@ -230,6 +231,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
             from raypar.parallel.strategy import DistContext
             from raypar.train.loop import train
 
+            assert isinstance(workload, Workload)
             outcome = train(
                 workload,
                 config,

@@ -1,5 +1,10 @@
-"""Workloads that ship with raypar: ``from raypar.workloads import mnist_mlp``."""
+"""Workloads that ship with raypar: ``from raypar.workloads import mnist_mlp``.
 
+`WORKLOADS` has those that installed packages add, too.
+"""
+
+from raypar.plugins import registered
+from raypar.study.workload import AnyWorkload
 from raypar.workloads.digits import digits
 from raypar.workloads.fashion_mlp import fashion_mlp
 from raypar.workloads.gpt2_code import gpt2_code
@@ -25,3 +30,5 @@ __all__ = [
     "tweets",
     "wide_mlp",
 ]
+
+WORKLOADS = registered("raypar.workloads", AnyWorkload, {name: f"raypar.workloads:{name}" for name in __all__})

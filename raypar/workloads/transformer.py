@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.errors import DataError
-from raypar.study.options import tensor_size
+from raypar.study.strategy import tensor_size
 from raypar.study.workload import Config, Data, Split, Workload, whole_number
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from raypar import Data, Split, Workload
+from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Kind, Loss
-from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Strategy, Task
+from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Task
 from raypar.study.options import resolve
 from raypar.train.data import Feed, shares
 from raypar.train.data_check import mistakes_of_points

@@ -8,19 +8,15 @@ from raypar import Study, StudyError, Workload, grid
 from raypar.execution.plan import make_plan
 from raypar.run.cluster import Cluster
 from raypar.study.options import (
-    LOOP_OPTIONS,
     OPTIONS,
-    STRATEGIES,
     Auto,
     known_options,
-    num_shares,
-    pipeline_size,
     resolve,
-    tensor_size,
 )
 from raypar.study.space import choice, examples, loguniform, problem, randint, uniform
+from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size, tensor_size
 from raypar.study.validation import validate, validate_value
-from raypar.study.workload import one_of
+from raypar.study.workload import PLACEMENT_OPTIONS, one_of
 from raypar.workloads import digits
 
 
@@ -126,7 +122,7 @@ def test_the_workloads_own_number_of_cores_comes_before_a_gpus_share():
 
 
 def test_a_train_loop_has_only_the_options_that_place_it():
-    assert set(known_options(Workload.from_train_loop(lambda config: None))) == set(LOOP_OPTIONS)
+    assert set(known_options(Workload.from_train_loop(lambda config: None))) == set(PLACEMENT_OPTIONS)
 
 
 INTERLEAVED = {"strategy": "pipeline", "pipeline_schedule": "interleaved", "num_microbatches": 9, "batch_size": 72}

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import itertools
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypar import Workload
+from raypar.parallel.base import SplitModel, Strategy
 from raypar.parallel.deepspeed import DeepSpeed
 from raypar.parallel.fsdp import policy_of, units_of
 from raypar.parallel.local_sgd import LocalSgd
@@ -25,7 +25,6 @@ from raypar.parallel.strategy import (
     Batch,
     DistContext,
     ForwardBackward,
-    SplitModel,
     Task,
     broadcast_buffers,
     check_compatible,
@@ -34,7 +33,8 @@ from raypar.parallel.strategy import (
     parts_of,
 )
 from raypar.parallel.tensor import plan_of
-from raypar.study.options import STRATEGIES, resolve
+from raypar.study.options import resolve
+from raypar.study.strategy import STRATEGIES
 from raypar.workloads import digits, resnet, transformer, wide_mlp
 
 costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=9)
@@ -196,10 +196,9 @@ def test_models_that_can_be_split_are_not_refused(workload, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_is_the_module_of_its_name_with_a_check_where_it_depends_on_the_model(strategy):
-    module = import_module(f"raypar.parallel.{strategy}")
-    assert callable(module.STRATEGY.forward_backward)
-    assert STRATEGIES[strategy].depends_on_model == hasattr(module, "check_compatible")
+def test_every_strategy_builds_its_class_and_is_described(strategy):
+    traits = STRATEGIES[strategy]
+    assert issubclass(traits.build, Strategy) and traits.splits and traits.built_on
 
 
 GPU = torch.device("cuda", 0)

@@ -12,11 +12,12 @@ from command import refused
 
 from raypar import StudyError
 from raypar.execution.plan import make_plan
-from raypar.parallel.pipeline import micro_batches_for
+from raypar.parallel.ddp import COMPRESSIONS
+from raypar.parallel.pipeline import SCHEDULES, micro_batches_for
 from raypar.parallel.strategy import check_compatible
 from raypar.run.cluster import Cluster
 from raypar.study.loader import load_study
-from raypar.study.options import COMPRESSIONS, PIPELINE_SCHEDULES, STRATEGIES
+from raypar.study.strategy import STRATEGIES
 from raypar.study.validation import validate
 
 pytestmark = pytest.mark.usefixtures("modules_as_they_were")
@@ -111,7 +112,7 @@ def test_a_technique_is_compared_over_the_same_samples(name):
         # Hybrid needs four workers and more, DeepSpeed another package.
         ("strategies", "strategy", set(STRATEGIES) - {"hybrid", "deepspeed"}),
         ("compression", "compression", set(COMPRESSIONS)),
-        ("pipeline_schedules", "pipeline_schedule", set(PIPELINE_SCHEDULES)),
+        ("pipeline_schedules", "pipeline_schedule", set(SCHEDULES)),
         ("existing_loop", "num_workers", {1, 2}),
     ],
 )

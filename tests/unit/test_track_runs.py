@@ -8,7 +8,8 @@ from recording import make_result
 from results import stored_conditions
 
 from raypar import workloads
-from raypar.study.options import OPTIONS, STRATEGIES, resolve
+from raypar.study.options import OPTIONS, resolve
+from raypar.study.strategy import STRATEGIES
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, latest
 from raypar.track.names import MAX_TAG_LENGTH, MAX_TAG_PARTS
 from raypar.track.runs import (

@@ -1,0 +1,136 @@
+"""Strategies: how the workers of a trial share a step, as declared by one module each.
+
+The modules stand in `raypar.parallel` or in installed packages, above this one, which knows them by their entry points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from raypar.errors import RayparError
+from raypar.plugins import registered
+from raypar.study.workload import Config, Option, Workload
+
+Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
+
+
+@dataclass(frozen=True)
+class WorkLayout:
+    """Division of a step's work among the workers of a trial.
+
+    Attributes:
+        num_shares: shares that every batch is cut into; workers beyond them work on the same samples.
+        pipeline_size: workers in a pipeline; 1 without one.
+        tensor_size: workers that each layer is split among; 1 where none is.
+    """
+
+    num_shares: int = 1
+    pipeline_size: int = 1
+    tensor_size: int = 1
+
+
+def one_share_each(config: Config) -> WorkLayout:
+    """Return the layout of data parallelism: every worker takes a share of each batch."""
+    return WorkLayout(num_shares=config["num_workers"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyTraits:
+    """Declaration of a strategy: what it is, its options, and what it goes with.
+
+    Attributes:
+        build: makes a rank's `raypar.parallel.base.Strategy` of a `raypar.parallel.strategy.Task`.
+        splits: what is split among the workers, for the documentation.
+        built_on: library or function that it is built on, for the documentation.
+        options: its own options; one that several strategies have is the same object in each.
+        layout: how the workers share a step, by a complete config.
+        conflicts: combinations of values that can't run under it, or have no effect; by a complete config, of any
+            number of workers, and what the study sweeps. General ones follow from the traits below.
+        check: returns why a workload's model, or this machine, does not allow it, and the fix; None if it does. May
+            import torch. None: every model and machine allow it.
+        scales_loss: combines with the loss scaling of ``precision="fp16"``.
+        has_layer_norms: a rank has the norms of complete layers, as LARS and LAMB need them.
+        takes_loss_pairs: combines with a loss that is a pair (sum, weight).
+        takes_sparse_gradients: combines with sparse gradients.
+        needs_same_parameters: all ranks have to use the same parameters in a step: it gathers weights before their use.
+        names_collectives: a profile's spans show which ranks talk to each other, since all do.
+        sync_every: option that holds the steps from one synchronisation to the next; empty: every step has one.
+    """
+
+    build: Callable[[Any], Any]
+    splits: str
+    built_on: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+    layout: Callable[[Config], WorkLayout] = one_share_each
+    conflicts: Callable[[Config, Collection[str]], Iterator[Conflict]] = lambda *_: iter(())
+    check: Callable[[Workload, Config], tuple[str, str] | None] | None = None
+    scales_loss: bool = False
+    has_layer_norms: bool = True
+    takes_loss_pairs: bool = True
+    takes_sparse_gradients: bool = False
+    needs_same_parameters: bool = False
+    names_collectives: bool = True
+    sync_every: str = ""
+
+
+# Their options are in every trial's config, and so in its identity. The options of later ones are in the configs of
+# their own trials only, so that a new strategy changes the identity of no other trial.
+IN_EVERY_CONFIG = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "local_sgd", "gather_broadcast", "deepspeed")
+# raypar's own, in the order in which they are listed.
+OWN = {name: f"raypar.parallel.{name}:STRATEGY" for name in (*IN_EVERY_CONFIG,)}
+STRATEGIES = registered("raypar.strategies", StrategyTraits, OWN)
+
+
+def strategy_options() -> dict[str, Option]:
+    """Return the options of all strategies, each with the names of those that it is for.
+
+    Raises:
+        RayparError: two strategies have different options of one name.
+    """
+    options: dict[str, Option] = {}
+    for name, traits in STRATEGIES.items():
+        for key, option in traits.options.items():
+            others = options[key].strategies if key in options else ()
+            option = replace(option, strategies=(*others, name))
+            if key in options and replace(options[key], strategies=option.strategies) != option:
+                message = f"strategy {name}: option {key} is another one than that of {', '.join(others)}"
+                raise RayparError(message, hint="rename it in the package that adds the strategy")
+            options[key] = option
+    return options
+
+
+def layout_of(config: Config) -> WorkLayout:
+    """Return how the workers of a complete config share a step."""
+    return STRATEGIES[config["strategy"]].layout(config)
+
+
+def num_shares(config: Config) -> int:
+    """Return the number of shares that every batch is cut into: one a worker, unless some take the same samples."""
+    return layout_of(config).num_shares
+
+
+def pipeline_size(config: Config) -> int:
+    """Return the number of workers in a pipeline; 1 without one."""
+    return layout_of(config).pipeline_size
+
+
+def tensor_size(config: Config) -> int:
+    """Return the number of workers that each layer is split among; 1 where none is."""
+    return layout_of(config).tensor_size
+
+
+def sync_period(config: Config) -> int:
+    """Return the steps from one synchronisation to the next, also of a stored config; 1: each step has one.
+
+    A stored trial may have a strategy that isn't installed here, and older ones have none.
+    """
+    traits = STRATEGIES.get(config.get("strategy", ""))
+    return int(config[traits.sync_every]) if traits and traits.sync_every else 1
+
+
+def names_collectives(config: Config) -> bool:
+    """Return the trait of that name of a stored config's strategy; True where it is unknown."""
+    traits = STRATEGIES.get(config.get("strategy", ""))
+    return traits is None or traits.names_collectives
