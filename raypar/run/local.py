@@ -200,7 +200,8 @@ class _Run:
                     self._processes.add(process)
                     self._on_change()  # the attempt may have been killed meanwhile
                 end = supervise(process, turn.job, context, on_report, on_position)
-                self._processes.discard(process)
+                with self._lock:
+                    self._processes.remove(process)
         except ForkServerLost as error:
             end = RankEnd(failure=Failure(FailureKind.GANG_LOST, f"no rank was started: {error}"))
         with self._lock:
