@@ -53,7 +53,8 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     from raypar.run.cluster import TRAIN_ENVIRONMENT, joined_cluster
-    from raypar.run.gang_pool import MACHINE_LABEL, alive_nodes
+    from raypar.run.gang_pool import alive_nodes
+    from raypar.run.pool import MACHINE_LABEL
     from raypar.run.tune import TuneRunner
 
     os.environ.update(TRAIN_ENVIRONMENT)

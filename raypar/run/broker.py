@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
-from raypar.run.gang import Greeting, Turn
 from raypar.run.gang_pool import GangPool
+from raypar.run.pool import Greeting, Turn
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import Event
 from raypar.run.scheduler import GangPhase

@@ -9,7 +9,6 @@ a good choice needs more than one to choose from. Nothing here waits, and nothin
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 import time
@@ -17,11 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from raypar.run.gang import Greeting, Turn, loss_reason
-from raypar.run.gang_pool import Gang, GangPolicy, GangPool
 from raypar.run.placement import num_machines, refusal
+from raypar.run.pool import Gang, GangPolicy, Greeting, Pool, Turn
 from raypar.run.ranks import NO_CONDITIONS, RankEnd, cause, trial_result
 from raypar.run.runner import (
     ClusterChanged,
@@ -51,6 +49,10 @@ CORES_POLL_S = 5.0  # after so long, cores that another study had are tried agai
 NOT_KEPT = "{}: what it kept was not stored, {}; it is in {} on {}"
 WAITING_FOR_CORES = "a trial waits for cores: {}"
 HORIZON = 500  # queued trials that a decision looks at, however many there are
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
 
 
 class TrialPhase(Enum):
@@ -87,7 +89,7 @@ class Attempt:
     kill_requested: bool = False  # its ranks are to be killed
     ends: dict[int, RankEnd] = field(default_factory=dict)  # of the ranks that have ended
     failure: Failure | None = None  # why it failed, as far as the ranks that have ended show
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)  # what would end it later
+    timers: list[Timer] = field(default_factory=list)  # what would end it later
     num_beside: int = 0  # other trials that ran on the cluster meanwhile, at most at a time
     num_sharing: int = 0  # of those on one of its machines, at most at a time
     num_sharing_network: int = 0  # of those over several machines where this is so too, at most at a time
@@ -141,8 +143,11 @@ class Attempt:
 
     def conditions(self) -> Conditions:
         """Return where it ran, and beside what."""
+        nodes = tuple(self.gang.hostnames.values())
+        if self.gang.is_local:
+            return Conditions(node=nodes)
         return Conditions(
-            node=tuple(self.gang.hostnames.values()),
+            node=nodes,
             gang=self.gang.id,
             nth_in_gang=self.nth_in_gang,
             num_beside=self.num_beside,
@@ -204,10 +209,10 @@ class Dispatcher:
     def __init__(
         self,
         config: DispatchConfig,
-        pool: GangPool,
+        pool: Pool,
         specs: Sequence[TrialSpec],
         *,
-        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+        call_later: Callable[[float, Callable[[], None]], Timer],
         on_change: Callable[[], None],
     ) -> None:
         self._config, self._pool = config, pool
@@ -388,13 +393,12 @@ class Dispatcher:
             self._retry_or_conclude(attempt.trial, failure)
         self.dispatch()
 
-    def gang_ended(self, gang: Gang, error: BaseException | None) -> None:
-        """A gang is no more: it was closed, was lost, or has never come up."""
-        reason = loss_reason(error, gang.hostnames)
+    def gang_ended(self, gang: Gang, reason: str, error: str) -> None:
+        """A gang is no more: it was closed, was lost, or has never come up (the reason, and the whole error)."""
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
-            failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, str(error or ""))
+            failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, error)
             self._retry_or_conclude(trial, failure)
         elif not gang.num_turns and not gang.is_closing:
             # It never served a trial: to try again for ever would help nobody.
@@ -402,7 +406,7 @@ class Dispatcher:
             if (first := next(filter(self._bind, same), None)) is not None:
                 self._queue.remove(first)
                 first.num_attempts += 1
-                failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {reason}", None, str(error or ""))
+                failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {reason}", None, error)
                 self._retry_or_conclude(first, failure)
         self.dispatch()
 
@@ -416,7 +420,6 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         if self._pool.refresh():
-            self._pool.give_up_lost()
             self._tell(ClusterChanged(len(self._pool.nodes), self.num_slots))
         head = self._queue[:HORIZON]
         refused, lacking = self._refusals(dict.fromkeys(trial.spec.placement for trial in head))

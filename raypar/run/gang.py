@@ -11,9 +11,7 @@ import os
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,49 +23,17 @@ from ray.train.backend import Backend, BackendConfig
 from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.run.locks import Holder, locked_cores
-from raypar.run.ranks import ForkClient, RankEnd, spawn, supervise
+from raypar.run.pool import Greeting, Turn, start_rank
+from raypar.run.ranks import ForkClient, RankEnd, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
-from raypar.train.affinity import Core, cores_near_gpu, host_cores
+from raypar.train.affinity import cores_near_gpu, host_cores
 from raypar.train.job import RankContext, TrialJob
 from raypar.train.position import Position
 
 # Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
 # The broker itself removes the placement group of a gang that was lost.
 UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """A gang's worker and its machine, as it introduces itself to the broker."""
-
-    node_id: str
-    host: str  # the machine: nodes of one host share its cores
-    hostname: str
-    ip: str
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    rank: int
-    world_size: int
-    placement_group: Any
-    cores: tuple[Core, ...]  # of the host
-    near: frozenset[int] = frozenset()  # numbers of those of its GPU's NUMA node; empty: none, or unknown
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One trial of a gang, as the broker hands it to each of its workers.
-
-    Attributes:
-        cores: of each rank; those without are not pinned.
-        to_lock: cores that a rank's worker locks for the trial: the first rank on a machine those of all its ranks.
-    """
-
-    job: TrialJob
-    master_address: tuple[str, int]
-    cores: Mapping[int, tuple[int, ...]]
-    to_lock: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class _SharedGpus(Backend):  # type: ignore[misc]
@@ -177,23 +143,26 @@ def serve(config: Mapping[str, Any]) -> None:
     """The ``train_loop_per_worker`` of a gang: greet the broker, then run its trials until it closes the gang."""
     mark("gang: worker serves")
     broker, gang_id = config["broker"], config["gang_id"]
-    context = ray.train.get_context()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
-    ip, local_rank = ray.util.get_node_ip_address(), context.get_local_rank()
-    visible = {**os.environ, **gpus_of_gang(os.environ)}
+    worker, ip, on_gpu = ray.train.get_context(), ray.util.get_node_ip_address(), config["on_gpu"]
+    context = RankContext(
+        rank=worker.get_world_rank(),
+        world_size=worker.get_world_size(),
+        local_rank=worker.get_local_rank(),
+        local_world_size=worker.get_local_world_size(),
+        node_rank=worker.get_node_rank(),
+        # Ray sets them for the worker; the rank is no child of it.
+        environment=gpus_of_gang(os.environ) if on_gpu else {},
+        node_ip=ip,
+    )
+    rank = context.rank
     greeting = Greeting(
         node_id=ray.get_runtime_context().get_node_id(),
         host=host_id(),
         hostname=socket.gethostname(),
-        ip=ip,
-        local_rank=local_rank,
-        local_world_size=context.get_local_world_size(),
-        node_rank=context.get_node_rank(),
-        rank=rank,
-        world_size=world_size,
-        placement_group=ray.util.get_current_placement_group(),
+        context=context,
         cores=host_cores(),
-        near=cores_near_gpu(local_rank, visible) if config["on_gpu"] else frozenset(),
+        near=cores_near_gpu(context.local_rank, {**os.environ, **context.environment}) if on_gpu else frozenset(),
+        placement_group=ray.util.get_current_placement_group(),
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
@@ -205,14 +174,14 @@ def serve(config: Mapping[str, Any]) -> None:
             address = None
             if rank == 0:
                 # Bound before anybody learns the port, and handed to the rank as it is: nobody can take it meanwhile.
-                one_node = greeting.local_world_size == world_size
+                one_node = context.local_world_size == context.world_size
                 listen.bind(("127.0.0.1" if one_node else ip, 0))
                 listen.listen()
                 address = listen.getsockname()
             turn: Turn | None = ray.get(broker.next_turn.remote(gang_id, rank, num_turns, address))
             if turn is None:
                 return
-            end = _run_turn(broker, turn, forks, greeting, listen if rank == 0 else None)
+            end = _run_turn(broker, turn, forks, context, listen)
             ray.get(broker.finish.remote(turn.job.uid, turn.job.attempt, rank, end))
         num_turns += 1
         if forks is not None and forks.is_lost:
@@ -220,39 +189,20 @@ def serve(config: Mapping[str, Any]) -> None:
 
 
 def _run_turn(
-    broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
+    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
 ) -> RankEnd:
     """Run this worker's rank of a trial, unless another study has its cores."""
     me = Holder.here(turn.job.spec.study, ())
-    with locked_cores(me, turn.to_lock.get(greeting.rank, ())) as holder:
-        return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, greeting, listen)
+    with locked_cores(me, turn.to_lock.get(context.rank, ())) as holder:
+        return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, context, listen)
 
 
 def _run_rank(
-    broker: Any, turn: Turn, forks: ForkClient | None, greeting: Greeting, listen: socket.socket | None
+    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
 ) -> RankEnd:
-    job, rank = turn.job.on_this_node(), greeting.rank
-    log_path = job.log_path(rank)
+    job, rank = turn.job.on_this_node(), context.rank
     make_private_folder(job.settings.log_dir)
-    make_private_folder(log_path.parent)
-    on_gpu = job.spec.placement.device == "cuda"
-    first = rank - greeting.local_rank  # Ray Train numbers the workers of a node in a row
-    node_cores = (turn.cores.get(r, ()) for r in range(first, first + greeting.local_world_size))
-    context = RankContext(
-        rank=rank,
-        world_size=greeting.world_size,
-        local_rank=greeting.local_rank,
-        local_world_size=greeting.local_world_size,
-        node_rank=greeting.node_rank,
-        master_address=turn.master_address,
-        requested_at_s=time.monotonic(),
-        cores=turn.cores.get(rank, ()),
-        # Ray sets them for the worker; the rank is no child of it.
-        environment=gpus_of_gang(os.environ) if on_gpu else {},
-        node_ip=greeting.ip,
-        node_cores=tuple(chain.from_iterable(node_cores)),
-    )
-    process = forks.fork(log_path, listen) if forks else spawn(log_path, listen, job.revision)
+    process, context = start_rank(job, turn, context, forks, listen)
     over = threading.Event()
 
     def kill_on_request() -> None:

@@ -1,119 +1,40 @@
-"""Pool of a run's gangs: starts and closes them in Ray, and leases cores to their trials."""
+"""Pool of gangs in Ray: starts them there, on the nodes of its cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
 from typing import Any
 
-import psutil
 import ray
 from ray._private.state import available_resources_per_node
 
 from raypar.run.cluster import node_types
-from raypar.run.gang import Greeting, Turn, host_id, train_gang
-from raypar.run.placement import CoreLeases, Node, NodeAssignment, needed
+from raypar.run.gang import host_id, loss_reason, train_gang
+from raypar.run.placement import Node, NodeAssignment, needed
+from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, OnEnd, Pool
 from raypar.run.ranks import ForkAgent, answers
-from raypar.run.scheduler import ROUNDING, GangPhase, GangState
+from raypar.run.scheduler import ROUNDING, GangPhase
 from raypar.study.options import node_label_of
-from raypar.study.trial import Placement, TrialSpec
+from raypar.study.trial import Placement
 from raypar.trace import mark
-from raypar.train.affinity import Core
 from raypar.train.job import Revision, RunSettings
 
-MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
 NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
-MACHINE_LABEL = "raypar-machine"  # names a node's machine where its host doesn't (pods, simulated clusters)
 RAY_DELAY_S = 3.0  # what a gang that has ended gives back, Ray shows by then
-TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
 
 
-@dataclass(frozen=True)
-class GangPolicy:
-    """Resources of gangs."""
-
-    owns_cluster: bool  # this Ray was started for the run, on one machine
-    max_parked: int  # idle gangs on a machine; where another is to start, the one that is needed last is closed
-    fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
-    cores: Sequence[Core] | None = None  # that trials may use; None: all of each machine
-
-
-@dataclass(eq=False)
-class Gang(GangState):
-    """A gang that was started."""
-
-    serves_once: bool = False  # it closes after its first trial
-    started_s: float = field(default_factory=time.monotonic)
-    workers: dict[int, Greeting] = field(default_factory=dict)
-    ready: set[int] = field(default_factory=set)  # ranks that are ready for the next turn
-    master_address: tuple[str, int] = ("", 0)
-    num_turns: int = 0  # trials that it has begun
-    turn: Turn | None = None  # the one that it is busy with
-    is_closing: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.workers) == self.placement.num_workers
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        return {rank: self.workers[rank].host for rank in sorted(self.workers)}
-
-    @property
-    def hostnames(self) -> dict[int, str]:
-        return {rank: self.workers[rank].hostname for rank in sorted(self.workers)}
-
-    def worker_is_up(self, greeting: Greeting) -> None:
-        self.workers[greeting.rank] = greeting
-        if self.is_complete:
-            self.nodes = Counter(worker.node_id for worker in self.workers.values())
-
-    def worker_is_ready(self, rank: int, master_address: tuple[str, int] | None) -> None:
-        """Note that a rank waits for the next turn; the last one makes the gang idle."""
-        self.ready.add(rank)
-        self.master_address = master_address or self.master_address
-        if len(self.ready) == self.placement.num_workers and self.phase is not GangPhase.CLOSING:
-            self.phase, self.last_used_s = GangPhase.IDLE, time.monotonic()
-
-    def begin(self, turn: Turn) -> None:
-        """Let the idle gang run a trial."""
-        assert self.phase is GangPhase.IDLE
-        self.phase, self.turn = GangPhase.BUSY, turn
-        self.num_turns += 1
-        self.ready.clear()
-        self.is_closing = self.is_closing or self.serves_once
-
-    def end_turn(self) -> None:
-        self.turn = None
-        self.phase = GangPhase.CLOSING if self.is_closing else GangPhase.RETURNING
-
-    def close(self) -> None:
-        """Let its workers leave, after the trial that it is busy with."""
-        self.is_closing = True
-        if self.phase is not GangPhase.BUSY:
-            self.phase = GangPhase.CLOSING
-
-
-class GangPool:
-    """Starts gangs and closes them, and leases cores to their trials. Lives on the broker's event loop."""
+class GangPool(Pool):
+    """See the module. Lives on the broker's event loop."""
 
     def __init__(self, settings: RunSettings, policy: GangPolicy) -> None:
-        self.gangs: dict[str, Gang] = {}
-        self._settings, self._policy = settings, policy
+        super().__init__(alive_nodes(), settings, policy)
         self._loop = asyncio.get_running_loop()
         self._broker = ray.get_runtime_context().current_actor
-        self._numbers = itertools.count(1)
-        self._cores = CoreLeases()
         self._agents: dict[tuple[str, str], Any] = {}  # by node and revision
         self._requested: dict[Placement, Any] = {}  # the placement groups that wait for nodes
-        self._is_warm = settings.isolation == "warm"
-        self._is_exclusive = policy.owns_cluster or settings.exclusive
-        self.nodes = alive_nodes()
         # Also where all its nodes are there now: it replaces those that are lost.
         self.may_grow = not policy.owns_cluster and any(each.resources and each.max_count for each in node_types())
         if self._is_warm and not policy.fork_addresses:
@@ -126,7 +47,10 @@ class GangPool:
         if self._policy.owns_cluster:
             return False
         before, self.nodes = self.nodes, alive_nodes()
-        return {node.id for node in before} != {node.id for node in self.nodes}
+        has_changed = {node.id for node in before} != {node.id for node in self.nodes}
+        if has_changed:
+            self.give_up_lost()
+        return has_changed
 
     def give_up_lost(self) -> None:
         """Close the gangs that are starting on a node that was lost; Ray would wait a minute for it.
@@ -138,16 +62,6 @@ class GangPool:
             if gang.phase is GangPhase.STARTING and not alive.issuperset(gang.nodes):
                 gang.close()
                 _free_place(gang)
-
-    @property
-    def is_short_of_memory(self) -> bool:
-        memory = psutil.virtual_memory()
-        return bool(memory.available < MIN_FREE_MEMORY * memory.total)
-
-    def reserved(self, placement: Placement) -> dict[str, float]:
-        """Return what a worker of a gang reserves in Ray: what it needs, or a sliver where leases keep trials apart."""
-        gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
-        return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 
     def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
         """Let the autoscaler see what gangs of these need, as placement groups that wait; return the new ones."""
@@ -179,12 +93,9 @@ class GangPool:
                 return False
             time.sleep(0.1)
 
-    def start(
-        self, placement: Placement, nodes: NodeAssignment, on_end: Callable[[Gang, BaseException | None], object]
-    ) -> Gang:
-        """Start a gang on these nodes, in a thread of its own; `on_end` gets it, and why it was lost, after its end."""
-        gang = Gang(f"{next(self._numbers)}", placement, GangPhase.STARTING, nodes, serves_once=not self._is_warm)
-        self.gangs[gang.id] = gang
+    def start(self, placement: Placement, nodes: NodeAssignment, on_end: OnEnd) -> Gang:
+        """Start a gang on these nodes, in a thread of its own; `on_end` is called after its end."""
+        gang = super().start(placement, nodes, on_end)
         mark("broker: gang starts")
 
         def run() -> None:
@@ -206,11 +117,6 @@ class GangPool:
         threading.Thread(target=run, daemon=True, name=f"gang-{gang.id}").start()
         return gang
 
-    def close(self) -> None:
-        """Close all gangs."""
-        for gang in self.gangs.values():
-            gang.close()
-
     async def fork_address(self, gang_id: str, greeting: Greeting) -> str:
         """Return the address of the fork server of a worker's node; empty where ranks are fresh interpreters."""
         if not self._is_warm:
@@ -221,62 +127,12 @@ class GangPool:
             return address
         return str(await self._agent(greeting.node_id, revision).address.remote())
 
-    def greet(self, gang_id: str, greeting: Greeting) -> Gang:
-        """Take in a worker that is up, with the cores of its machine."""
-        gang = self.gangs[gang_id]
-        node = next((node for node in self.nodes if node.id == greeting.node_id), None)
-        if node is not None:
-            name = node.labels.get(MACHINE_LABEL) or greeting.hostname
-            greeting = replace(greeting, host=node.machine, hostname=name)
-        self._cores.add_host(greeting.host, greeting.cores if self._policy.cores is None else self._policy.cores)
-        gang.worker_is_up(greeting)
-        return gang
-
-    def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
-        """Return why the trial can never have the cores that it names where the gang is; None if it can."""
-        return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
-
-    def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
-        """Lease cores to every rank of the gang; None where they are not free now."""
-        num_cores, near = gang.placement.cpus_per_worker, {rank: each.near for rank, each in gang.workers.items()}
-        return self._cores.lease(gang.hosts, num_cores, spec.config.get("cpu_affinity"), near)
-
-    def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]] | None) -> dict[int, tuple[int, ...]]:
-        """Return the cores that each rank's worker locks for a trial: the first rank on a machine locks for all.
-
-        The driver itself locks those of its own machine. Labelled machines (pods) don't share the numbers of their
-        cores.
-
-        Args:
-            cores: of the trial's ranks; None: the trial has its machines to itself.
-        """
-        labelled = {node.machine for node in self.nodes if MACHINE_LABEL in node.labels}
-        to_lock: dict[int, tuple[int, ...]] = {}
-        first_rank: dict[str, int] = {}
-        for rank, host in gang.hosts.items():
-            if self._policy.owns_cluster or host in labelled:
-                continue
-            first = first_rank.setdefault(host, rank)
-            if cores is None:
-                to_lock[first] = tuple(core.number for core in gang.workers[first].cores)
-            else:
-                to_lock[first] = (*to_lock.get(first, ()), *cores.get(rank, ()))
-        return to_lock
-
-    def release(self, gang: Gang) -> None:
-        """Take back the cores of the gang's trial, which is over."""
-        if gang.turn is not None:
-            self._cores.release(gang.hosts, gang.turn.cores)
-            gang.end_turn()
-
-    def _ended(
-        self, gang: Gang, error: BaseException | None, on_end: Callable[[Gang, BaseException | None], object]
-    ) -> None:
+    def _ended(self, gang: Gang, error: BaseException | None, on_end: OnEnd) -> None:
         del self.gangs[gang.id]
         if not gang.is_closing:
             # Train's own cleaner needs the dashboard; without it the group of a lost gang would hold its resources.
             _free_place(gang)
-        on_end(gang, error)
+        on_end(gang, loss_reason(error, gang.hostnames), str(error or ""))
 
     def _agent(self, node_id: str, revision: Revision) -> Any:
         """The actor that owns the node's fork server of a revision, started where there is none yet."""

@@ -31,7 +31,7 @@ from raypar.masking import is_secret
 from raypar.run.broker import Broker
 from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
-from raypar.run.gang_pool import GangPolicy
+from raypar.run.pool import GangPolicy
 from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, abort_reason, raise_again, uninterrupted, was_interrupted
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform

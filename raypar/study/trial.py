@@ -170,7 +170,7 @@ class TrialSpec:
         content = [self.study, self.workload, config, *which]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def placement(self) -> Placement:
         return Placement.of(self.config)
 

@@ -214,8 +214,8 @@ class RankContext:
     local_rank: int
     local_world_size: int
     node_rank: int
-    master_address: tuple[str, int]
-    requested_at_s: float
+    master_address: tuple[str, int] = ("", 0)
+    requested_at_s: float = 0.0
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     node_ip: str = ""

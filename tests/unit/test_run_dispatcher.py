@@ -25,15 +25,15 @@ from raypar.run.dispatcher import (
     Dispatcher,
     TrialPhase,
 )
-from raypar.run.gang import Greeting, loss_reason
-from raypar.run.gang_pool import MACHINE_LABEL, Gang, GangPolicy, GangPool
-from raypar.run.placement import CoreLeases
+from raypar.run.gang import loss_reason
+from raypar.run.gang_pool import GangPool
+from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, Pool
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
 from raypar.run.scheduler import GangPhase
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import Core
-from raypar.train.job import RankOutcome, RunSettings
+from raypar.train.job import RankContext, RankOutcome, RunSettings
 from raypar.train.position import Position
 
 CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
@@ -45,18 +45,19 @@ COMPANY = ("num_beside", "num_sharing", "num_sharing_network")
 DONE = RankEnd(RankOutcome(train_time_s=1.0))
 
 
-class Pool(GangPool):
+class PaperPool(GangPool):
     """A pool without Ray."""
 
     is_short_of_memory = may_grow = False
 
     def __init__(self, nodes):
-        self.nodes = self.seen = nodes
-        self.gangs, self.requested, self.num_started = {}, [], 0
-        self._cores, self._is_exclusive, self._policy = CoreLeases(), True, GangPolicy(True, 4)
+        Pool.__init__(self, nodes, RunSettings(Path("/logs")), GangPolicy(True, 4))
+        self.seen, self.requested, self.num_started = nodes, [], 0
 
     def refresh(self):
         changed, self.seen = self.seen != self.nodes, self.nodes
+        if changed:
+            self.give_up_lost()
         return changed
 
     def request_nodes(self, placements):
@@ -66,16 +67,14 @@ class Pool(GangPool):
 
     def start(self, placement, nodes, on_end):
         self.num_started += 1
-        gang = Gang(str(self.num_started), placement, GangPhase.STARTING, nodes)
-        self.gangs[gang.id] = gang
-        return gang
+        return Pool.start(self, placement, nodes, on_end)
 
 
 class Run:
     """A dispatcher with what surrounds it. Times are seconds from the start."""
 
     def __init__(self, specs=(), nodes=FOUR_CPUS, *, max_retries=1, in_lockstep=False, trial_timeout_s=None):
-        self.specs, self.pool = specs, Pool(nodes)
+        self.specs, self.pool = specs, PaperPool(nodes)
         self.now_s = 100.0
         self.near = frozenset()  # cores of the GPUs' NUMA node
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
@@ -108,7 +107,7 @@ class Run:
         for rank, node in enumerate(on):
             cores = tuple(Core(n, 0, n) for n in range(4))
             self.it.worker_is_up(
-                gang.id, Greeting(node, "", node, "ip", rank, size, 0, rank, size, None, cores, self.near)
+                gang.id, Greeting(node, "", node, RankContext(rank, size, rank, size, 0), cores, self.near)
             )
         self.workers_return(gang)
 
@@ -129,7 +128,7 @@ class Run:
 
     def lose_gang(self, gang, error=LOST):
         del self.pool.gangs[gang.id]
-        self.it.gang_ended(gang, error)
+        self.it.gang_ended(gang, loss_reason(error, gang.hostnames), str(error or ""))
 
     def of(self, kind):
         return [event for _, event in self.it.events(0) if isinstance(event, kind)]
@@ -443,7 +442,9 @@ def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up,
     (lost,) = run.pool.gangs.values()
     gone, *others = lost.nodes
     for node in others[:num_up]:
-        run.it.worker_is_up(lost.id, Greeting(node, "", node, "ip", 1, 1, 0, 1, 2, "its group", ()))
+        run.it.worker_is_up(
+            lost.id, Greeting(node, "", node, RankContext(1, 2, 0, 1, 1), (), placement_group="its group")
+        )
     run.pool.nodes = [node for node in run.pool.nodes if node.id != gone]
     run.it.check()
     assert lost.phase is GangPhase.CLOSING and freed == ["its group"] * num_up
@@ -734,6 +735,7 @@ def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go
         (["rank 0 ended with exit code 3"] * 4, True, 4),
         (["rank 0 ended with exit code 3", "rank 0 ended with exit code 4"] * 2, False, 4),
         (["rank 0 was killed by SIGSEGV"] * 2, False, 2),
+        ([f"RuntimeError: DataLoader worker (pid {n}) exited unexpectedly" for n in range(2)], False, 2),
         (["rank 0 was killed by SIGKILL"] * 4, False, 4),  # by whom, and would they again?
     ],
 )

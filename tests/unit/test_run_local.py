@@ -1,8 +1,8 @@
-"""Trials without Ray, one after the other: which are started, retried and given up."""
+"""Trials without Ray, one after the other: their fork servers and ranks, and Ctrl-C."""
 
 import os
 import signal
-from functools import partial
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,57 +12,37 @@ from stage import a_study
 
 from raypar.errors import BrokeOff
 from raypar.run import local
-from raypar.run.ranks import ForkClient, ForkServer, ForkServerLost, RankEnd, trial_result
+from raypar.run.ranks import ForkServer, ForkServerLost, RankEnd
 from raypar.run.runner import Notice, TrialEnded, TrialStarted
 from raypar.study.trial import Failure, FailureKind
 from raypar.train.affinity import host_cores
 from raypar.train.job import RankOutcome, RunSettings
 
+DONE = RankEnd(RankOutcome())
+KILLED = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL")
 
-@pytest.mark.parametrize(
-    ("failure", "starts", "num_attempts"),
-    [
-        (Failure(FailureKind.ERROR, "ValueError: no"), [0, 1], 1),
-        (Failure(FailureKind.CRASH, "rank 0 ended with exit code 3"), [0, 0], 2),
-        (
-            lambda n: Failure(FailureKind.CRASH, f"RuntimeError: DataLoader worker (pid {n}) exited unexpectedly"),
-            [0, 0],
-            2,
-        ),
-        (Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL"), [0, 0, 0, 1, 1, 1, 2, 2, 2], 3),
-    ],
-)
-def test_a_point_whose_first_attempts_fail_alike_is_given_up(monkeypatch, tmp_path, failure, starts, num_attempts):
-    def run(job, _):
-        why = failure(job.attempt) if callable(failure) else failure
-        return trial_result(job.spec, {}, failure=why, attempts=job.attempt)
 
-    played(monkeypatch, run)
-    study = a_study(space={}, baseline={}, num_repeats=3, max_retries=2)
-    events = []
-    local.LocalRunner(RunSettings(tmp_path, isolation="fresh"), ()).run(study, study.trials(), events.append)
-    results = [event.result for event in events if isinstance(event, TrialEnded)]
-    assert [event.spec.repeat for event in events if isinstance(event, TrialStarted)] == starts
-    assert results[0].attempts == num_attempts and [r.spec for r in results] == list(study.trials())
-    is_skipped = [r.failure.kind is FailureKind.SKIPPED for r in results]
-    assert is_skipped == [repeat not in starts for repeat in range(3)]
-    assert len([e for e in events if isinstance(e, Notice)]) == any(is_skipped)
+class Process:
+    """A rank on paper."""
+
+    def __init__(self):
+        self.is_killed = threading.Event()
+
+    def kill(self):
+        self.is_killed.set()
 
 
 def played(monkeypatch, run):
-    """Replace the attempts by `run`, which gets a job and the address of the fork server."""
-    monkeypatch.setattr(
-        local,
-        "_LocalAttempt",
-        lambda job, metric, listener, address, cores: SimpleNamespace(run=partial(run, job, address)),
-    )
+    """Replace the ranks by `run`, which gets a job and a process, and returns the rank's end."""
+    monkeypatch.setattr(local, "start_rank", lambda job, turn, context, forks, listen: (Process(), context))
+    monkeypatch.setattr(local, "supervise", lambda process, job, *_: run(job, process))
 
 
 def test_a_notice_of_the_fork_server_comes_before_the_first_trial_and_once(monkeypatch, tmp_path):
     client = SimpleNamespace(wait_until_ready=lambda: "a touched CUDA", close=lambda: None)
-    monkeypatch.setattr(local, "ForkAgent", lambda _: SimpleNamespace(address=lambda: "", close=lambda: None))
+    monkeypatch.setattr(local, "ForkAgent", lambda _: SimpleNamespace(address=lambda: "there", close=lambda: None))
     monkeypatch.setattr(local, "ForkClient", lambda _: client)
-    played(monkeypatch, lambda job, _: trial_result(job.spec, {}))
+    played(monkeypatch, lambda *_: DONE)
     study, events = a_study(space={}, baseline={}, num_repeats=1), []
     with local.LocalRunner(RunSettings(tmp_path), ()) as runner:
         runner.run(study, study.trials(), events.append)
@@ -89,15 +69,11 @@ def kill(server):
 
 
 def test_a_fork_server_that_was_killed_in_or_between_trials_is_started_again(monkeypatch, tmp_path, servers):
-    lost = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL")
-
-    def run(job, address):
-        assert address == servers[-1].address
-        ForkClient(address).close()
+    def run(job, _):
         if job.attempt == 1:
             kill(servers[-1])
         fails = job.attempt == 1 and job.spec.repeat == 0  # the other is over when its server is killed
-        return trial_result(job.spec, {0: RankEnd(RankOutcome())}, failure=lost if fails else None)
+        return RankEnd(failure=KILLED) if fails else DONE
 
     played(monkeypatch, run)
     study, events = a_study(space={}, baseline={}, num_repeats=3, max_retries=1), []
@@ -132,3 +108,35 @@ def test_a_fork_server_that_never_is_ready_ends_the_study_with_a_message(monkeyp
     with local.LocalRunner(RunSettings(tmp_path, preload=("extension",)), ()) as runner, refused:
         runner.run(study, study.trials(), [].append)
     assert len(servers) == 5
+
+
+@pytest.fixture
+def with_ctrl_c():
+    """SIGINT raises KeyboardInterrupt, even where the parent ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("with_ctrl_c")
+def test_ctrl_c_keeps_the_trials_that_have_ended_and_kills_the_one_that_runs(monkeypatch, tmp_path):
+    def run(job, process):
+        if job.spec.repeat == 0:
+            return DONE
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert process.is_killed.wait(60)
+        return RankEnd(failure=KILLED, was_killed=True)
+
+    played(monkeypatch, run)
+    study, events = a_study(space={}, baseline={}, num_repeats=3, max_retries=1), []
+    runner = local.LocalRunner(RunSettings(tmp_path, isolation="fresh", trial_timeout_s=3600.0), ())
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(study, study.trials(), events.append)
+    assert [(type(event), getattr(event, "result", event).spec.repeat) for event in events] == [
+        (TrialStarted, 0),
+        (TrialEnded, 0),
+        (TrialStarted, 1),
+    ]
+    for timer in [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]:
+        timer.join(60)
+        assert not timer.is_alive()
