@@ -127,7 +127,7 @@ def execute(
         has_moved = check_origin(loaded, options, store)
         cluster = stack.enter_context(cluster_for(study, options, notice))
         stored = stored_results(study.name, options)
-        code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
+        code_of = None if options.flags.retry_failed else partial(options.code_of, loaded=loaded)
         plan = make_plan(
             study,
             cluster,
@@ -146,7 +146,7 @@ def execute(
         outcome = ExecutionOutcome(plan, log_dir, {result.spec.identity: result for result in plan.done}, failures)
         if not plan.num_missing and not _lacks_final_test(plan, store):
             outcome.analysis = with_final_test(outcome.analysis, last_final_test(store, study.name))
-            if options.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
+            if options.flags.log_model and not is_logged(study, outcome.analysis, outcome.results, store):
                 _log_model_alone(loaded, options, outcome, store, notice)
             elif has_moved:
                 with _recorder(_record_of(loaded, options, outcome), options, upload=True) as recorder:
@@ -157,7 +157,7 @@ def execute(
 
         neighbours: Callable[[], frozenset[Holder]] = frozenset
         if plan.num_missing and plan.cluster.cores is not None:
-            plan = stack.enter_context(_on_leased_machine(plan, me, notice, share=options.share_machine))
+            plan = stack.enter_context(_on_leased_machine(plan, me, notice, share=options.flags.share_machine))
             neighbours = stack.enter_context(present(me))
             outcome.plan = plan
             if not study.is_search and (text := other_load(core_monitor, time.monotonic() - begun_s)):
@@ -174,7 +174,7 @@ def execute(
                 _run(ready, options, plan, handler, log_dir)
             if study.workload.has_test and not outcome.failures:
                 outcome.analysis = final_test(study, outcome.analysis, outcome.results, store, recorder)
-            if options.log_model:
+            if options.flags.log_model:
                 folder = log_dir / MODEL_NAME
                 log_final_model(study, outcome.analysis, outcome.results, store, recorder, folder, handler)
         with outcome.noting_the_end(), uninterrupted():
@@ -236,21 +236,21 @@ def cluster_for(study: Study, options: Options, notice: Listener) -> Iterator[Cl
     Raises:
         ClusterError: it can't be joined, or has fewer nodes than asked for.
     """
-    if options.address is None:
+    if options.flags.address is None:
         yield this_machine()
         return
-    with joined_cluster(options.address) as cluster:
-        num_nodes = cluster.num_promised if lacks_nodes(study, cluster) else 0
-        cluster = wait_for_nodes(cluster, max(num_nodes, options.min_nodes or 0), lambda text: notice(Notice(text)))
-        if len(cluster.nodes) < (options.min_nodes or 0):
-            problem = f"--min-nodes {options.min_nodes}: the cluster has {units.counted(len(cluster.nodes), 'node')}"
+    with joined_cluster(options.flags.address) as cluster:
+        num_nodes, least = cluster.num_promised if lacks_nodes(study, cluster) else 0, options.flags.min_nodes or 0
+        cluster = wait_for_nodes(cluster, max(num_nodes, least), lambda text: notice(Notice(text)))
+        if len(cluster.nodes) < least:
+            problem = f"--min-nodes {least}: the cluster has {units.counted(len(cluster.nodes), 'node')}"
             raise ClusterError(problem, hint="`ray status` on its head shows why; or ask for fewer")
         yield cluster
 
 
 def stored_results(study_name: str, options: Options) -> tuple[TrialResult, ...]:
     """Return the study's results in the store and the journals, without those that are to be made again."""
-    if options.rerun_all:
+    if options.flags.fresh:
         return ()
     results = Store(options.tracking_uri, options.project_dir).results(study_name)
     return tuple(result for result in results if result.started_at >= options.not_before)
@@ -283,7 +283,7 @@ def _notices(
     loaded: LoadedStudy, options: Options, plan: ExecutionPlan, stored: Sequence[TrialResult]
 ) -> Iterator[str]:
     if plan.cluster.takes_everybody:
-        yield OPEN_CLUSTER.format(masked(str(options.address)))
+        yield OPEN_CLUSTER.format(masked(str(options.flags.address)))
     yield from plan.notices
     if text := changed_code(plan, loaded, options):
         yield text
@@ -293,7 +293,7 @@ def _notices(
     num_unprofiled = sum(not r.profile for r in plan.done if r.spec.repeat == 0 and r.is_complete)
     if options.profiling.num_steps and num_unprofiled:
         yield NO_PROFILE.format(units.counted(num_unprofiled, "point"))
-    if options.log_model and (text := other_trials(stored, plan.missing)):
+    if options.flags.log_model and (text := other_trials(stored, plan.missing)):
         yield text
 
 
@@ -475,22 +475,22 @@ def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir
     settings = RunSettings(
         # Other nodes don't have this project's folder; each has its own for temporary files.
         log_dir=log_dir if plan.cluster.is_own else Path(tempfile.gettempdir()) / f"{LOGS_PREFIX}{log_dir.name}",
-        isolation=options.isolation,
+        isolation=options.flags.isolation,
         environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
         sys_path=(str(loaded.path.parent),),
         preload=preload_of(loaded),
-        trial_timeout_s=options.trial_timeout_s,
+        trial_timeout_s=options.flags.trial_timeout,
         auto=plan.auto,
         driver_dir=None if plan.cluster.is_own else log_dir.absolute(),
         profiling=options.profiling,
-        exclusive=options.exclusive,
+        exclusive=options.flags.exclusive,
         sources={} if plan.cluster.is_own else loaded.sources,
         revisions=options.revisions,
-        sampling=system_sampled if options.system_metrics else None,
+        sampling=system_sampled if options.flags.system_metrics else None,
     )
     with contextlib.ExitStack() as stack:
         servers: dict[str, ForkAgent] = {}
-        if options.isolation == "warm" and (plan.cluster.is_own or not options.with_ray):
+        if options.flags.isolation == "warm" and (plan.cluster.is_own or not options.with_ray):
             for revision in settings.revisions or (settings.revision(),):
                 servers[revision.label] = stack.enter_context(contextlib.closing(ForkAgent(revision)))
         if options.with_ray:  # while the servers import

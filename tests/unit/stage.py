@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from raypar import Study, Workload, grid
 from raypar.execution import execute as module
 from raypar.execution.execute import execute, new_log_dir
+from raypar.execution.flags import RunFlags, all_flags
 from raypar.execution.options import Options
 from raypar.run.cluster import Cluster
 from raypar.run.runner import TrialEnded
@@ -30,6 +31,13 @@ def finished(spec, **changes):
 
 def failed(spec):
     return TrialResult(spec=spec, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no luck"))
+
+
+def options_of(folder, **given):
+    """Options of an execution in a folder, some of which are run flags."""
+    names = {flag.name for flag in all_flags()} - {"tracking_uri"}
+    flags = RunFlags(**{name: value for name, value in given.items() if name in names})
+    return Options(project_dir=folder, flags=flags, **{n: value for n, value in given.items() if n not in names})
 
 
 class Stage:
@@ -110,7 +118,7 @@ class Stage:
             self.happened.append("shown")
             self.shown.append(event)
 
-        made = Options(project_dir=self.tmp_path, tracking_uri="sqlite:///x", **options)
+        made = options_of(self.tmp_path, tracking_uri="sqlite:///x", **options)
         log_dir, view = new_log_dir(self.tmp_path), contextlib.nullcontext(show)
         return execute(loaded, made, log_dir, lambda _: view, lambda e: self.notices.append(e.text))
 

@@ -126,14 +126,14 @@ def test_what_is_stored_is_not_run_again_unless_asked(stage):
     outcome = stage.execute(study)
     assert stage.of("ran") == [study.trials()[5:]] and outcome.analysis.num_trials == 8
     stage.happened.clear()
-    stage.execute(study, rerun_all=True)
+    stage.execute(study, fresh=True)
     assert stage.of("ran") == [study.trials()]
 
 
 def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage):
     study = a_study()
     stage.stored = [finished(spec, started_at=100.0 + i) for i, spec in enumerate(study.trials())]
-    stage.execute(study, rerun_all=True)
+    stage.execute(study, fresh=True)
     since = json.loads(stage.execution.tags["raypar.resume"])["not_before"]
     assert since == stage.execution.started_at > 1e9
     stage.happened.clear()
@@ -151,7 +151,7 @@ def test_a_study_stays_on_the_device_that_it_has_until_it_is_run_afresh(stage):
     assert stage.notices == ["device=auto: cpu, as 5 stored trials of `s` ran; --fresh decides anew"]
     assert json.loads(stage.execution.tags["raypar.question"])["config"]["device"] == "cpu"
     stage.happened.clear()
-    outcome = stage.execute(study, rerun_all=True)
+    outcome = stage.execute(study, fresh=True)
     assert stage.of("ran") == [study.trials(auto=on_gpus)]
     stored = question_from_dict(json.loads(stage.execution.tags["raypar.question"]))
     assert (stored.config["device"], stored.config["cpus_per_worker"]) == ("cuda", 4)
@@ -211,7 +211,7 @@ def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage):
     kept = finished(first, code=old), finished(second, code=old)
     of_functions = finished(first, code={"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"})
     assert notices(*kept) == [CHANGED_CODE.format("2 trials", "model.py")]
-    assert notices() == notices(*kept, rerun_all=True) == []
+    assert notices() == notices(*kept, fresh=True) == []
     stage.stored = [finished(spec, code=old) for spec in a_study().trials()]
     (finding,) = [each for each in stage.execute(a_study()).analysis.warnings if each.check == "other_code"]
     assert finding.summary == "8 of 8 trials ran other code than the study has now"
@@ -254,7 +254,7 @@ def test_a_stopped_point_is_reported_as_failed_again_and_run_again_when_asked(st
     print_outcome(console, outcome, "raypar store resume s")
     (error,) = re.findall("^failed: .*", console.file.getvalue(), re.MULTILINE)
     assert error.endswith(" width=8 #1 and 2 more: no luck")
-    for asked in ({"retry_failed": True}, {"rerun_all": True}):
+    for asked in ({"retry_failed": True}, {"fresh": True}):
         stage.happened.clear()
         stage.execute(study, **asked)
         (ran,) = stage.of("ran")

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import ray
 from ray.core.generated import autoscaler_pb2
+from stage import options_of
 from typer.testing import CliRunner
 
 from raypar import Study, gpus
 from raypar.cli.app import app
 from raypar.errors import ClusterError
-from raypar.execution.options import Options
 from raypar.run import auth, cluster, jobs
 from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types, watch_of_cluster, watch_of_own
 from raypar.run.private_ray import processes_noted
@@ -284,7 +284,7 @@ def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_a
     starting = Cluster(({"CPU": 0}, {"CPU": 1}), is_own=False, node_types=(NodeType(2, 2),))
     monkeypatch.setattr(execute, "joined_cluster", lambda address: contextlib.nullcontext(starting))
     monkeypatch.setattr(execute, "wait_for_nodes", wait)
-    options = Options(project_dir=tmp_path, tracking_uri="", address="head:1", min_nodes=min_nodes)
+    options = options_of(tmp_path, tracking_uri="", address="head:1", min_nodes=min_nodes)
     study = Study(workload=digits, space={}, config=space, name="s")
     joining = execute.cluster_for(study, options, print)
     if min_nodes == 7:
