@@ -57,7 +57,7 @@ def fit_batch(
         if not devices.get("max_memory") and devices.get("device", "auto") != "cuda":
             hint = "write --max-memory 2GB; or --set device=cuda, for all that a GPU has"
             raise RayparError("--max-memory is missing: a machine's memory is shared with others", hint=hint)
-        options = options_here(flags, instead_of_training=True, next_specs=search.specs)
+        options = options_here(flags, instead_of_training=True, source=search)
         from raypar.execution.execute import execute, new_log_dir
         from raypar.reporting.listings import print_failures
 

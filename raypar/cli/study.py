@@ -249,14 +249,16 @@ def check_can_profile(study: Study, asked: str) -> None:
 
 
 def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:
-    from raypar.execution.execute import changed_code, cluster_for, stored_results
+    from raypar.execution.execute import changed_code, stored_results
+    from raypar.execution.machine import cluster_for
     from raypar.execution.origin import check_origin
     from raypar.execution.plan import check_data, make_plan
     from raypar.reporting.listings import plan_document, print_plan
 
     check_data(loaded.study, loaded.path)
-    check_origin(loaded, options, common.store_of(options.tracking_uri))
-    done = stored_results(loaded.study.name, options)
+    store = common.store_of(options.tracking_uri)
+    check_origin(loaded, options, store)
+    done = stored_results(loaded.study.name, options, store)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
         code_of = None if options.flags.retry_failed else partial(options.code_of, loaded=loaded)
         made = make_plan(loaded.study, cluster, done, where=loaded.path, code_of=code_of)

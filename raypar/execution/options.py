@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,9 @@ from raypar.masking import masked
 from raypar.train.job import Profiling, Revision
 
 if TYPE_CHECKING:
-    from raypar.execution.plan import ExecutionPlan
+    from raypar.execution.source import TrialSource
     from raypar.study.loader import LoadedStudy
-    from raypar.study.trial import TrialResult, TrialSpec
+    from raypar.study.trial import TrialSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Options:
         instead_of_training: trials only profile steps, or warm up.
         revisions: versions of the code that are compared; empty: there is one.
         allowed_share: see `raypar.analysis.question.Question`.
-        next_specs: gets the plan and all results so far, and returns the trials to run then; none: that was all.
+        source: of trials, other than the study's own; None: the study's.
         has_moved: the stored study of this name is this one, wherever its code came from before.
 
     Raises:
@@ -52,7 +52,7 @@ class Options:
     instead_of_training: bool = False
     revisions: tuple[Revision, ...] = ()
     allowed_share: float | None = None
-    next_specs: Callable[[ExecutionPlan, Sequence[TrialResult]], Sequence[TrialSpec]] | None = None
+    source: TrialSource | None = None
     has_moved: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Options:
     @property
     def is_resumable(self) -> bool:
         """True where `raypar store resume` continues the study; otherwise the command that runs it does."""
-        return not (self.revisions or self.next_specs or self.instead_of_training)
+        return not (self.revisions or self.source or self.instead_of_training)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class ResumeFlags:
             file=str(loaded.path),
             flags=replace(flags, data_dir=Path(data_dir) if data_dir else None, address=address and masked(address)),
             not_before=started_at if options.flags.fresh else options.not_before,
-            command=masked(shlex.join(options.command)) if options.revisions or options.next_specs else "",
+            command=masked(shlex.join(options.command)) if options.revisions or options.source else "",
         )
 
     def to_json(self) -> str:
