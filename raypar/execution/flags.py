@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -70,29 +70,26 @@ class Flag:
 
     def read(self, stored: Mapping[str, Any]) -> Any:
         """Return its value among those of `RunFlags.to_stored`. Raises TypeError for one of another type, or none."""
-        is_list = get_origin(self.type) is tuple
-        kinds = (list,) if is_list else get_args(self.type) or (self.type,)
-        value = stored.get(self.name, None if self.name in ALWAYS_STORED else self.default)
-        if value is None and NoneType in kinds and self.name not in ALWAYS_STORED:
+        value: Any = stored.get(self.name, None if self.name in ALWAYS_STORED else self.default)
+        if get_origin(self.type) is tuple:
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                raise TypeError(self.name)
+            return tuple(value)
+        kinds = get_args(self.type) or (self.type,)
+        if value in (None, "") and NoneType in kinds and self.name not in ALWAYS_STORED:
             return None
-        allowed = (*(str if kind is Path else kind for kind in kinds), *((int,) if float in kinds else ()))
-        if value is None or not isinstance(value, allowed):
+        as_stored: dict[Any, Any] = {Path: str, float: (int, float)}
+        if value is None or not any(isinstance(value, as_stored.get(kind, kind)) for kind in kinds):
             raise TypeError(self.name)
-        if is_list and not all(isinstance(each, str) for each in value):
-            raise TypeError(self.name)
-        if value == "" and NoneType in kinds:
-            return None
-        return tuple(value) if is_list else Path(value) if Path in kinds else value
+        return Path(value) if Path in kinds else value
 
 
-def flag(default: object, panel: str, text: str, metavar: str | None = None, **properties: Any) -> Any:
-    """Return a field of `RunFlags`.
-
-    Args:
-        text: of ``--help``.
-        properties: further ones of `Flag`.
-    """
+def flag(panel: str, default: object, text: str, metavar: str | None = None, **properties: Any) -> Any:
+    """Return a field of `RunFlags`: its default, the text of ``--help``, and further properties of `Flag`."""
     return field(default=default, metadata={"flag": Flag(help=text, panel=panel, metavar=metavar, **properties)})
+
+
+what, where, stops = partial(flag, WHAT), partial(flag, WHERE), partial(flag, STOPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,106 +102,83 @@ class RunFlags:
         RayparError: a value that makes no sense, or that excludes another.
     """
 
-    set: tuple[str, ...] = flag(
-        (), WHAT, "Fix a hyperparameter, or sweep it: --set num_workers=1,2.", metavar="KEY=VALUE"
+    set: tuple[str, ...] = what((), "Fix a hyperparameter, or sweep it: --set num_workers=1,2.", "KEY=VALUE")
+    repeats: int | None = what(None, "Run every point this often.", of_study="num_repeats")
+    fresh: bool = what(False, "Run trials again that the store has results of.", is_resumed=False)
+    retry_failed: bool = what(
+        False, "Run trials of stopped points again, though their code has not changed.", is_resumed=False
     )
-    repeats: int | None = flag(None, WHAT, "Run every point this often.", of_study="num_repeats")
-    fresh: bool = flag(False, WHAT, "Run trials again that the store has results of.", is_resumed=False)
-    retry_failed: bool = flag(
-        False, WHAT, "Run trials of stopped points again, though their code has not changed.", is_resumed=False
+    seed: int | None = what(None, "Derive everything random from this.", of_study="seed")
+    num_profiled_steps: int = what(
+        0, "Look into some steps of each point, after its training.", word="--profile", given=NUM_PROFILED_STEPS
     )
-    seed: int | None = flag(None, WHAT, "Derive everything random from this.", of_study="seed")
-    num_profiled_steps: int = flag(
-        0, WHAT, "Look into some steps of each point, after its training.", word="--profile", given=NUM_PROFILED_STEPS
+    log_model: bool = what(
+        False, "Log the best trial's model in MLflow; trials keep theirs for it (keep_model).", is_compared=False
     )
-    log_model: bool = flag(
-        False, WHAT, "Log the best trial's model in MLflow; trials keep theirs for it (keep_model).", is_compared=False
-    )
-    system_metrics: bool = flag(False, WHAT, "Record how busy the machines and GPUs of each trial are.")
-    dry_run: bool = flag(False, WHAT, "Show the plan only, as `raypar plan`.", is_resumed=False, is_submitted=False)
-    no_ray: bool = flag(False, WHERE, "Run on this machine without Ray (no searches).", is_submitted=False)
-    address: str | None = flag(
+    system_metrics: bool = what(False, "Record how busy the machines and GPUs of each trial are.")
+    dry_run: bool = what(False, "Show the plan only, as `raypar plan`.", is_resumed=False, is_submitted=False)
+    no_ray: bool = where(False, "Run on this machine without Ray (no searches).", is_submitted=False)
+    address: str | None = where(
         None,
-        WHERE,
         "A Ray cluster that is there: auto or host:port; for study also http://host:port, the dashboard of one to "
         "submit to. (default: a local Ray)",
-        metavar="ADDRESS",
+        "ADDRESS",
         is_compared=False,
     )
-    data_dir: Path | None = flag(  # noqa: RUF009
-        None, WHERE, "Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)"
+    data_dir: Path | None = where(  # noqa: RUF009
+        None, "Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)"
     )
-    tracking_uri: str | None = flag(
-        None,
-        WHERE,
-        "The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)",
-        metavar="URI",
-        is_resumed=False,
+    tracking_uri: str | None = where(
+        None, "The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)", "URI", is_resumed=False
     )
-    isolation: str = flag(
+    isolation: str = where(
         "warm",
-        WHERE,
         "warm: gangs serve trial after trial; fresh: a gang for every trial.",
         check=Check(ISOLATIONS.__contains__, "unknown", f"one of {', '.join(ISOLATIONS)}"),
     )
-    share_machine: bool = flag(
+    share_machine: bool = where(
         False,
-        WHERE,
         "Run beside other studies instead of waiting; the trials of both are marked.",
         with_address="leave it out: it is about the cores of this machine",
     )
-    exclusive: bool = flag(
+    exclusive: bool = where(
         False,
-        WHERE,
         "Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.",
         is_compared=False,
         without_address="leave it out: a local Ray is yours alone anyway",
     )
-    min_nodes: int | None = flag(
+    min_nodes: int | None = where(
         None,
-        WHERE,
         "Wait for this many Ray nodes, including the head. (default: those that `ray up` starts)",
-        metavar="N",
+        "N",
         check=Check(lambda number: number >= 1, "must be at least 1", "the head counts as a node"),
         is_compared=False,
         without_address="leave it out: a local Ray has one node",
     )
-    until: str | None = flag(
-        None,
-        STOPS,
-        "Repeat what is open until it is settled; --repeats is the least then.",
-        metavar="settled",
-        of_study="until",
+    until: str | None = stops(
+        None, "Repeat what is open until it is settled; --repeats is the least then.", "settled", of_study="until"
     )
-    budget: str | float | None = flag(
+    budget: str | float | None = stops(
         None,
-        STOPS,
         "With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
-        metavar="TIME",
+        "TIME",
         of_study="budget",
         needs_until=True,
     )
-    margin: str | float | None = flag(
+    margin: str | float | None = stops(
         None,
-        STOPS,
         "With --until: a difference that does not matter. (default: 5%)",
-        metavar="SHARE",
+        "SHARE",
         of_study="margin",
         needs_until=True,
     )
-    max_repeats: int | None = flag(
-        None,
-        STOPS,
-        "With --until: run no point more often. (default: 30)",
-        metavar="N",
-        of_study="max_repeats",
-        needs_until=True,
+    max_repeats: int | None = stops(
+        None, "With --until: run no point more often. (default: 30)", "N", of_study="max_repeats", needs_until=True
     )
-    trial_timeout: float | None = flag(
+    trial_timeout: float | None = stops(
         None,
-        STOPS,
         "A trial that takes longer counts as hung.",
-        metavar="SECONDS",
+        "SECONDS",
         check=Check(lambda limit_s: 0 < limit_s < math.inf, "must be greater than 0", "give it in seconds"),
     )
 
@@ -237,14 +211,12 @@ class RunFlags:
         return cls(**given)
 
     @property
-    def for_loader(self) -> dict[str, Any]:
-        """Arguments of `raypar.study.loader.load_study`."""
-        fields_of_study = {each.of_study: getattr(self, each.name) for each in all_flags() if each.of_study}
-        num_repeats, seed = fields_of_study.pop("num_repeats"), fields_of_study.pop("seed")
-        return {"settings": self.set, "repeats": num_repeats, "seed": seed, "until": fields_of_study}
+    def changes(self) -> dict[str, Any]:
+        """Values of the fields of a study that they change, for `raypar.study.loader.load_study`."""
+        return {each.of_study: getattr(self, each.name) for each in all_flags() if each.of_study}
 
     def of_run(self, study: Study) -> RunFlags:
-        """Return the flags with the values that the study has of those that change it."""
+        """Return the flags with the study's values of those that change it, as far as they matter to it."""
         changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
         return replace(self, **{each.name: getattr(study, each.of_study) for each in changing})
 
@@ -262,13 +234,8 @@ class RunFlags:
 def all_flags() -> tuple[Flag, ...]:
     """Return the run flags, in the order of ``raypar study --help``."""
     types = get_type_hints(RunFlags)
+    made = ((each, each.metadata["flag"], f"--{each.name.replace('_', '-')}") for each in fields(RunFlags))
     return tuple(
-        replace(
-            each.metadata["flag"],
-            name=each.name,
-            type=types[each.name],
-            default=each.default,
-            word=each.metadata["flag"].word or f"--{each.name.replace('_', '-')}",
-        )
-        for each in fields(RunFlags)
+        replace(flag, name=each.name, type=types[each.name], default=each.default, word=flag.word or word)
+        for each, flag, word in made
     )

@@ -59,7 +59,7 @@ class StudyRequest:
     def load(self, checkout: Path, repository: Path) -> LoadedStudy:
         """Load the file of a checkout in this process."""
         file = checkout / self.file.relative_to(repository)
-        return load_study(file, **self.flags.for_loader)
+        return load_study(file, self.flags.set, self.flags.changes)
 
 
 @dataclass(frozen=True)
