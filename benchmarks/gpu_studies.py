@@ -74,7 +74,7 @@ def compare(
 
 def _trial(comparison: Comparison, runner: Runner, settings: Mapping[str, Any]) -> TrialResult:
     path = STUDIES / f"{comparison.study}.py"
-    study = load_study(path, [f"{key}={value}" for key, value in settings.items()], repeats=1).study
+    study = load_study(path, [f"{key}={value}" for key, value in settings.items()], {"num_repeats": 1}).study
     (spec,) = study.trials()
     study.workload.prepare(spec.config)
     results: list[TrialResult] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from raypar.cli import common
 from raypar.cli.study import options_here, run, show_plan
 from raypar.cli.verbs import UsageError, usage_message
 from raypar.errors import RayparError, check_for_training
+from raypar.execution.flags import RunFlags, all_flags
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
     from raypar.execution.results import ExecutionOutcome
 
 EXIT_TRIALS_FAILED = 4
-MARGIN, MAX_REPEATS, BUDGET_S = 0.02, 100, 600.0  # unless the study's flags say otherwise
+DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # of flags of the study
 USAGE = "write `raypar ab A B -- study FILE`, with a revision (main, HEAD~3, .) for A and for B"
-# Flags of `raypar study` that make no sense here: the checkouts are on this machine alone.
-REFUSED = {"address": "--address", "exclusive": "--exclusive", "min_nodes": "--min-nodes", "log_model": "--log-model"}
 
 
 def ab(
@@ -67,45 +66,25 @@ def ab(
     a, b, study_words = split_words(words)
     if b is None:
         b = a if patch is not None or env is not None else "."
-    flags = study_flags(study_words, context.find_root().command)
-    if refused := [flag for name, flag in REFUSED.items() if flags[name]]:
+    values = study_values(study_words, context.find_root().command)
+    if refused := [each.word for each in all_flags() if values[each.name] and not each.is_compared]:
         problem = f"{refused[0]}: `raypar ab` runs on this machine, and keeps no model"
         raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
     check_for_training("the trials run here")
     from raypar.execution.revisions import StudyRequest, comparison
     from raypar.reporting.text import check_file, write_text
-    from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
     if markdown is not None and not to_stdout:
         check_file(markdown)
-    common.set_data_dir(flags["data_dir"])
-    until = {name: flags[name] for name in ("until", "budget", "margin", "max_repeats")}
-    defaults = {"until": "settled", "margin": MARGIN, "max_repeats": MAX_REPEATS, "budget": BUDGET_S}
-    request = StudyRequest(
-        flags["file"],
-        tuple(flags["settings"] or ()),
-        flags["repeats"],
-        flags["seed"],
-        {name: defaults[name] if value is None else value for name, value in until.items()},
-    )
-    options = replace(
-        options_here(flags["tracking_uri"]),
-        isolation=flags["isolation"],
-        rerun_all=flags["fresh"],
-        retry_failed=flags["retry_failed"],
-        with_ray=not flags["no_ray"],
-        trial_timeout_s=flags["trial_timeout"],
-        settings=flags["settings"] or (),
-        profiling=Profiling(NUM_PROFILED_STEPS if flags["profile"] else 0),
-        system_metrics=flags["system_metrics"],
-        share_machine=flags["share_machine"],
-    )
+    common.set_data_dir(values["data_dir"])
+    flags = RunFlags.parsed({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
+    request, options = StudyRequest(values["file"], flags), options_here(flags, allowed_share=allowed)
     alone = common.document_alone(is_asked=to_stdout) if to_stdout else contextlib.nullcontext()
     with alone, handle_signals(), comparison(a, b, request, patch=patch, env=env, links=link or ()) as made:
-        options = replace(options, revisions=made.revisions, allowed_share=allowed)
+        options = replace(options, revisions=made.revisions)
         for notice in made.notices:
             common.say(common.stdout(), notice)
-        if flags["dry_run"]:
+        if flags.dry_run:
             show_plan(made.loaded, options)
             return
         outcome = run(made.loaded, options, lambda console, outcome: announce(console, outcome, allowed, inconclusive))
@@ -162,11 +141,11 @@ def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
     raise RayparError(f"raypar ab {shlex.join(words)}: no `study` after one or two revisions", hint=USAGE)
 
 
-def study_flags(words: Sequence[str], verbs: Any) -> Mapping[str, Any]:
-    """Parse the flags of ``raypar study``, one of the verbs; a mistake is reported as that command does."""
+def study_values(words: Sequence[str], verbs: Any) -> dict[str, Any]:
+    """Parse the options of ``raypar study``, one of the verbs; a mistake is reported as that command does."""
     try:
-        flags: dict[str, Any] = verbs.commands["study"].make_context("raypar study", list(words)).params
+        values: dict[str, Any] = verbs.commands["study"].make_context("raypar study", list(words)).params
     except UsageError as error:
         message, _, hint = usage_message(error, ["study", *words]).partition("\n  → ")
         raise RayparError(message, hint=hint) from None
-    return flags
+    return values

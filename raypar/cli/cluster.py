@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raypar.errors import RayparError, suggest
+from raypar.execution.flags import RunFlags, all_flags
 from raypar.masking import MASK, masked
 from raypar.reporting.text import ascii_fallback, strip_control
 from raypar.signals import Interrupted, handle_signals, uninterrupted
@@ -128,18 +129,17 @@ def add_node(
         typer.echo(script, nl=False)
 
 
-def dashboard_in(
-    address: str | None, data_dir: Path | None, tracking_uri: str | None, *, no_ray: bool, dry_run: bool
-) -> str | None:
+def dashboard_in(flags: RunFlags) -> str | None:
     """Return the address of a dashboard to submit to, else None. Raises RayparError for flags that exclude it."""
     from raypar.run.jobs import check_dashboard
 
+    address, data_dir, tracking_uri = flags.address, flags.data_dir, flags.tracking_uri
     if address is None or not address.startswith(("http://", "https://")):
         return None
     check_dashboard(address)
-    for flag, is_given in {"--no-ray": no_ray, "--dry-run": dry_run}.items():
-        if is_given:
-            raise RayparError(f"--address {address} and {flag} exclude each other", hint="leave one out")
+    for flag in all_flags():
+        if not flag.is_submitted and getattr(flags, flag.name):
+            raise RayparError(f"--address {address} and {flag.word} exclude each other", hint="leave one out")
     if data_dir is not None and not (data_dir.is_absolute() or str(data_dir).startswith("~/")):
         hint = "write an absolute path, or '~/…' in quotes"
         raise RayparError(f"--data-dir {data_dir}: has to be a folder of the cluster's head", hint=hint)

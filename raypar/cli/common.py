@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
+from raypar.cli.flags import option
 from raypar.errors import (
     EXIT_BAD_INPUT,
     BrokeOff,
@@ -25,6 +26,7 @@ from raypar.errors import (
     is_for_training,
     message_of,
 )
+from raypar.execution.flags import WHAT, WHERE
 from raypar.files import close_to_others
 from raypar.masking import masked
 from raypar.reporting.text import strip_control
@@ -46,9 +48,7 @@ EXIT_INCONCLUSIVE = 3
 DRIVER_LOG = "driver.log"  # in an execution's log folder: what Ray and MLflow print in the driver
 OUTPUT = "Output"  # the last panel of a verb's help
 # Options of the panels that several verbs have. Those without a panel stand first.
-what, where, stops, output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("What runs", "Where", "When it stops", OUTPUT)
-)
+what, where, output = (partial(typer.Option, rich_help_panel=panel) for panel in (WHAT, WHERE, OUTPUT))
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # whatever it was given for
 
 
@@ -372,40 +372,9 @@ Since = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
-Settings = Annotated[
-    list[str] | None,
-    what("--set", metavar="KEY=VALUE", help="Fix a hyperparameter, or sweep it: --set num_workers=1,2."),
-]
-Repeats = Annotated[int | None, what(help="Run every point this often.")]
-Until = Annotated[
-    str | None,
-    stops(metavar="settled", help="Repeat what is open until it is settled; --repeats is the least then."),
-]
-Budget = Annotated[
-    str | None,
-    stops(
-        metavar="TIME",
-        help="With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
-    ),
-]
-Margin = Annotated[
-    str | None, stops(metavar="SHARE", help="With --until: a difference that does not matter. (default: 5%)")
-]
-MaxRepeats = Annotated[int | None, stops(metavar="N", help="With --until: run no point more often. (default: 30)")]
-Seed = Annotated[int | None, what(help="Derive everything random from this.")]
-Address = Annotated[
-    str | None,
-    where(
-        metavar="ADDRESS",
-        help="A Ray cluster that is there: auto or host:port; for study also http://host:port, the dashboard of one to "
-        "submit to. (default: a local Ray)",
-    ),
-]
-DataDir = Annotated[Path | None, where(help="Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)")]
-TrackingUri = Annotated[
-    str | None, where(metavar="URI", help="The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)")
-]
-Isolation = Annotated[str, where(help="warm: gangs serve trial after trial; fresh: a gang for every trial.")]
+Address = Annotated[str | None, option("address")]
+DataDir = Annotated[Path | None, option("data_dir")]
+TrackingUri = Annotated[str | None, option("tracking_uri")]
 FailIfSlower = Annotated[
     str | None,
     output(
@@ -418,34 +387,8 @@ Inconclusive = Annotated[
     Literal["ok", "fail"] | None,
     output(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
 ]
-Fresh = Annotated[bool, what("--fresh", help="Run trials again that the store has results of.")]
-RetryFailed = Annotated[
-    bool, what("--retry-failed", help="Run trials of stopped points again, though their code has not changed.")
-]
-NoRay = Annotated[bool, where("--no-ray", help="Run on this machine without Ray (no searches).")]
-Timeout = Annotated[
-    float | None, stops("--trial-timeout", metavar="SECONDS", help="A trial that takes longer counts as hung.")
-]
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: the study's price)")
-]
-LogModel = Annotated[
-    bool,
-    what("--log-model", help="Log the best trial's model in MLflow; trials keep theirs for it (keep_model)."),
-]
-Exclusive = Annotated[
-    bool, where("--exclusive", help="Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.")
-]
-ShareMachine = Annotated[
-    bool,
-    where("--share-machine", help="Run beside other studies instead of waiting; the trials of both are marked."),
-]
-MinNodes = Annotated[
-    int | None,
-    where(metavar="N", help="Wait for this many Ray nodes, including the head. (default: those that `ray up` starts)"),
-]
-SystemMetrics = Annotated[
-    bool, what("--system-metrics", help="Record how busy the machines and GPUs of each trial are.")
 ]
 AsJson = Annotated[bool, output("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
 Debug = Annotated[bool, output("--debug", help="Show tracebacks.")]

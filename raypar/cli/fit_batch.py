@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from raypar.cli import common
+from raypar.cli.flags import takes
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
+from raypar.execution.flags import RunFlags
 from raypar.masking import masked
 from raypar.signals import handle_signals
 from raypar.units import SIZES_BYTES, counted, size
@@ -20,23 +22,20 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import FitBatchDocument
 
 
+@takes(
+    *("max_memory", "set", "start", "fresh", "no_ray", "address", "data_dir", "tracking_uri", "share_machine"),
+    "trial_timeout",
+)
 def fit_batch(
     file: common.StudyFile,
+    flags: RunFlags,
     max_memory: Annotated[
         str | None,
         common.what(metavar="SIZE", help="Memory that a worker may take: 20GB, 512MiB. (default, with GPUs: all)"),
     ] = None,
-    settings: common.Settings = None,
     start: Annotated[
         int | None, common.what(metavar="N", help="Batch per worker to begin with. (default: the study's smallest)")
     ] = None,
-    fresh: common.Fresh = False,
-    no_ray: common.NoRay = False,
-    address: common.Address = None,
-    data_dir: common.DataDir = None,
-    tracking_uri: common.TrackingUri = None,
-    share_machine: common.ShareMachine = False,
-    trial_timeout: common.Timeout = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Find the largest batch that fits into memory.
@@ -49,7 +48,7 @@ def fit_batch(
     if start is not None and start < 1:
         raise RayparError(f"--start {start}: must be at least 1", hint="write --start 64")
     with handle_signals():
-        loaded = load(file, settings, None, None, data_dir)
+        loaded = load(file, flags)
         check_can_profile(loaded.study, "raypar model fit-batch")
         if loaded.study.is_search:
             raise RayparError(f"{file}: its points are drawn", hint="give the space values: --set lr=0.1")
@@ -58,19 +57,7 @@ def fit_batch(
         if not devices.get("max_memory") and devices.get("device", "auto") != "cuda":
             hint = "write --max-memory 2GB; or --set device=cuda, for all that a GPU has"
             raise RayparError("--max-memory is missing: a machine's memory is shared with others", hint=hint)
-        from raypar.train.job import Profiling
-
-        options = replace(
-            options_here(tracking_uri),
-            address=address,
-            with_ray=not no_ray,
-            rerun_all=fresh,
-            trial_timeout_s=trial_timeout,
-            share_machine=share_machine,
-            settings=settings or (),
-            profiling=Profiling(0, instead_of_training=True),
-            next_specs=search.specs,
-        )
+        options = options_here(flags, instead_of_training=True, source=search)
         from raypar.execution.execute import execute, new_log_dir
         from raypar.reporting.listings import print_failures
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raypar.cli import common
+from raypar.cli.flags import takes
 from raypar.cli.study import check_can_profile, load, options_here
 from raypar.errors import RayparError
+from raypar.execution.flags import NUM_PROFILED_STEPS, RunFlags
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -20,38 +22,24 @@ if TYPE_CHECKING:
 MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
 
 
+@takes("set", "steps", "no_ray", "address", "data_dir", "tracking_uri", "trial_timeout")
 def profile(
     file: common.StudyFile,
-    settings: common.Settings = None,
+    flags: RunFlags,
     steps: Annotated[int | None, common.what(metavar="N", help="Number of steps to profile. (default: 20)")] = None,
-    no_ray: common.NoRay = False,
-    address: common.Address = None,
-    data_dir: common.DataDir = None,
-    tracking_uri: common.TrackingUri = None,
-    trial_timeout: common.Timeout = None,
 ) -> None:
     """Show where a step's time goes on each worker.
 
     The profiled point is the one with the most workers, unless --set chooses another.
     """
     with handle_signals():
-        from raypar.train.job import NUM_PROFILED_STEPS, Profiling
-
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
         if not 1 <= num_steps <= MAX_STEPS:
             raise RayparError(f"--steps {num_steps}: must be from 1 to {MAX_STEPS}", hint="leave it out, or write 20")
-        loaded = load(file, settings, None, None, data_dir)
+        loaded = load(file, flags)
         check_can_profile(loaded.study, "raypar model profile")
         point = point_of(loaded.study)
-        options = replace(
-            options_here(tracking_uri),
-            address=address,
-            with_ray=not no_ray,
-            rerun_all=True,
-            trial_timeout_s=trial_timeout,
-            settings=settings or (),
-            profiling=Profiling(num_steps, instead_of_training=True),
-        )
+        options = options_here(replace(flags, fresh=True, num_profiled_steps=num_steps), instead_of_training=True)
         _run(_only(loaded, point), options, point)
 
 
@@ -100,7 +88,7 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
         listen = common.notices_on(console)
         outcome = execute(loaded, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
         for _, profile in outcome.analysis.profiles:
-            settings = " ".join([*([point_label(point)] if point else []), *options.settings])
+            settings = " ".join([*([point_label(point)] if point else []), *options.flags.set])
             at = f" at {settings}" if settings else ""
             taken = f"mean of {profile.num_steps} of {options.profiling.num_steps} steps"
             title = f"{loaded.study.name}{at}: where a step's time goes ({taken})"

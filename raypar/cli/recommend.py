@@ -173,21 +173,23 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
         last = ResumeFlags.from_stored(study, store.resume_info(study))
     except RayparError:
         return "The store does not know the study's file: raise num_repeats in it, and run it again.", False
-    fixed = {setting.partition("=")[0].strip(): setting for setting in last.set}
+    flags = last.flags
+    fixed = {setting.partition("=")[0].strip(): setting for setting in flags.set}
     fixed.update(_narrowing(question, settling))
     words = ["raypar", "study", common.path_from_here(Path(last.file))]
     words += [word for setting in fixed.values() for word in ("--set", setting)]
-    num_repeats, num_most = settling.num_repeats or 0, last.max_repeats or 0
-    flags = {
-        **({"--until": last.until, "--margin": last.margin} if last.until else {"--repeats": num_repeats}),
-        "--max-repeats": max(num_most, num_repeats) if last.until else None,
-        "--seed": last.seed,
-        "--address": last.address,
-        "--isolation": last.isolation if last.isolation != "warm" else "",
-        "--data-dir": last.data_dir if last.data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
+    num_repeats, num_most = settling.num_repeats or 0, flags.max_repeats or 0
+    data_dir = str(flags.data_dir or "")
+    given = {
+        **({"--until": flags.until, "--margin": flags.margin} if flags.until else {"--repeats": num_repeats}),
+        "--max-repeats": max(num_most, num_repeats) if flags.until else None,
+        "--seed": flags.seed,
+        "--address": flags.address,
+        "--isolation": flags.isolation if flags.isolation != "warm" else "",
+        "--data-dir": data_dir if data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
     }
-    words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
-    return shlex.join([*words, "--no-ray"] if last.no_ray else words), True
+    words += [word for flag, value in given.items() if value for word in (flag, str(value))]
+    return shlex.join([*words, "--no-ray"] if flags.no_ray else words), True
 
 
 def _narrowing(question: Question, settling: Settling) -> dict[str, str]:

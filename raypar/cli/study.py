@@ -6,16 +6,18 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raypar.cli import cluster, common
+from raypar.cli.flags import takes
 from raypar.errors import NotForTraining, RayparError, check_for_training
+from raypar.execution.flags import RunFlags
 from raypar.signals import handle_signals, uninterrupted
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def run(
     from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS, LiveView
     from raypar.track.client import has_server
 
-    if options.address is None:
+    if options.flags.address is None:
         check_for_training("the trials run here")
     log_dir = new_log_dir(options.project_dir)
     with common.quiet(log_dir / common.DRIVER_LOG) as console:
@@ -53,7 +55,7 @@ def run(
             if done := made.num_trials - made.num_missing:
                 stored = f"{done} of {made.num_trials} trials are in the store already and are not run again"
                 common.say(console, stored)
-            starting = STARTING_RAY if options.with_ray and options.address is None else STARTING_WORKERS
+            starting = STARTING_RAY if options.with_ray and options.flags.address is None else STARTING_WORKERS
             return LiveView(
                 console, made.num_trials, done=made.done, queued=made.missing, question=made.question, starting=starting
             )
@@ -121,129 +123,58 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
     words = ["raypar", "store", "resume", loaded.study.name]
     if not is_in_folder(str(loaded.path), options.project_dir):
         words += ["--file", str(loaded.path)]
-    if options.address is not None and has_to_be_named(options.address):
-        words += ["--address", options.address]
+    if options.flags.address is not None and has_to_be_named(options.flags.address):
+        words += ["--address", options.flags.address]
     if options.tracking_uri != default_tracking_uri(options.project_dir):
         words += ["--tracking-uri", options.tracking_uri]
     return masked(shlex.join(words))
 
 
-def study(
-    context: typer.Context,
-    file: common.StudyFile,
-    settings: common.Settings = None,
-    repeats: common.Repeats = None,
-    fresh: common.Fresh = False,
-    retry_failed: common.RetryFailed = False,
-    seed: common.Seed = None,
-    profile: Annotated[
-        bool, common.what("--profile", help="Look into some steps of each point, after its training.")
-    ] = False,
-    log_model: common.LogModel = False,
-    system_metrics: common.SystemMetrics = False,
-    dry_run: Annotated[bool, common.what("--dry-run", help="Show the plan only, as `raypar plan`.")] = False,
-    no_ray: common.NoRay = False,
-    address: common.Address = None,
-    data_dir: common.DataDir = None,
-    tracking_uri: common.TrackingUri = None,
-    isolation: common.Isolation = "warm",
-    share_machine: common.ShareMachine = False,
-    exclusive: common.Exclusive = False,
-    min_nodes: common.MinNodes = None,
-    until: common.Until = None,
-    budget: common.Budget = None,
-    margin: common.Margin = None,
-    max_repeats: common.MaxRepeats = None,
-    trial_timeout: common.Timeout = None,
-) -> None:
+@takes()
+def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> None:
     """Run a study and report its answer.
 
     Trials that the store already has are not run again.
     """
     with handle_signals():
         from raypar.study.loader import name_of
-        from raypar.train.job import NUM_PROFILED_STEPS, Profiling
 
-        if exclusive and not address:
-            raise RayparError("--exclusive without --address", hint="leave it out: a local Ray is yours alone anyway")
-        if share_machine and address:
-            hint = "leave it out: it is about the cores of this machine"
-            raise RayparError(f"--share-machine and --address {address} exclude each other", hint=hint)
-        if min_nodes is not None and not address:
-            raise RayparError("--min-nodes without --address", hint="leave it out: a local Ray has one node")
-        until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
-        dashboard = cluster.dashboard_in(address, data_dir, tracking_uri, no_ray=no_ray, dry_run=dry_run)
+        dashboard = cluster.dashboard_in(flags)
         try:
-            loaded = load(file, settings, repeats, seed, None if dashboard else data_dir, until_flags)
-            if log_model:
-                loaded = keeping_models(loaded)
-            if profile:
-                check_can_profile(loaded.study, "--profile")
+            loaded = load(file, replace(flags, data_dir=None) if dashboard else flags)
             name, path = loaded.study.name, loaded.path
         except NotForTraining as error:
             if dashboard is None:
                 raise
             cluster.say(f"{error.message}: the study is not checked here, but on the head of the cluster")
             name, path = name_of(file), file.resolve()
-        here = options_here(tracking_uri)
         if dashboard:
-            flags = cluster.flags_given(context)
-            raise typer.Exit(cluster.submit(name, path, dashboard, flags, here.command, here.tracking_uri))
-        options = replace(
-            here,
-            address=address,
-            isolation=isolation,
-            rerun_all=fresh,
-            retry_failed=retry_failed,
-            with_ray=not no_ray,
-            trial_timeout_s=trial_timeout,
-            settings=settings or (),
-            profiling=Profiling(NUM_PROFILED_STEPS if profile else 0),
-            log_model=log_model,
-            system_metrics=system_metrics,
-            exclusive=exclusive,
-            share_machine=share_machine,
-            min_nodes=min_nodes,
-        )
-        if dry_run:
+            words, uri = cluster.flags_given(context), common.uri_of(flags.tracking_uri)
+            raise typer.Exit(cluster.submit(name, path, dashboard, words, own_command(), uri))
+        options = options_here(flags)
+        if flags.dry_run:
             show_plan(loaded, options)
         else:
             common.exit_as(run(loaded, options))
 
 
-def plan(
-    file: common.StudyFile,
-    settings: common.Settings = None,
-    repeats: common.Repeats = None,
-    seed: common.Seed = None,
-    address: common.Address = None,
-    data_dir: common.DataDir = None,
-    tracking_uri: common.TrackingUri = None,
-    until: common.Until = None,
-    budget: common.Budget = None,
-    margin: common.Margin = None,
-    max_repeats: common.MaxRepeats = None,
-    as_json: common.AsJson = False,
-) -> None:
+@takes("set", "repeats", "seed", "address", "data_dir", "tracking_uri", "until", "budget", "margin", "max_repeats")
+def plan(file: common.StudyFile, flags: RunFlags, as_json: common.AsJson = False) -> None:
     """Show what a study would run, and for how long.
 
     The plan lists points, trials, gangs, their order and resources. Nothing is started.
     """
-    until_flags = {"until": until, "budget": budget, "margin": margin, "max_repeats": max_repeats}
-    loaded = load(file, settings, repeats, seed, data_dir, until_flags)
-    show_plan(loaded, replace(options_here(tracking_uri), address=address, settings=settings or ()), as_json=as_json)
+    show_plan(load(file, flags), options_here(flags), as_json=as_json)
 
 
+@takes("retry_failed", "file", "address", "data_dir", "tracking_uri")
 def resume(
     name: common.StudyName,
-    retry_failed: common.RetryFailed = False,
+    flags: RunFlags,
     file: Annotated[
         Path | None,
         common.where(metavar="FILE", help="The study file, where it has moved or is elsewhere."),
     ] = None,
-    address: common.Address = None,
-    data_dir: common.DataDir = None,
-    tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Run the missing trials of an interrupted study.
 
@@ -253,52 +184,52 @@ def resume(
         from raypar.execution.options import ResumeFlags
         from raypar.execution.stored import unknown_study
 
-        store = common.store_of(tracking_uri)
+        store = common.store_of(flags.tracking_uri)
         stored = store.resume_info(name)
         if not stored:
             raise unknown_study(name, store)
-        flags = ResumeFlags.from_stored(name, stored)
-        if flags.command:
+        last = ResumeFlags.from_stored(name, stored)
+        if last.command:
             problem = f"study `{name}` is continued by the command that ran it, not by `raypar store resume`"
-            raise RayparError(problem, hint=f"run `{flags.command}` to continue; finished trials are kept")
-        last = flags.trusted(name, Path.cwd(), file=file, address=address)
-        if data_dir is None and last.data_dir is not None:
-            data_dir = Path(last.data_dir)
+            raise RayparError(problem, hint=f"run `{last.command}` to continue; finished trials are kept")
+        last = last.trusted(name, Path.cwd(), file=file, address=flags.address)
+        given = {key: getattr(flags, key) for key in ("retry_failed", "tracking_uri")}
+        again = replace(last.flags, data_dir=flags.data_dir or last.flags.data_dir, **given)
         path = Path(last.file)
-        loaded = load(path, last.set, last.repeats, last.seed, data_dir, last.until_flags)
+        loaded = load(path, again)
         if loaded.study.name != name:
             hint = f"rename the file to {name}.py, or set Study(name={name!r})"
             raise RayparError(f"{path} declares study `{loaded.study.name}`, not `{name}`", hint=hint)
-        if last.log_model:
-            loaded = keeping_models(loaded)
-        options = replace(
-            last.applied_to(options_here(tracking_uri)), retry_failed=retry_failed, has_moved=file is not None
-        )
-        common.exit_as(run(loaded, options))
+        common.exit_as(run(loaded, options_here(again, not_before=last.not_before, has_moved=file is not None)))
 
 
-def load(
-    file: Path,
-    settings: list[str] | None,
-    repeats: int | None,
-    seed: int | None,
-    data_dir: Path | None,
-    until: Mapping[str, object] | None = None,
-) -> LoadedStudy:
+def load(file: Path, flags: RunFlags) -> LoadedStudy:
+    """Load a study as the flags change it. Raises RayparError where its models can't be logged, or steps profiled."""
     from raypar.study.loader import load_study
     from raypar.trace import mark
 
     mark("cli: starts")
-    common.set_data_dir(data_dir)
+    common.set_data_dir(flags.data_dir)
     with handle_signals():
-        return load_study(file, settings or (), repeats, seed, until=until or {})
+        loaded = load_study(file, flags.set, flags.changes)
+    if flags.log_model:
+        loaded = keeping_models(loaded)
+    if flags.num_profiled_steps:
+        check_can_profile(loaded.study, "--profile")
+    return loaded
 
 
-def options_here(tracking_uri: str | None) -> Options:
-    """Return the options of a command in this folder that was given no other flags."""
+def options_here(flags: RunFlags, **others: Any) -> Options:
+    """Return the options of a command in this folder: its flags, and other fields of `Options`."""
     from raypar.execution.options import Options
 
-    return Options(project_dir=Path.cwd(), tracking_uri=common.uri_of(tracking_uri), command=("raypar", *sys.argv[1:]))
+    uri = common.uri_of(flags.tracking_uri)
+    return Options(project_dir=Path.cwd(), tracking_uri=uri, flags=flags, command=own_command(), **others)
+
+
+def own_command() -> tuple[str, ...]:
+    """Return the words of this process's command line."""
+    return ("raypar", *sys.argv[1:])
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
@@ -320,16 +251,18 @@ def check_can_profile(study: Study, asked: str) -> None:
 
 
 def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:
-    from raypar.execution.execute import changed_code, cluster_for, stored_results
+    from raypar.execution.execute import changed_code, stored_results
+    from raypar.execution.machine import cluster_for
     from raypar.execution.origin import check_origin
     from raypar.execution.plan import check_data, make_plan
     from raypar.reporting.listings import plan_document, print_plan
 
     check_data(loaded.study, loaded.path)
-    check_origin(loaded, options, common.store_of(options.tracking_uri))
-    done = stored_results(loaded.study.name, options)
+    store = common.store_of(options.tracking_uri)
+    check_origin(loaded, options, store)
+    done = stored_results(loaded.study.name, options, store)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
-        code_of = None if options.retry_failed else partial(options.code_of, loaded=loaded)
+        code_of = None if options.flags.retry_failed else partial(options.code_of, loaded=loaded)
         made = make_plan(loaded.study, cluster, done, where=loaded.path, code_of=code_of)
     for text in filter(None, (*made.notices, changed_code(made, loaded, options))):
         common.say(common.stdout(), text)
@@ -341,7 +274,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
         num_missing=made.num_missing,
         placements=made.placements,
         num_cpus=made.cluster.num_cpus,
-        isolation=options.isolation,
+        isolation=options.flags.isolation,
         estimated_s=estimate.seconds if estimate else None,
         num_timed=estimate.num_trials if estimate else 0,
         timed_study=estimate.study if estimate else "",

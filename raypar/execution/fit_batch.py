@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
+from raypar.execution.source import NextTrials
 from raypar.study.options import memory_limit_bytes
 from raypar.study.space import Value, grid
 from raypar.study.strategy import pipeline_size
@@ -108,7 +109,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """Search over all points of a study other than its batch sizes.
+    """Search over all points of a study other than its batch sizes: the source of its trials.
 
     Attributes:
         study: to be run; its space has `start` as the only batch size, in place of its own.
@@ -150,9 +151,9 @@ class BatchSearch:
         )
         return cls(only, first)
 
-    def specs(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> tuple[TrialSpec, ...]:
+    def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
         """Return the next trial of each point that is not settled yet."""
-        specs = []
+        specs: list[TrialSpec] = []
         for point in self._points():
             tried = self._tried(point, results)
             if any(result.state is TrialState.FAILED for result in tried.values()):
@@ -160,7 +161,7 @@ class BatchSearch:
             size = self._next(point, tried)
             if size is not None and size not in tried:
                 specs.append(self.study.trial({**point, BATCH: size}, 0, auto=plan.auto))
-        return tuple(specs)
+        return NextTrials(tuple(specs), "a batch size at each point")
 
     def answers(self, results: Sequence[TrialResult]) -> tuple[Largest, ...]:
         """Return what is known at each point."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 from raypar.analysis.question import Question, current_results, question_of
-from raypar.analysis.settle import Open, what_is_open
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
+from raypar.execution.source import TrialSource, UntilSettled
 from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases
@@ -28,8 +28,6 @@ from raypar.train.affinity import Core, cores_near_gpu
 from raypar.units import counted
 
 T = TypeVar("T")
-# From a plan and the results so far to the trials to run then.
-NextSpecs: TypeAlias = Callable[["ExecutionPlan", Sequence[TrialResult]], Sequence[TrialSpec]]
 ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: {}"
 NOT_STARTED = "device=auto: cpu, because no node with a GPU is up; --set device=cuda has the cluster start some"
 ADDS_GPUS = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
@@ -59,6 +57,7 @@ class ExecutionPlan:
         notices: what the user should read about them before anything runs.
         allowed_share: see `Question`.
         code: see `Question`.
+        source: of further trials; None: there are no others.
     """
 
     study: Study
@@ -70,6 +69,7 @@ class ExecutionPlan:
     notices: tuple[str, ...] = ()
     allowed_share: float | None = None
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    source: TrialSource | None = None
 
     @property
     def question(self) -> Question:
@@ -138,10 +138,14 @@ class ExecutionPlan:
         """Return the plan with further trials."""
         return replace(self, specs=(*self.specs, *specs), missing=(*self.missing, *specs))
 
-    def continued(self, stored: Sequence[TrialResult], next_specs: NextSpecs) -> ExecutionPlan:
-        """Return the plan with what its results ask for, as far as the store has those trials, and the first others."""
-        complete, plan = {result.spec.identity: result for result in stored if result.is_complete}, self
-        while not plan.missing and (specs := tuple(next_specs(plan, plan.done))):
+    def continued(self, complete: Mapping[str, TrialResult]) -> ExecutionPlan:
+        """Return the plan with what its results ask for, as far as the store has those trials, and the first others.
+
+        Args:
+            complete: results of the store, by identity.
+        """
+        plan = self
+        while plan.source and not plan.missing and (specs := plan.source.next(plan, plan.done).specs):
             plan = replace(
                 plan,
                 specs=(*plan.specs, *specs),
@@ -200,6 +204,7 @@ def make_plan(
     with_ray: bool = True,
     code_of: Callable[[TrialSpec], Mapping[str, str]] | None = None,
     allowed_share: float | None = None,
+    source: TrialSource | None = None,
 ) -> ExecutionPlan:
     """Expand the study, refuse what can never run, and leave out what is done.
 
@@ -209,6 +214,7 @@ def make_plan(
         code_of: returns the digests of the source files that a trial runs, by which stopped points are not tried
             again; None: they are.
         allowed_share: see `Question`.
+        source: of further trials; None: the study's own, if it runs until it is settled.
 
     Raises:
         RayparError: some trial could never run on the cluster, or it is a search, and there is no Ray to search with.
@@ -229,8 +235,9 @@ def make_plan(
     over = complete if code_of is None else complete | _stopped(stored, identities, code_of)
     done = tuple(result for identity, result in over.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in over)
-    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices, allowed_share)
-    return plan if missing or not study.until else plan.with_more(next_block(plan, done)[1])
+    source = source or (UntilSettled() if study.until else None)
+    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices, allowed_share, source=source)
+    return plan.continued(complete)
 
 
 def choose_auto(
@@ -346,12 +353,6 @@ def _scaled_wall_s(result: TrialResult, epochs: object) -> float:
     if not (isinstance(before, int) and isinstance(epochs, int) and before > 0):
         return wall_s
     return wall_s + ((result.train_time_s or 0.0) + (result.eval_time_s or 0.0)) * (epochs / before - 1)
-
-
-def next_block(plan: ExecutionPlan, results: Sequence[TrialResult]) -> tuple[Open, tuple[TrialSpec, ...]]:
-    """Return what a study has still open, and the trials of its next block; none where it has stopped."""
-    of = what_is_open(plan.question, results)
-    return of, () if of.stopped else plan.study.block(of.repeat, of.needed, auto=plan.auto)
 
 
 def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:

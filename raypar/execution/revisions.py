@@ -18,11 +18,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from raypar.errors import RayparError, closest, cut, message_of
+from raypar.execution.flags import RunFlags
 from raypar.run.forkserver import replace_root
 from raypar.run.ranks import revision_environment
 from raypar.scratch import PREFIX, make_folder, remove_folder
@@ -50,18 +51,15 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """Study file and the flags that change its study, as for `load_study`."""
+    """Study file and the flags that change its study."""
 
     file: Path
-    settings: tuple[str, ...] = ()
-    repeats: int | None = None
-    seed: int | None = None
-    until: Mapping[str, Any] = field(default_factory=dict)
+    flags: RunFlags
 
     def load(self, checkout: Path, repository: Path) -> LoadedStudy:
         """Load the file of a checkout in this process."""
         file = checkout / self.file.relative_to(repository)
-        return load_study(file, self.settings, self.repeats, self.seed, until=self.until)
+        return load_study(file, self.flags.set, self.flags.changes)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,6 @@ Listener: TypeAlias = Callable[[Event], None]
 More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 
-ISOLATIONS = ("warm", "fresh")
 # A user's error would only come again, and so would what takes more memory than there is.
 RETRIED = (FailureKind.CRASH, FailureKind.DEVICE, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKind.GANG_LOST)
 # Raised by the trial's code, or by what it needs.

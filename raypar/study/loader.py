@@ -27,7 +27,7 @@ from raypar.errors import (
 )
 from raypar.provenance import source_files
 from raypar.search_path import file_of, owner_of, put_first
-from raypar.study.overrides import NO_FLAGS, flag_mistakes, with_flags
+from raypar.study.overrides import NO_CHANGES, flag_mistakes, with_flags
 from raypar.study.study import Study
 from raypar.study.workload import CommandWorkload
 from raypar.units import listed
@@ -76,20 +76,13 @@ class LoadedStudy:
         return tuple(name for name in self.code if runs_files and name != self.path.name)
 
 
-def load_study(
-    path: Path,
-    settings: Sequence[str] = (),
-    repeats: int | None = None,
-    seed: int | None = None,
-    *,
-    until: Mapping[str, Any] = NO_FLAGS,
-) -> LoadedStudy:
-    """Run a study file and apply ``--set``, ``--repeats``, ``--seed`` and those of ``--until``.
+def load_study(path: Path, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES) -> LoadedStudy:
+    """Run a study file and apply ``--set`` and other flags.
 
     The file's folder comes first on ``sys.path`` and stays there, as when Python runs a script.
 
     Args:
-        until: as for `with_flags`.
+        settings, changes: as for `with_flags`.
 
     Raises:
         RayparError: with the file, the line, the problem and the fix; a StudyError with all mistakes of the study, or
@@ -100,12 +93,11 @@ def load_study(
     files = source_files(path, source)
     if files.hiding:
         raise _hiding_error(path, files.hiding)
-    flags: dict[str, Any] = {"settings": settings, "repeats": repeats, "seed": seed, "until": until}
     try:
         module = _execute(path, source, module_name)
     except StudyError as error:
         faulty = error.of if isinstance(error.of, Study) else None
-        raise StudyError([*error.mistakes, *flag_mistakes(faulty, **flags)], where=path) from None
+        raise StudyError([*error.mistakes, *flag_mistakes(faulty, settings, changes)], where=path) from None
     study = _find(path, module)
     defaults: dict[str, Any] = {}
     if not study.name:
@@ -113,7 +105,7 @@ def load_study(
     if not study.description and module.__doc__:
         defaults["description"] = " ".join(module.__doc__.strip().split("\n\n")[0].split())
     try:
-        study = with_flags(replace(study, **defaults), **flags)
+        study = with_flags(replace(study, **defaults), settings, changes)
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))

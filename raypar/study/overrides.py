@@ -14,72 +14,58 @@ from raypar.study.study import MAX_TRIALS, Study, options_of
 from raypar.study.validation import unknown_option, validate_value
 from raypar.study.workload import Option
 
-# Fields of a study that runs until it is settled.
-UNTIL_FLAGS = {"until": "--until", "margin": "--margin", "max_repeats": "--max-repeats", "budget": "--budget"}
-NO_FLAGS: Mapping[str, Any] = {}
-_FLAGS = {"num_repeats": "--repeats", "seed": "--seed", **UNTIL_FLAGS}
+# Flags that change a field of a study.
+FLAGS = {field: f"--{field.replace('_', '-')}" for field in ("seed", "until", "margin", "max_repeats", "budget")}
+FLAGS["num_repeats"] = "--repeats"
+BOUNDS = {"num_repeats": (1, MAX_TRIALS), "seed": (0, 2**32 - 1)}
+NO_CHANGES: Mapping[str, Any] = {}
 
 
-def with_flags(
-    study: Study,
-    settings: Sequence[str] = (),
-    *,
-    repeats: int | None = None,
-    seed: int | None = None,
-    until: Mapping[str, Any] = NO_FLAGS,
-) -> Study:
+def with_flags(study: Study, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES) -> Study:
     """Return the study with the flags applied.
 
     Args:
         settings: ``key=value``: a fixed value takes its key out of the space, several values sweep it.
-        until: values of the study's fields in `UNTIL_FLAGS`; None: as the file has it.
+        changes: values of the study's fields in `FLAGS`; None: as the file has it.
 
     Raises:
         StudyError: with every mistake of every flag.
     """
-    changes, chosen, mistakes = _checked(study, settings, repeats, seed, until)
-    given = {field: value for field, value in until.items() if value is not None}
+    changed, chosen, mistakes = _checked(study, settings, changes)
     try:
-        changed = replace(study, **changes, **given, **_merged(study, chosen))
+        made = replace(study, **changed, **_merged(study, chosen))
     except StudyError as error:
-        as_flags = {field: UNTIL_FLAGS[field] for field in given}
+        as_flags = {field: FLAGS[field] for field in changed if field not in BOUNDS}
         mistakes += (replace(mistake, field=as_flags.get(mistake.field, mistake.field)) for mistake in error.mistakes)
     if mistakes:
         raise StudyError(mistakes)
-    return changed
+    return made
 
 
 def flag_mistakes(
-    study: Study | None,
-    settings: Sequence[str] = (),
-    *,
-    repeats: int | None = None,
-    seed: int | None = None,
-    until: Mapping[str, Any] = NO_FLAGS,
+    study: Study | None, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES
 ) -> list[Mistake]:
     """Return the mistakes of flags that can be seen without a valid study.
 
     Args:
         study: the faulty one; None: nothing is known of it.
-        settings, repeats, seed, until: as for `with_flags`.
+        settings, changes: as for `with_flags`.
     """
-    return _checked(study, settings, repeats, seed, until)[-1]
+    return _checked(study, settings, changes)[-1]
 
 
 def _checked(
-    study: Study | None, settings: Sequence[str], repeats: int | None, seed: int | None, until: Mapping[str, Any]
+    study: Study | None, settings: Sequence[str], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Value | Domain], list[Mistake]]:
     """Return changes of a study's fields, values of hyperparameters, and the mistakes of the flags."""
     mistakes: list[Mistake] = []
-    changes: dict[str, Any] = {}
-    flags = (("--repeats", repeats, "num_repeats", 1, MAX_TRIALS), ("--seed", seed, "seed", 0, 2**32 - 1))
-    for flag, number, field, low, high in flags:
-        if number is None:
-            continue
-        changes[field] = min(max(number, low), high)
-        if number != changes[field]:
+    given = {field: value for field, value in changes.items() if value is not None}
+    for field, (low, high) in BOUNDS.items():
+        if (number := given.get(field)) is not None and not low <= number <= high:
+            given[field] = min(max(number, low), high)
             bound = f"must be at least {low}" if number < low else f"must be at most {high}"
-            mistakes.append(Mistake(flag, number, bound, hint=f"give {flag} from {low} to {high}"))
+            hint = f"give {FLAGS[field]} from {low} to {high}"
+            mistakes.append(Mistake(FLAGS[field], number, bound, hint=hint))
     chosen: dict[str, Value | Domain] = {}
     for setting in settings:
         try:
@@ -90,12 +76,11 @@ def _checked(
         if key in chosen:
             mistakes.append(Mistake(f"--set {key}", setting, "is given twice", f"to sweep it, write --set {key}=A,B"))
         chosen[key] = value
-    given = {field: value for field, value in until.items() if value is not None}
     for field in ("margin", "max_repeats"):
         if field in given and not (study is None or study.until or "until" in given):
             problem, hint = "is for a study that runs until it is settled", "add --until settled, or leave it out"
-            mistakes.append(Mistake(UNTIL_FLAGS[field], given[field], problem, hint=hint))
-    return changes, chosen, mistakes
+            mistakes.append(Mistake(FLAGS[field], given[field], problem, hint=hint))
+    return given, chosen, mistakes
 
 
 def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any]:
@@ -133,7 +118,7 @@ def _parse(options: Mapping[str, Option], is_complete: bool, setting: str) -> tu
         raise StudyError([Mistake("--set", setting, str(error), hint="write --set key=value: --set lr=0.1")]) from None
     where = f"--set {key}"
     if key not in options and key in {f.name for f in fields(Study)}:
-        hint = f"use {_FLAGS[key]} {text}" if key in _FLAGS else "change it in the study's file"
+        hint = f"use {FLAGS[key]} {text}" if key in FLAGS else "change it in the study's file"
         raise StudyError([Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)])
     if key not in options and is_complete:
         raise StudyError([unknown_option(where, text, key, options)])

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
 MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts
-NUM_PROFILED_STEPS = 20  # unless the user names another number
 # Variable of a fork server: the values, in JSON, that the variables it runs with had before.
 REPLACED_VARIABLES = "RAYPAR_REPLACED_VARIABLES"
 

@@ -96,7 +96,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], repeats=1)
+    loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], {"num_repeats": 1})
     study = replace(loaded.study, until="", budget=None)
     check_data(study, loaded.path)
     plan = make_plan(study, this_machine(), ())

@@ -1,11 +1,13 @@
 """A stage on which an execution is played without a store, a recorder and a runner."""
 
 import contextlib
+import time
 from types import SimpleNamespace
 
 from raypar import Study, Workload, grid
-from raypar.execution import execute as module
-from raypar.execution.execute import execute, new_log_dir
+from raypar.execution.best_model import final_test
+from raypar.execution.execute import Services, execute, new_log_dir
+from raypar.execution.flags import RunFlags, all_flags
 from raypar.execution.options import Options
 from raypar.run.cluster import Cluster
 from raypar.run.runner import TrialEnded
@@ -32,10 +34,17 @@ def failed(spec):
     return TrialResult(spec=spec, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no luck"))
 
 
+def options_of(folder, **given):
+    """Options of an execution in a folder, some of which are run flags."""
+    names = {flag.name for flag in all_flags()} - {"tracking_uri"}
+    flags = RunFlags(**{name: value for name, value in given.items() if name in names})
+    return Options(project_dir=folder, flags=flags, **{n: value for n, value in given.items() if n not in names})
+
+
 class Stage:
     """Stands in for the store, the recorder and the runner; `happened` has what they were asked, in order."""
 
-    def __init__(self, monkeypatch, tmp_path):
+    def __init__(self, tmp_path):
         self.happened, self.stored, self.shown, self.notices, self.code = [], [], [], [], {}
         self.origins = []
         self.trial, self.report = finished, lambda: "<html>"
@@ -47,14 +56,20 @@ class Stage:
             artifact=lambda *_: None,
             origins=lambda _: iter(self.origins),
         )
-        # Drawing takes seconds.
-        monkeypatch.setattr("raypar.reporting.html.html_report", lambda *_: self.report())
-        monkeypatch.setattr(module, "Store", lambda *_: store)
-        monkeypatch.setattr(module, "Recorder", self._recorder)
-        monkeypatch.setattr(module, "prepared", self._prepared)
-        monkeypatch.setattr(module, "runner_for", self._runner)
-        monkeypatch.setattr(module, "this_machine", lambda: self.machine)
-        monkeypatch.setattr(module, "other_load", lambda *_: self.load)
+        self.clock_s, self.page = time.monotonic, lambda *_: self.report()  # drawing takes seconds
+        self.final_test, self.end_abandoned = final_test, lambda *_: None
+        self.services = Services(
+            store=lambda *_: store,
+            recorder=self._recorder,
+            cluster=lambda *_: contextlib.nullcontext(self.machine),
+            other_load=lambda *_: self.load,
+            prepared=self._prepared,
+            runner=self._runner,
+            final_test=lambda *given: self.final_test(*given),
+            report_page=lambda *given: self.page(*given),
+            end_abandoned=lambda *where: self.end_abandoned(*where),
+            clock_s=lambda: self.clock_s(),
+        )
 
     def _recorder(self, execution, **_):
         self.execution = execution
@@ -110,9 +125,10 @@ class Stage:
             self.happened.append("shown")
             self.shown.append(event)
 
-        made = Options(project_dir=self.tmp_path, tracking_uri="sqlite:///x", **options)
+        made = options_of(self.tmp_path, tracking_uri="sqlite:///x", **options)
         log_dir, view = new_log_dir(self.tmp_path), contextlib.nullcontext(show)
-        return execute(loaded, made, log_dir, lambda _: view, lambda e: self.notices.append(e.text))
+        notice = lambda event: self.notices.append(event.text)  # noqa: E731
+        return execute(loaded, made, log_dir, lambda _: view, notice, self.services)
 
     def of(self, what):
         return [entry[1] for entry in self.happened if isinstance(entry, tuple) and entry[0] == what]

@@ -24,6 +24,7 @@ from raypar.analysis.question import Question
 from raypar.analysis.settle import what_is_open
 from raypar.cli.ab import split_words
 from raypar.errors import RayparError
+from raypar.execution.flags import RunFlags
 from raypar.execution.revisions import StudyRequest, check_environment, comparison
 from raypar.reporting.ab import ab_document, verdict_lines
 from raypar.run.forkserver import replaced
@@ -74,7 +75,7 @@ class Repository:
         return len(self.git("worktree", "list").splitlines())
 
     def compared(self, a, b, file="study_of_ab.py", settings=(), **changes):
-        return comparison(a, b, StudyRequest(self.folder / file, settings, until={"until": "settled"}), **changes)
+        return comparison(a, b, StudyRequest(self.folder / file, RunFlags(set=settings, until="settled")), **changes)
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import pytest
 from command import joined, raypar, refused
 from recording import recorded
 from results import make_result
+from stage import options_of
 
 from raypar.analysis.question import Question, point_key, question_of
 from raypar.cli.common import parse_quantity
 from raypar.cli.recommend import UNITS_J
-from raypar.execution.options import Options, ResumeFlags
+from raypar.execution.options import ResumeFlags
 from raypar.study.loader import load_study
 
 STUDY_FILE = """from raypar import Study, grid
@@ -44,8 +45,8 @@ def project(tmp_path_factory):
         fast = TIMES.get(int(str(spec.point["num_workers"]))) if is_fast else None
         time_s = fast[spec.repeat] if fast else 90.0 + spec.repeat / 10
         noisy.append(replace(make_result({}, spec.repeat, time_s), spec=spec))
-    flags = Options(project_dir=folder, tracking_uri="", settings=["epochs=1"], with_ray=False)
-    resume = json.loads(ResumeFlags.of(loaded, flags, 1.7e9).to_json())
+    options = options_of(folder, tracking_uri="", set=("epochs=1",), no_ray=True)
+    resume = json.loads(ResumeFlags.of(loaded, options, 1.7e9).to_json())
     recorded(folder, question_of(loaded.study), noisy, resume={**resume, "data_dir": None})
     return folder
 
@@ -97,7 +98,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
     settings = [after for word, after in pairwise(words) if word == "--set"]
     repeats = int(words[words.index("--repeats") + 1])
     before = load_study(project / "noisy.py").study
-    after = load_study(project / words[2], settings, repeats).study
+    after = load_study(project / words[2], settings, {"num_repeats": repeats}).study
     points = ({"batch_size": 64, "optimizer": "adam", "num_workers": n} for n in (1, 2, 4))
     assert {point_key(p) for p in after.points()} == {point_key(p) for p in points}
     stored = {spec.identity for spec in before.trials()}

@@ -2,18 +2,21 @@
 
 import json
 import shlex
+from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+import stage
 
 from raypar import Study
 from raypar.analysis.question import question_of
 from raypar.cli.study import resume_command
 from raypar.errors import RayparError
-from raypar.execution.options import Options, ResumeFlags
+from raypar.execution.flags import RunFlags, all_flags
+from raypar.execution.options import ResumeFlags
 from raypar.execution.results import execution_record
 from raypar.study.loader import LoadedStudy
 from raypar.track.store import default_tracking_uri
-from raypar.train.job import Profiling
 from raypar.workloads import digits
 
 
@@ -21,8 +24,8 @@ def loaded(path, name="s"):
     return LoadedStudy(Study(workload=digits, name=name), path, "", "", (), ())
 
 
-def options_of(folder, **flags):
-    return Options(**{"project_dir": folder, "tracking_uri": default_tracking_uri(folder), **flags})
+def options_of(folder, **given):
+    return stage.options_of(folder, **{"tracking_uri": default_tracking_uri(folder), **given})
 
 
 @pytest.mark.parametrize(
@@ -58,16 +61,37 @@ def resumed(folder, given, **first):
     ],
 )
 def test_an_exclusive_cluster_is_one_when_a_study_goes_on_and_no_other_is(tmp_path, given, first, is_exclusive):
-    assert resumed(tmp_path, given, **first).exclusive == is_exclusive
+    assert resumed(tmp_path, given, **first).flags.exclusive == is_exclusive
 
 
 def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_path):
-    first = {"settings": ["epochs=1"], "address": "auto", "isolation": "fresh", "trial_timeout_s": 7.5}
-    first |= {"profiling": Profiling(20), "log_model": True, "system_metrics": True, "exclusive": True}
-    first |= {"not_before": 103.0, "share_machine": True}
-    here = options_of(tmp_path)
-    assert resumed(tmp_path, None, **first).applied_to(here) == options_of(tmp_path, **first)
-    assert not resumed(tmp_path, None, with_ray=False).applied_to(here).with_ray
+    first = {
+        "repeats": 3,
+        "seed": 0,
+        "set": ("epochs=1",),
+        "address": "auto",
+        "isolation": "fresh",
+        "trial_timeout": 7.5,
+    }
+    first |= {"num_profiled_steps": 20, "log_model": True, "system_metrics": True, "exclusive": True}
+    last = resumed(tmp_path, None, not_before=103.0, **first)
+    assert last.flags == RunFlags(**first) and last.not_before == 103.0
+    assert resumed(tmp_path, None, no_ray=True, share_machine=True).flags.no_ray
+
+
+def other_than(flag):
+    """A value of a run flag that is not its default."""
+    kinds = get_args(flag.type) or (flag.type,)
+    by_kind = {bool: True, int: 7, float: 7.5, str: "auto" if flag.name == "address" else "fresh", Path: Path("/data")}
+    return ("epochs=1",) if get_origin(flag.type) is tuple else by_kind[kinds[0]]
+
+
+@pytest.mark.parametrize("flag", [each for each in all_flags() if each.is_resumed], ids=lambda flag: flag.name)
+def test_every_flag_that_is_resumed_is_read_back_as_it_was_stored(flag):
+    given = {"repeats": 1, "seed": 0, flag.name: other_than(flag)}
+    given |= {"address": "auto"} if flag.without_address else {}
+    record = ResumeFlags(file="s.py", flags=RunFlags(**given))
+    assert ResumeFlags.from_stored("s", json.loads(record.to_json())) == record
 
 
 def test_the_stored_keys_and_a_record_of_them_stay_readable():
@@ -75,9 +99,9 @@ def test_the_stored_keys_and_a_record_of_them_stay_readable():
     first |= {"isolation": "warm", "no_ray": False, "trial_timeout": None}
     later = {"num_profiled_steps": 0, "log_model": False, "system_metrics": False, "exclusive": False}
     later |= {"not_before": 0.0, "share_machine": False, "min_nodes": None}
-    later |= {"until": "", "margin": None, "max_repeats": None, "budget": None, "command": ""}
-    text = json.dumps({**first, **later}, separators=(",", ":"))
-    assert ResumeFlags.from_stored("s", json.loads(text)).to_json() == text
-    assert ResumeFlags.from_stored("s", {**first, "of a later version": 1}).to_json() == text
+    later |= {"until": None, "margin": None, "max_repeats": None, "budget": None, "command": ""}
+    stored = first | later
+    assert json.loads(ResumeFlags.from_stored("s", {**stored, "until": ""}).to_json()) == stored
+    assert json.loads(ResumeFlags.from_stored("s", {**first, "of a later version": 1}).to_json()) == stored
     with pytest.raises(RayparError, match="has no record of how study `s` was run: seed, exclusive"):
-        ResumeFlags.from_stored("s", {**json.loads(text), "seed": None, "exclusive": "yes"})
+        ResumeFlags.from_stored("s", {**stored, "seed": None, "exclusive": "yes"})

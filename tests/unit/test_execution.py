@@ -9,6 +9,7 @@ import re
 import signal
 import tempfile
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -22,11 +23,13 @@ from raypar import choice, grid
 from raypar.analysis.question import current_results, question_from_dict
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
-from raypar.execution import execute as module
 from raypar.execution import results
-from raypar.execution.execute import CHANGED_CODE, OTHER_LOAD, STOPPED_BEFORE, STOPPING, rank_environment
+from raypar.execution.execute import CHANGED_CODE, STOPPED_BEFORE, report_page
+from raypar.execution.machine import OTHER_LOAD, num_gpus, other_load
 from raypar.execution.plan import make_plan
+from raypar.execution.prepare import rank_environment
 from raypar.execution.results import BESIDE
+from raypar.execution.running import STOPPING
 from raypar.gpus import visible_gpus
 from raypar.run import locks
 from raypar.run.cluster import Cluster
@@ -41,8 +44,8 @@ from raypar.train.telemetry import CpuMonitor, CpuTimes
 
 
 @pytest.fixture
-def stage(monkeypatch, tmp_path):
-    return Stage(monkeypatch, tmp_path)
+def stage(tmp_path):
+    return Stage(tmp_path)
 
 
 def test_every_result_is_recorded_before_it_is_shown_and_the_end_is_reported(stage):
@@ -126,14 +129,14 @@ def test_what_is_stored_is_not_run_again_unless_asked(stage):
     outcome = stage.execute(study)
     assert stage.of("ran") == [study.trials()[5:]] and outcome.analysis.num_trials == 8
     stage.happened.clear()
-    stage.execute(study, rerun_all=True)
+    stage.execute(study, fresh=True)
     assert stage.of("ran") == [study.trials()]
 
 
 def test_a_fresh_execution_that_goes_on_takes_only_results_of_its_own(stage):
     study = a_study()
     stage.stored = [finished(spec, started_at=100.0 + i) for i, spec in enumerate(study.trials())]
-    stage.execute(study, rerun_all=True)
+    stage.execute(study, fresh=True)
     since = json.loads(stage.execution.tags["raypar.resume"])["not_before"]
     assert since == stage.execution.started_at > 1e9
     stage.happened.clear()
@@ -151,7 +154,7 @@ def test_a_study_stays_on_the_device_that_it_has_until_it_is_run_afresh(stage):
     assert stage.notices == ["device=auto: cpu, as 5 stored trials of `s` ran; --fresh decides anew"]
     assert json.loads(stage.execution.tags["raypar.question"])["config"]["device"] == "cpu"
     stage.happened.clear()
-    outcome = stage.execute(study, rerun_all=True)
+    outcome = stage.execute(study, fresh=True)
     assert stage.of("ran") == [study.trials(auto=on_gpus)]
     stored = question_from_dict(json.loads(stage.execution.tags["raypar.question"]))
     assert (stored.config["device"], stored.config["cpus_per_worker"]) == ("cuda", 4)
@@ -183,8 +186,8 @@ def test_where_nothing_is_missing_nothing_is_started_and_what_a_killed_run_left_
     assert outcome.analysis.num_trials == 8 and not outcome.log_dir.exists() and not left.exists()
 
 
-def test_killed_executions_are_ended_in_the_store_by_the_next_unless_that_is_interrupted_too(stage, monkeypatch):
-    monkeypatch.setattr(module, "end_abandoned", lambda *where: stage.happened.append(("ended those in", where)))
+def test_killed_executions_are_ended_in_the_store_by_the_next_unless_that_is_interrupted_too(stage):
+    stage.end_abandoned = lambda *where: stage.happened.append(("ended those in", where))
     study = a_study()
     stage.execute(study)
     assert stage.happened[-2:] == [("closed", "finished"), ("ended those in", (stage.tmp_path, "sqlite:///x"))]
@@ -211,7 +214,7 @@ def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage):
     kept = finished(first, code=old), finished(second, code=old)
     of_functions = finished(first, code={"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"})
     assert notices(*kept) == [CHANGED_CODE.format("2 trials", "model.py")]
-    assert notices() == notices(*kept, rerun_all=True) == []
+    assert notices() == notices(*kept, fresh=True) == []
     stage.stored = [finished(spec, code=old) for spec in a_study().trials()]
     (finding,) = [each for each in stage.execute(a_study()).analysis.warnings if each.check == "other_code"]
     assert finding.summary == "8 of 8 trials ran other code than the study has now"
@@ -254,7 +257,7 @@ def test_a_stopped_point_is_reported_as_failed_again_and_run_again_when_asked(st
     print_outcome(console, outcome, "raypar store resume s")
     (error,) = re.findall("^failed: .*", console.file.getvalue(), re.MULTILINE)
     assert error.endswith(" width=8 #1 and 2 more: no luck")
-    for asked in ({"retry_failed": True}, {"rerun_all": True}):
+    for asked in ({"retry_failed": True}, {"fresh": True}):
         stage.happened.clear()
         stage.execute(study, **asked)
         (ran,) = stage.of("ran")
@@ -275,7 +278,7 @@ def test_a_workload_that_no_trial_can_be_trained_with_ends_the_study_with_one_me
 def test_an_interrupted_execution_keeps_what_ended_and_is_closed_as_killed(stage, monkeypatch, error, number):
     notes = []
     monkeypatch.setattr("raypar.reporting.html.html_report", lambda _, __, origin: notes.append(origin.partial) or "")
-    stage.error = error
+    stage.page, stage.error = report_page, error
     outcome = stage.execute(a_study())
     assert outcome.interrupted_by == number and outcome.was_interrupted and outcome.analysis.num_trials == 1
     assert len(stage.of("recorded")) == 1 and stage.of("closed") == ["killed"]
@@ -337,7 +340,7 @@ def test_a_report_that_fails_is_a_notice_and_loses_nothing(stage):
     assert stage.of("closed") == ["finished"] and len(stage.of("recorded")) == 8
 
 
-def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(stage, monkeypatch):
+def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(stage):
     study = a_study(config={"keep_model": True})
     tested = replace(study, workload=replace(study.workload, has_test=True))
 
@@ -345,7 +348,7 @@ def test_a_study_interrupted_before_its_final_test_is_tested_when_it_goes_on(sta
         recorder.add_artifact("test.json", "{}")
         return analysis
 
-    monkeypatch.setattr(module, "final_test", final_test)
+    stage.final_test = final_test
     stage.stored = [finished(spec) for spec in tested.trials()]
     stage.execute(tested)
     assert stage.of("ran") == [] and ("test.json", "{}") in stage.of("artifact")
@@ -420,15 +423,15 @@ class Cores(CpuMonitor):
         return CpuTimes(**self.times.pop(0))
 
 
-def test_other_load_is_measured_without_this_process_and_not_long_ago(monkeypatch):
+def test_other_load_is_measured_without_this_process_and_not_long_ago():
     slept = []
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append))
+    load = partial(other_load, sleep=slept.append)
     before, after = {"at_s": 10.0, "busy_s": 5.0, "own_s": 1.0}, {"at_s": 11.0, "busy_s": 6.9, "own_s": 1.44}
     text = OTHER_LOAD.format("73 %")
     assert len(text) <= 80
-    assert module.other_load(Cores(before, after), 1.0) == text
-    assert module.other_load(Cores(before, {**after, "own_s": 2.8}), 0.2) == ""
-    assert module.other_load(Cores({"at_s": 1.0}, before, after), 60.0) == text
+    assert load(Cores(before, after), 1.0) == text
+    assert load(Cores(before, {**after, "own_s": 2.8}), 0.2) == ""
+    assert load(Cores({"at_s": 1.0}, before, after), 60.0) == text
     assert slept == [0.0, pytest.approx(0.3), 0.5]
 
 
@@ -549,7 +552,7 @@ def test_a_study_shares_gpus_on_request(on_two_gpus, machine):
 @pytest.mark.parametrize("device", ["cpu", None])
 def test_a_study_on_the_cpu_leaves_gpus_alone(on_two_gpus, machine, monkeypatch, device):
     holds = machine(gpus=visible_gpus())
-    monkeypatch.setattr(module, "visible_gpus", lambda: pytest.fail("GPUs were looked for"))
+    monkeypatch.setattr("raypar.execution.machine.visible_gpus", lambda: pytest.fail("GPUs were looked for"))
     if device is None:  # "auto", on a machine without
         on_two_gpus.machine = replace(on_two_gpus.machine, nodes=({"CPU": 4},))
     on_two_gpus.execute(on_gpus(config={} if device is None else {"device": device}))
@@ -562,8 +565,8 @@ def test_a_search_has_the_gpus_that_its_draws_may_need(on_two_gpus):
         space={"num_workers": choice(1, 2), "width": choice(4, 8)}, baseline={}, num_trials=2, num_repeats=1
     )
     plan = make_plan(study, on_two_gpus.machine, ())
-    assert module._num_gpus(plan) == (2, 3)
-    assert module._num_gpus(make_plan(replace(study, config={"device": "cpu"}), on_two_gpus.machine, ())) == (0, 0)
+    assert num_gpus(plan) == (2, 3)
+    assert num_gpus(make_plan(replace(study, config={"device": "cpu"}), on_two_gpus.machine, ())) == (0, 0)
 
 
 def until_settled(**changes):
@@ -631,7 +634,7 @@ def test_repeats_are_the_least_number_of_blocks(stage):
     assert len(stage.of("ran")[0]) == 9
 
 
-def test_no_block_is_begun_that_would_end_after_the_budget(stage, monkeypatch):
+def test_no_block_is_begun_that_would_end_after_the_budget(stage):
     stage.trial = wavering(30)
     passed_s = [0.0]
 
@@ -640,7 +643,7 @@ def test_no_block_is_begun_that_would_end_after_the_budget(stage, monkeypatch):
         return make(spec)
 
     stage.trial = trial
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
+    stage.clock_s = lambda: passed_s[0]
     outcome = stage.execute(until_settled(budget=130))
     assert [len(specs) for specs in stage.of("ran")] == [9, 2, 2]
     sentence = outcome.analysis.statements[0]
@@ -648,9 +651,9 @@ def test_no_block_is_begun_that_would_end_after_the_budget(stage, monkeypatch):
 
 
 @pytest.mark.parametrize(("waited_s", "between_s"), [(0.0, 0.0), (1000.0, 0.0), (1000.0, 400.0)])
-def test_the_clock_of_the_budget_starts_with_the_first_trial(stage, monkeypatch, waited_s, between_s):
+def test_the_clock_of_the_budget_starts_with_the_first_trial(stage, waited_s, between_s):
     wavers, passed_s = wavering(30), [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
+    stage.clock_s = lambda: passed_s[0]
 
     def run(specs, listener):
         if not stage.of("ran"):

@@ -74,14 +74,14 @@ def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(address, problem, hi
     with pytest.raises(RayparError, match=problem) as refused:
         last_flags(tmp_path, {"address": address})
     assert hint in str(refused.value)
-    assert last_flags(tmp_path, {"address": address}, address="head:6379").address == "head:6379"
+    assert last_flags(tmp_path, {"address": address}, address="head:6379").flags.address == "head:6379"
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "[::1]:1"])
 def test_a_cluster_of_this_machine_is_joined_again(address, tmp_path):
     inside = str(tmp_path / "studies" / "good.py")
-    flags = last_flags(tmp_path, {"address": address, "file": inside})
-    assert (flags.file, flags.set, flags.repeats, flags.address) == (inside, ["epochs=1"], 3, address)
+    last = last_flags(tmp_path, {"address": address, "file": inside})
+    assert (last.file, last.flags.set, last.flags.repeats, last.flags.address) == (inside, ("epochs=1",), 3, address)
 
 
 @pytest.mark.parametrize("who", ["nobody", "me", "another user", "somebody", "me and another user"])
@@ -105,12 +105,12 @@ def test_a_cluster_of_this_machine_has_to_be_named_where_another_user_may_listen
 
             monkeypatch.setattr(psutil.Process, "username", username)
         if who in ("nobody", "me"):
-            assert last_flags(tmp_path, {"address": address}).address == address
+            assert last_flags(tmp_path, {"address": address}).flags.address == address
         else:
             with pytest.raises(RayparError, match="what listens there now is not known to be yours") as refused:
                 last_flags(tmp_path, {"address": address})
             assert f"raypar store resume good --address {address}" in str(refused.value)
-        assert last_flags(tmp_path, {"address": address}, address=address).address == address
+        assert last_flags(tmp_path, {"address": address}, address=address).flags.address == address
 
 
 @pytest.mark.parametrize("found", ["10.9.8.7:6379", None])
@@ -122,7 +122,7 @@ def test_auto_has_to_be_named_where_ray_takes_it_for_another_machine(found, tmp_
 
     monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", resolve)
     if found is None:
-        assert last_flags(tmp_path, {"address": "auto"}).address == "auto"
+        assert last_flags(tmp_path, {"address": "auto"}).flags.address == "auto"
     else:
         with pytest.raises(RayparError, match="--address auto"):
             last_flags(tmp_path, {"address": "auto"})

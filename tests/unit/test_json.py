@@ -314,7 +314,7 @@ def test_a_plan_stands_alone_whatever_its_file_prints(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("modules_as_they_were")
 def test_a_plan_on_gpus_says_why_its_trials_are_on_the_cpu(tmp_path, monkeypatch):
     machine = Cluster(({"CPU": 8, "GPU": 1},), is_own=True)
-    monkeypatch.setattr("raypar.execution.execute.this_machine", lambda: machine)
+    monkeypatch.setattr("raypar.execution.machine.this_machine", lambda: machine)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     Path("asked.py").write_text(STUDY)

@@ -115,9 +115,8 @@ def test_the_client_of_a_cluster_tells_the_head_where_the_code_comes_from(tmp_pa
 
 
 @pytest.fixture
-def stage(monkeypatch, tmp_path):
-    monkeypatch.setattr("raypar.execution.execute.end_abandoned", lambda *_: None)
-    return Stage(monkeypatch, tmp_path)
+def stage(tmp_path):
+    return Stage(tmp_path)
 
 
 def from_elsewhere(stage, folder="/projects/other", host="", code=""):

@@ -16,12 +16,13 @@ import psutil
 import pytest
 import ray
 from ray.core.generated import autoscaler_pb2
+from stage import options_of
 from typer.testing import CliRunner
 
 from raypar import Study, gpus
 from raypar.cli.app import app
 from raypar.errors import ClusterError
-from raypar.execution.options import Options
+from raypar.execution.machine import cluster_for
 from raypar.run import auth, cluster, jobs
 from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types, watch_of_cluster, watch_of_own
 from raypar.run.private_ray import processes_noted
@@ -272,9 +273,7 @@ def test_nodes_are_waited_for_until_they_have_joined_or_time_is_up(joined):
         ({"num_workers": 2}, 7, 7),
     ],
 )
-def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_awaited, joined, monkeypatch, tmp_path):
-    from raypar.execution import execute
-
+def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_awaited, joined, tmp_path):
     awaited = []
 
     def wait(cluster, num_nodes, notice):
@@ -282,11 +281,9 @@ def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_a
         return cluster
 
     starting = Cluster(({"CPU": 0}, {"CPU": 1}), is_own=False, node_types=(NodeType(2, 2),))
-    monkeypatch.setattr(execute, "joined_cluster", lambda address: contextlib.nullcontext(starting))
-    monkeypatch.setattr(execute, "wait_for_nodes", wait)
-    options = Options(project_dir=tmp_path, tracking_uri="", address="head:1", min_nodes=min_nodes)
+    options = options_of(tmp_path, tracking_uri="", address="head:1", min_nodes=min_nodes)
     study = Study(workload=digits, space={}, config=space, name="s")
-    joining = execute.cluster_for(study, options, print)
+    joining = cluster_for(study, options, print, join=lambda _: contextlib.nullcontext(starting), wait=wait)
     if min_nodes == 7:
         with pytest.raises(ClusterError, match="--min-nodes 7: the cluster has 2 nodes"), joining:
             pass

@@ -1,0 +1,62 @@
+"""Options of the commands that take run flags, made from `raypar.execution.flags.RunFlags`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from raypar.execution.flags import Flag, RunFlags, all_flags
+
+
+def option(name: str) -> Any:
+    """Return Typer's option for a run flag."""
+    return _option({each.name: each for each in all_flags()}[name])
+
+
+def _option(flag: Flag) -> Any:
+    return typer.Option(flag.word, metavar=flag.metavar, help=flag.help, rich_help_panel=flag.panel)
+
+
+def takes(*order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command run flags, which come as its parameter `flags`.
+
+    Args:
+        order: names of run flags and of options of the command itself, as ``--help`` is to list them: after its
+            arguments, before its other options. Empty: all run flags.
+    """
+    flags = {each.name: each for each in all_flags()}
+
+    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+        given = inspect.signature(command, eval_str=True).parameters.values()
+        own = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in given if each.name != "flags"}
+        parameters = {name: each for name, each in own.items() if each.default is each.empty}
+        parameters |= {name: own[name] if name in own else _parameter(flags[name]) for name in order or flags}
+        parameters |= own
+
+        @functools.wraps(command)
+        def taking(**values: Any) -> None:
+            ours = {name: values.pop(name) for name in own}
+            command(**ours, flags=RunFlags.parsed(values))
+
+        taking.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+        taking.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+        return taking
+
+    return with_flags
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    kind: Any = flag.type
+    default: object = flag.default
+    if flag.given is not None:
+        kind, default = bool, False
+    elif get_origin(flag.type) is tuple:
+        kind, default = list[str] | None, None
+    elif kinds := get_args(flag.type):  # of which the first is what a command line gives
+        kind = kinds[0] | None
+    annotation = Annotated[kind, _option(flag)]
+    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

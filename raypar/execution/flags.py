@@ -1,0 +1,241 @@
+"""Run flags: each is one field of `RunFlags`, from which the command line, ``raypar store resume``, the submission to a
+cluster and ``raypar ab`` derive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from raypar.study.study import Study
+
+WHAT, WHERE, STOPS = "What runs", "Where", "When it stops"  # panels of --help
+ISOLATIONS = ("warm", "fresh")
+NUM_PROFILED_STEPS = 20  # unless the user names another number
+ALWAYS_STORED = ("set", "repeats", "seed", "no_ray")  # where they are absent, nothing is known of the execution
+
+
+class Check(NamedTuple):
+    """Condition on a flag's value, and the message where it does not hold."""
+
+    holds: Callable[[Any], bool]
+    problem: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """Run flag.
+
+    Attributes:
+        name, type, default: of its field in `RunFlags`.
+        word: on the command line; empty: the name with hyphens.
+        help: text of ``--help``, in the panel.
+        metavar: name of its value there; None: by its type.
+        given: value of a switch, which takes none on the command line; None: by its type.
+        check: of a value other than None.
+        of_study: field of `Study` that it changes, and whose value is stored with an execution; empty: none.
+        needs_until: it is for a study that runs until it is settled.
+        is_resumed: ``raypar store resume`` continues with its value.
+        is_submitted: it can be sent to a cluster's head; otherwise the address of a dashboard excludes it.
+        is_compared: it can be given to ``raypar ab``, which runs on this machine and keeps no model.
+        without_address: hint where it is given without ``--address``; empty: it needs none.
+        with_address: hint where it is given with ``--address``; empty: they go together.
+    """
+
+    name: str = ""
+    type: Any = None
+    default: Any = None
+    word: str = ""
+    help: str
+    panel: str
+    metavar: str | None = None
+    given: object = None
+    check: Check | None = None
+    of_study: str = ""
+    needs_until: bool = False
+    is_resumed: bool = True
+    is_submitted: bool = True
+    is_compared: bool = True
+    without_address: str = ""
+    with_address: str = ""
+
+    def read(self, stored: Mapping[str, Any]) -> Any:
+        """Return its value among those of `RunFlags.to_stored`. Raises TypeError for one of another type, or none."""
+        value: Any = stored.get(self.name, None if self.name in ALWAYS_STORED else self.default)
+        if get_origin(self.type) is tuple:
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                raise TypeError(self.name)
+            return tuple(value)
+        kinds = get_args(self.type) or (self.type,)
+        if value in (None, "") and NoneType in kinds and self.name not in ALWAYS_STORED:
+            return None
+        as_stored: dict[Any, Any] = {Path: str, float: (int, float)}
+        if value is None or not any(isinstance(value, as_stored.get(kind, kind)) for kind in kinds):
+            raise TypeError(self.name)
+        return Path(value) if Path in kinds else value
+
+
+def flag(panel: str, default: object, text: str, metavar: str | None = None, **properties: Any) -> Any:
+    """Return a field of `RunFlags`: its default, the text of ``--help``, and further properties of `Flag`."""
+    return field(default=default, metadata={"flag": Flag(help=text, panel=panel, metavar=metavar, **properties)})
+
+
+what, where, stops = partial(flag, WHAT), partial(flag, WHERE), partial(flag, STOPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Flags of a command that runs a study, in the order of ``raypar study --help``.
+
+    A field's name is its key in the store. Stores from before a flag lack its key.
+
+    Raises:
+        RayparError: a value that makes no sense, or that excludes another.
+    """
+
+    set: tuple[str, ...] = what((), "Fix a hyperparameter, or sweep it: --set num_workers=1,2.", "KEY=VALUE")
+    repeats: int | None = what(None, "Run every point this often.", of_study="num_repeats")
+    fresh: bool = what(False, "Run trials again that the store has results of.", is_resumed=False)
+    retry_failed: bool = what(
+        False, "Run trials of stopped points again, though their code has not changed.", is_resumed=False
+    )
+    seed: int | None = what(None, "Derive everything random from this.", of_study="seed")
+    num_profiled_steps: int = what(
+        0, "Look into some steps of each point, after its training.", word="--profile", given=NUM_PROFILED_STEPS
+    )
+    log_model: bool = what(
+        False, "Log the best trial's model in MLflow; trials keep theirs for it (keep_model).", is_compared=False
+    )
+    system_metrics: bool = what(False, "Record how busy the machines and GPUs of each trial are.")
+    dry_run: bool = what(False, "Show the plan only, as `raypar plan`.", is_resumed=False, is_submitted=False)
+    no_ray: bool = where(False, "Run on this machine without Ray (no searches).", is_submitted=False)
+    address: str | None = where(
+        None,
+        "A Ray cluster that is there: auto or host:port; for study also http://host:port, the dashboard of one to "
+        "submit to. (default: a local Ray)",
+        "ADDRESS",
+        is_compared=False,
+    )
+    data_dir: Path | None = where(  # noqa: RUF009
+        None, "Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)"
+    )
+    tracking_uri: str | None = where(
+        None, "The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)", "URI", is_resumed=False
+    )
+    isolation: str = where(
+        "warm",
+        "warm: gangs serve trial after trial; fresh: a gang for every trial.",
+        check=Check(ISOLATIONS.__contains__, "unknown", f"one of {', '.join(ISOLATIONS)}"),
+    )
+    share_machine: bool = where(
+        False,
+        "Run beside other studies instead of waiting; the trials of both are marked.",
+        with_address="leave it out: it is about the cores of this machine",
+    )
+    exclusive: bool = where(
+        False,
+        "Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.",
+        is_compared=False,
+        without_address="leave it out: a local Ray is yours alone anyway",
+    )
+    min_nodes: int | None = where(
+        None,
+        "Wait for this many Ray nodes, including the head. (default: those that `ray up` starts)",
+        "N",
+        check=Check(lambda number: number >= 1, "must be at least 1", "the head counts as a node"),
+        is_compared=False,
+        without_address="leave it out: a local Ray has one node",
+    )
+    until: str | None = stops(
+        None, "Repeat what is open until it is settled; --repeats is the least then.", "settled", of_study="until"
+    )
+    budget: str | float | None = stops(
+        None,
+        "With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
+        "TIME",
+        of_study="budget",
+        needs_until=True,
+    )
+    margin: str | float | None = stops(
+        None,
+        "With --until: a difference that does not matter. (default: 5%)",
+        "SHARE",
+        of_study="margin",
+        needs_until=True,
+    )
+    max_repeats: int | None = stops(
+        None, "With --until: run no point more often. (default: 30)", "N", of_study="max_repeats", needs_until=True
+    )
+    trial_timeout: float | None = stops(
+        None,
+        "A trial that takes longer counts as hung.",
+        "SECONDS",
+        check=Check(lambda limit_s: 0 < limit_s < math.inf, "must be greater than 0", "give it in seconds"),
+    )
+
+    def __post_init__(self) -> None:
+        for each in all_flags():
+            if (value := getattr(self, each.name)) is None or value is False:
+                continue
+            if each.without_address and not self.address:
+                raise RayparError(f"{each.word} without --address", hint=each.without_address)
+            if each.with_address and self.address:
+                problem = f"{each.word} and --address {self.address} exclude each other"
+                raise RayparError(problem, hint=each.with_address)
+            if each.check is not None and not each.check.holds(value):
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise RayparError(f"{each.word} {shown}: {each.check.problem}", hint=each.check.hint)
+
+    @classmethod
+    def parsed(cls, values: Mapping[str, Any]) -> RunFlags:
+        """Return the flags of a command line.
+
+        Args:
+            values: by name; None: not given. Those of other options are ignored.
+        """
+        given: dict[str, Any] = {}
+        for each in all_flags():
+            value = values.get(each.name)
+            if value is not None and value is not False:
+                value = value if each.given is None else each.given
+                given[each.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**given)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Values of the fields of a study that they change, for `raypar.study.loader.load_study`."""
+        return {each.of_study: getattr(self, each.name) for each in all_flags() if each.of_study}
+
+    def of_run(self, study: Study) -> RunFlags:
+        """Return the flags with the study's values of those that change it, as far as they matter to it."""
+        changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
+        return replace(self, **{each.name: getattr(study, each.of_study) for each in changing})
+
+    def without_cluster(self) -> RunFlags:
+        """Return the flags without those that were meant for the cluster, or for this machine."""
+        return replace(self, **{e.name: e.default for e in all_flags() if e.without_address or e.with_address})
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the values that are stored with an execution; `Flag.read` takes them back."""
+        values = {each.name: getattr(self, each.name) for each in all_flags() if each.is_resumed}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+@cache
+def all_flags() -> tuple[Flag, ...]:
+    """Return the run flags, in the order of ``raypar study --help``."""
+    types = get_type_hints(RunFlags)
+    made = ((each, each.metadata["flag"], f"--{each.name.replace('_', '-')}") for each in fields(RunFlags))
+    return tuple(
+        replace(flag, name=each.name, type=types[each.name], default=each.default, word=flag.word or word)
+        for each, flag, word in made
+    )

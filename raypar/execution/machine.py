@@ -1,0 +1,111 @@
+"""Machine or cluster that an execution runs on: joined, leased, and watched for other load."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import product
+
+from raypar import units
+from raypar.analysis.load import MAX_BUSY
+from raypar.errors import ClusterError
+from raypar.execution.options import Options
+from raypar.execution.plan import ExecutionPlan, lacks_nodes
+from raypar.gpus import visible_gpus, visible_only
+from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes
+from raypar.run.locks import Holder, leased_cores, leased_gpus
+from raypar.run.placement import near_first
+from raypar.run.runner import Listener, Notice
+from raypar.study.space import examples
+from raypar.study.study import Study
+from raypar.train.affinity import cores_near_gpu, host_cores
+from raypar.train.telemetry import CpuMonitor
+
+PLACING = ("device", "num_workers")  # options that decide how many GPUs a trial has
+OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
+MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # over which other load is measured: long enough to be seen, and no longer ago
+
+
+@contextlib.contextmanager
+def leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: bool) -> Iterator[ExecutionPlan]:
+    """Lease what a study needs of this machine, and hide other GPUs from what it starts.
+
+    A study on the CPU has all cores, one on GPUs has these GPUs and keeps to their share of the cores. GPUs come first:
+    a study that waits for them keeps no cores from others.
+
+    Yields:
+        The plan on the leased parts.
+    """
+    cores, mine = plan.cluster.cores or host_cores(), set[int]()
+    widest, most = num_gpus(plan)
+    with contextlib.ExitStack() as stack:
+        if visible := visible_gpus() if widest else ():
+            least = min(widest * (plan.study.max_concurrent_trials or 1), len(visible))
+            gpus = stack.enter_context(leased_gpus(me, visible, least, max(least, most), notice, share=share))
+            near = near_first(cores, {i: cores_near_gpu(i) for i in range(len(visible))}, len(cores) // len(visible))
+            mine = {number for i, gpu in enumerate(visible) if gpu in gpus for number in near[i]}
+            stack.enter_context(visible_only(gpus))
+            node = {**plan.cluster.nodes[0], "GPU": len(gpus)}
+            plan = replace(plan, cluster=replace(plan.cluster, nodes=(node,)))
+        if not (visible and plan.is_on_gpus):
+            stack.enter_context(leased_cores(me, cores, notice, share=share))
+        elif plan.fits_on(mine):
+            cores = tuple(core for core in cores if core.number in mine)
+        yield plan.within(plan.trial_cores(cores))
+
+
+def num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
+    """Return how many GPUs the largest trial needs, and how many the gangs of all placements have side by side."""
+    study = plan.study
+    placements = {spec.placement for spec in (plan.specs if study.until else plan.missing)}
+    if study.is_search:
+        drawn = [[(key, value) for value in examples(study.space[key])] for key in PLACING if key in study.space]
+        placements = {study.trial(dict(p), 0, auto=plan.auto).placement for p in product(*drawn)}
+    counts = [placement.num_workers for placement in placements if placement.device == "cuda"]
+    return max(counts, default=0), sum(counts)
+
+
+@contextlib.contextmanager
+def cluster_for(
+    study: Study,
+    options: Options,
+    notice: Listener,
+    *,
+    join: Callable[[str], AbstractContextManager[Cluster]] = joined_cluster,
+    wait: Callable[[Cluster, int, Callable[[str], object]], Cluster] = wait_for_nodes,
+) -> Iterator[Cluster]:
+    """Join the cluster that a study is to run on; without an address, describe the private Ray still to be started.
+
+    `ray up` returns before the workers have joined: where the study needs them, they are waited for.
+
+    Raises:
+        ClusterError: it can't be joined, or has fewer nodes than asked for.
+    """
+    if options.flags.address is None:
+        yield this_machine()
+        return
+    with join(options.flags.address) as cluster:
+        num_nodes, least = cluster.num_promised if lacks_nodes(study, cluster) else 0, options.flags.min_nodes or 0
+        cluster = wait(cluster, max(num_nodes, least), lambda text: notice(Notice(text)))
+        if len(cluster.nodes) < least:
+            problem = f"--min-nodes {least}: the cluster has {units.counted(len(cluster.nodes), 'node')}"
+            raise ClusterError(problem, hint="`ray status` on its head shows why; or ask for fewer")
+        yield cluster
+
+
+def other_load(monitor: CpuMonitor, elapsed_s: float, sleep: Callable[[float], object] = time.sleep) -> str:
+    """Return the notice of other load that would disturb the trials; empty where there is little.
+
+    Args:
+        monitor: of the cores of this process, started `elapsed_s` ago; what this process did since doesn't count.
+    """
+    if elapsed_s > MAX_LOAD_S:  # data was downloaded, or another study waited for
+        monitor.start()
+        elapsed_s = 0.0
+    sleep(max(0.0, MIN_LOAD_S - elapsed_s))
+    monitor.stop()
+    share = monitor.summary().get("foreign_cpu_share", 0.0)
+    return OTHER_LOAD.format(units.percent(share)) if share > MAX_BUSY else ""

@@ -1,0 +1,151 @@
+"""Preparation of a run: its settings, fork servers of this machine, the check of data and model, and the runner."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from raypar.errors import WorkloadError
+from raypar.execution.options import Options
+from raypar.execution.plan import ExecutionPlan
+from raypar.execution.revisions import pickle_by_value, preload_of
+from raypar.files import make_private_folder
+from raypar.masking import secret_variables
+from raypar.run.cluster import watch_of_cluster
+from raypar.run.private_ray import private_ray
+from raypar.run.ranks import ForkAgent, check_workload
+from raypar.run.runner import Runner
+from raypar.scratch import LOGS_PREFIX
+from raypar.study.loader import LoadedStudy
+from raypar.study.trial import point_label
+from raypar.study.workload import Workload
+from raypar.track.system_metrics import system_sampled
+from raypar.train.job import CheckJob, RunSettings
+
+# Variables of the driver's environment that a trial's processes need: on every node, and on this machine alone.
+PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
+# Beginnings of the names of those that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
+NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
+CHECK_LOG = "check.log"
+
+
+def network_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that configure the network between ranks."""
+    return {name: value for name, value in environment.items() if name.startswith(NETWORK_VARIABLES)}
+
+
+def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[str, str]:
+    """Return the variables of the driver's environment that the ranks get.
+
+    Args:
+        is_own: they run on this machine alone, which nobody else uses. Other nodes have homes of their own.
+    """
+    names = [*PASSED_ON, *network_environment(environment)]
+    if is_own:
+        # A private Ray has not inherited secrets; a trial's code may need them, to fetch its data. To machines that
+        # others share none is sent.
+        names += [*PASSED_ON_HERE, *secret_variables(environment)]
+    return {name: environment[name] for name in names if name in environment}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Settings of a run, and what it needs of this machine, started before anything is recorded.
+
+    Attributes:
+        servers: fork servers, by the label of the revision that they serve.
+    """
+
+    settings: RunSettings
+    servers: Mapping[str, ForkAgent]
+
+
+@contextlib.contextmanager
+def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Prepared]:
+    """Start the fork servers of this machine, and have one check data and model of what is to run.
+
+    Raises:
+        WorkloadError: with every mistake in them.
+    """
+    pickle_by_value(loaded)
+    settings = RunSettings(
+        # Other nodes don't have this project's folder; each has its own for temporary files.
+        log_dir=log_dir if plan.cluster.is_own else Path(tempfile.gettempdir()) / f"{LOGS_PREFIX}{log_dir.name}",
+        isolation=options.flags.isolation,
+        environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
+        sys_path=(str(loaded.path.parent),),
+        preload=preload_of(loaded),
+        trial_timeout_s=options.flags.trial_timeout,
+        auto=plan.auto,
+        driver_dir=None if plan.cluster.is_own else log_dir.absolute(),
+        profiling=options.profiling,
+        exclusive=options.flags.exclusive,
+        sources={} if plan.cluster.is_own else loaded.sources,
+        revisions=options.revisions,
+        sampling=system_sampled if options.flags.system_metrics else None,
+    )
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, ForkAgent] = {}
+        if options.flags.isolation == "warm" and (plan.cluster.is_own or not options.with_ray):
+            for revision in settings.revisions or (settings.revision(),):
+                servers[revision.label] = stack.enter_context(contextlib.closing(ForkAgent(revision)))
+        if options.with_ray:  # while the servers import
+            threading.Thread(target=_import_ray, daemon=True).start()
+        _check_workload(plan, settings, servers, log_dir)
+        yield Prepared(settings, servers)
+
+
+def _import_ray() -> None:
+    """Import Ray and then what stands on it: of two threads that import Ray at once, one may see half of it."""
+    importlib.import_module("ray")
+    importlib.import_module("raypar.run.tune")
+
+
+def _check_workload(
+    plan: ExecutionPlan, settings: RunSettings, servers: Mapping[str, ForkAgent], log_dir: Path
+) -> None:
+    """Raise WorkloadError where data or model of what is to run have mistakes.
+
+    Of train loops and commands, of two versions of the code, and without a fork server, the trials show them.
+    """
+    workload = plan.study.workload
+    if not isinstance(workload, Workload) or settings.revisions or not servers:
+        return
+    import cloudpickle
+
+    points = {point_label(spec.point): spec.config for spec in plan.to_check}
+    job = CheckJob(
+        cloudpickle.dumps(workload), tuple(points.items()), plan.study.seed, settings.sys_path, settings.environment
+    )
+    log_dir.mkdir(parents=True, exist_ok=True)
+    if mistakes := check_workload(servers[""].address(), job, log_dir / CHECK_LOG):
+        raise WorkloadError.of(workload.name, mistakes)
+
+
+@contextlib.contextmanager
+def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan) -> Iterator[Runner]:
+    """Start what runs the trials, and stop it after."""
+    settings = ready.settings
+    if not options.with_ray:
+        from raypar.run.local import LocalRunner
+
+        with LocalRunner(settings, plan.cluster.cores, ready.servers) as local:
+            yield local
+        return
+    with contextlib.ExitStack() as stack:
+        _import_ray()
+        if plan.cluster.is_own:
+            stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
+        else:
+            make_private_folder(settings.log_dir)
+            stack.enter_context(watch_of_cluster().watching())
+        from raypar.run.tune import TuneRunner
+
+        addresses = {label: server.address() for label, server in ready.servers.items()}
+        yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_addresses=addresses, cores=plan.cluster.cores)
