@@ -281,9 +281,9 @@ def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in, tmp_p
     ]
     specs = [study.trial(point, 0, order=i) for i, point in enumerate(points)]
     events = run_in(study, specs, tmp_path)
-    cores = [events.result(spec).conditions.to_stored().get("cores") for spec in specs]
-    assert cores[:3] == [[[1]], [[0], [1]], [[1], [0]]]
-    assert cores[3] is not None and len({tuple(core) for core in cores[3]}) == 2
+    cores = [events.result(spec).conditions.of_ranks("cores") for spec in specs]
+    assert cores[:3] == [[(1,)], [(0,), (1,)], [(1,), (0,)]]
+    assert len(set(cores[3])) == 2
     failure = events.result(specs[4]).failure
     assert failure is not None and failure.kind is FailureKind.REFUSED
     assert failure.message.startswith("there is no core 4000: the machine's are 0-")
