@@ -238,7 +238,7 @@ FLAGS = (
     ),
     flags("half a bracket", "list --tracking-uri http://[::1", "http://[::1", "no address", "Invalid IPv6", "sqlite:"),
     flags("a store's port", "report s --tracking-uri http://h:99999", "h:99999", "no address", "0-65535", "sqlite:///"),
-    flags("a store without a host", "list --tracking-uri http://", "http://", "names no host", "sqlite:///"),
+    flags("a store without a host", "list --tracking-uri http://", "http://", "the host is missing", "sqlite:///"),
     flags("an odd character", "list --tracking-uri http://a\u200bb", "http://a", "a character that no address has"),
     flags(
         "two slashes", "list --tracking-uri sqlite://x.db", "sqlite://x.db", "two slashes", "three", "sqlite:///x.db"
@@ -359,7 +359,7 @@ ENVIRONMENTS = (
     Case(
         "a folder of files that is gone",
         ("study", "good.py"),
-        ("mlartifacts is a link to gone, which is not there", "remove the link"),
+        ("mlartifacts is a link to gone, which does not exist", "remove the link"),
         setup=lambda folder: (folder / "mlartifacts").symlink_to("gone"),
     ),
     Case("logs that can't be written", ("study", "good.py"), ("logs", "can't be written"), {".raypar/logs": ""}),

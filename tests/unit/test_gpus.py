@@ -171,7 +171,7 @@ def test_a_device_has_a_handle_by_nvmls_uuid_and_by_torchs(monkeypatch, uuid):
             {"driver": "535.183.01", "cuda": 12020},
             "CUDA 13.2, which needs driver 580.65.06 or later; there ",
         ),
-        (("14.0", ""), {}, "CUDA 14.0, which needs a newer driver; there is 580.65.06"),
+        (("14.0", ""), {}, "CUDA 14.0, which needs a newer driver; installed: 580.65.06"),
         (("13.2", ""), {"driver": "535.183.01", "cuda": 13000}, None),  # with a package of compatibility
         (("13.2", ""), {"error": "Driver Not Loaded"}, None),
         (("", ""), {}, "the installed torch is built without CUDA"),

@@ -52,7 +52,7 @@ def test_without_the_plugin_for_passwords_no_server_is_started(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "takes neither the user nor the")])
+@pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "refuses this user and password")])
 def test_a_refused_user_learns_what_to_give(given, problem, tmp_path, monkeypatch):
     for name in ("HOME", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, str(tmp_path) if name == "HOME" else given)

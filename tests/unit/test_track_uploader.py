@@ -68,7 +68,7 @@ def test_an_outage_costs_no_result_and_is_retried_after_a_while_and_at_the_end(p
     uri, clock = block(project), Clock()
     rec = recorder(project, uri, clock=clock, retry_after_s=30.0)
     rec.record(SMALL)
-    assert "there is no folder" in rec.outage
+    assert "no such folder" in rec.outage
     unblock(project)
     clock.now_s = 29.0
     rec.record(MEDIUM)
