@@ -22,7 +22,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from raypar import units
@@ -121,10 +121,7 @@ def unmet_requirements(requirements: Iterable[str]) -> Iterator[tuple[Requiremen
     Requirements of extras count only if the package is installed.
     """
     for text in requirements:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
+        requirement = Requirement(text)
         is_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         try:
             installed = metadata.version(requirement.name)

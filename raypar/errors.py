@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from raypar.units import size
+from raypar.units import counted, size
 
 EXIT_BAD_INPUT = 2
 MAX_SUGGESTIONS = 3
@@ -111,9 +111,7 @@ class StudyError(RayparError):
     def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None, of: object = None) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
         self.where, self.of = where, of
-        count = len(self.mistakes)
-        head = f"{where}: " if where else ""
-        head += "1 mistake in the study" if count == 1 else f"{count} mistakes in the study"
+        head = f"{where}: " * bool(where) + f"{counted(len(self.mistakes), 'mistake')} in the study"
         super().__init__("\n".join([head, *(f"  {m}" for m in self.mistakes)]))
 
     def at(self, where: Path | str) -> StudyError:
@@ -153,8 +151,8 @@ class WorkloadError(RayparError):
     @classmethod
     def of(cls, workload: str, mistakes: Sequence[Mistake]) -> WorkloadError:
         """Return one error for all mistakes of the workload of this name."""
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        return cls("\n".join([f"workload {workload}: {count} in its data and model", *(f"  {m}" for m in mistakes)]))
+        head = f"workload {workload}: {counted(len(mistakes), 'mistake')} in its data and model"
+        return cls("\n".join([head, *(f"  {m}" for m in mistakes)]))
 
 
 def closest(word: str, choices: Iterable[str]) -> list[str]:

@@ -163,30 +163,24 @@ def _nvidia_gpus(library: Any) -> Iterator[Gpu]:
 
 def _devices(library: Any, handle: Any, index: int) -> list[Gpu]:
     """Return a GPU, or its MIG slices."""
-    name, bus_id = _text(library.nvmlDeviceGetName(handle)), _bus_id(library.nvmlDeviceGetPciInfo(handle).busId)
+    name, bus_id = library.nvmlDeviceGetName(handle), _bus_id(library.nvmlDeviceGetPciInfo(handle).busId)
     try:
         is_split = library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE
     except library.NVMLError:  # no MIG support
         is_split = False
     if not is_split:
-        return [Gpu(index, _text(library.nvmlDeviceGetUUID(handle)), name, bus_id)]
+        return [Gpu(index, library.nvmlDeviceGetUUID(handle), name, bus_id)]
     parts: list[Gpu] = []
     for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(library.NVMLError):  # fewer slices than the maximum
             part = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-            uuid, part_name = _text(library.nvmlDeviceGetUUID(part)), _text(library.nvmlDeviceGetName(part))
-            parts.append(Gpu(index, uuid, part_name, bus_id))
+            parts.append(Gpu(index, library.nvmlDeviceGetUUID(part), library.nvmlDeviceGetName(part), bus_id))
     return parts
 
 
-def _text(value: Any) -> str:
-    """Return NVML's string; older versions of pynvml return bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _bus_id(value: Any) -> str:
+def _bus_id(value: str) -> str:
     """Convert NVML's ``00000000:3B:00.0`` to the kernel's form ``0000:3b:00.0``."""
-    domain, _, rest = _text(value).lower().partition(":")
+    domain, _, rest = value.lower().partition(":")
     return f"{domain[-4:]}:{rest}" if rest else ""
 
 
@@ -220,7 +214,7 @@ def driver_version() -> str:
     """Return the version of NVIDIA's driver; empty without NVML."""
     try:
         with nvml() as library:
-            return _text(library.nvmlSystemGetDriverVersion())
+            return str(library.nvmlSystemGetDriverVersion())
     except NoDriver:
         return ""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 # Packages that every trial needs.
 _ROOTS = ("raypar", "ray", "mlflow", "torch", "torchvision")
@@ -101,11 +102,9 @@ def _dependencies() -> frozenset[str]:
         for requirement in map(Requirement, requirements):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-                pending.append((_normalised(requirement.name), frozenset(requirement.extras)))
+                pending.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
     modules = metadata.packages_distributions()
-    owned = (module for module, names in modules.items() if not required.keys().isdisjoint(map(_normalised, names)))
+    owned = (
+        module for module, names in modules.items() if not required.keys().isdisjoint(map(canonicalize_name, names))
+    )
     return frozenset(owned) - _NEVER_IMPORTED
-
-
-def _normalised(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")

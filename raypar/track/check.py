@@ -6,8 +6,7 @@ import os
 import shlex
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -130,26 +129,20 @@ def _check_folder(folder: Path) -> None:
         ) from e
 
 
-@contextmanager
-def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sqlite3.Connection]:
+def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> bool:
+    """Return False for an empty database. Raises StoreError for a schema other than the installed MLflow's."""
+    # Not read-only: SQLite has to roll back the transaction of a killed process.
+    uri = f"{database.absolute().as_uri()}?mode=rw"
     try:
-        # Not read-only: SQLite has to roll back the transaction of a killed process.
-        uri = f"{database.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
-            yield connection
+            versions, is_empty = schema_version(connection), not table_names(connection)
+            if purpose == "written":
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
     except sqlite3.Error as e:
         fix = "end the process that locks it" + ", replace it by a copy" * (purpose == "read")
         hint = f"{fix}, or choose another one with --tracking-uri"
         raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
-
-
-def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> bool:
-    """Return False for an empty database. Raises StoreError for a schema other than the installed MLflow's."""
-    with _opened(database, purpose) as connection:
-        versions, is_empty = schema_version(connection), not table_names(connection)
-        if purpose == "written":
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
     if is_empty:
         return False
     if not versions:

@@ -47,10 +47,12 @@ def journal_path(project_dir: Path, study: str, execution_uid: str) -> Path:
     return journal_dir(project_dir) / f"{safe_name(study)}-{safe_name(execution_uid)}{SUFFIX}"
 
 
-def journal_paths(project_dir: Path) -> tuple[Path, ...]:
-    """Return all journals of a project, oldest first."""
+def journal_paths(project_dir: Path, tracking_uri: str | None = None) -> tuple[Path, ...]:
+    """Return a project's journals for a store, oldest first; None: for all stores."""
     by_age = []
     for path in journal_dir(project_dir).glob(f"*{SUFFIX}"):
+        if tracking_uri is not None and read_ack(path)[0] != tracking_uri:
+            continue
         with suppress(FileNotFoundError):  # just uploaded by another process
             by_age.append((path.stat().st_mtime_ns, path))
     return tuple(path for _, path in sorted(by_age))

@@ -69,28 +69,15 @@ class Access:
     @contextmanager
     def shared_by_file(self, port: int) -> Iterator[None]:
         """Let this user's other processes find the key by the server's port during the block."""
-        path = _key_path(port)
-        make_private_folder(path.parent)
-        path.unlink(missing_ok=True)
-        with os.fdopen(open_private(path, os.O_EXCL), "w") as file:
-            file.write(f"{os.getpid()} {self.key}")
-        try:
+        with _private_file(_key_path(port), f"{os.getpid()} {self.key}"):
             yield
-        finally:
-            path.unlink(missing_ok=True)
 
     @contextmanager
     def page(self, url: str) -> Iterator[Path]:
         """Yield a private page that forwards to the link, since other users can see a browser's command line."""
         path = _key_path(urlsplit(url).port or 80).with_suffix(".html")
-        make_private_folder(path.parent)
-        path.unlink(missing_ok=True)
-        with os.fdopen(open_private(path, os.O_EXCL), "w") as file:
-            file.write(FORWARD.format(json.dumps(self.link(url))))
-        try:
+        with _private_file(path, FORWARD.format(json.dumps(self.link(url)))):
             yield path
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def log_in(tracking_uri: str) -> None:
@@ -101,6 +88,18 @@ def log_in(tracking_uri: str) -> None:
             pid, key = _key_path(parts.port).read_text().split()
             if is_running(int(pid)):
                 os.environ.update(MLFLOW_TRACKING_USERNAME=USER, MLFLOW_TRACKING_PASSWORD=key)
+
+
+@contextmanager
+def _private_file(path: Path, text: str) -> Iterator[None]:
+    make_private_folder(path.parent)
+    path.unlink(missing_ok=True)
+    with os.fdopen(open_private(path, os.O_EXCL), "w") as file:
+        file.write(text)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _key_path(port: int) -> Path:

@@ -34,7 +34,6 @@ COUNTERS = {
 LAST_LOCK_TIMEOUT_S = 20.0
 
 Status: TypeAlias = Literal["finished", "failed", "killed"]
-_STATUS: Mapping[Status, str] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ class Recorder:
             return 0
         try:
             self._retry_at_s = float("-inf")
-            self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=_STATUS[status])
+            self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=status.upper())
             return journal.num_pending(self._path, self._tracking_uri)
         finally:
             self._release()

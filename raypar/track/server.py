@@ -25,7 +25,7 @@ from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
@@ -191,11 +191,10 @@ def serve(
 
     Warns if other machines can reach the host.
     """
-    flags: dict[str, Any] = {"port": port, "host": host, "access": access}
     with ExitStack() as stack:
         stack.enter_context(handle_signals())
         stack.enter_context(suppress(KeyboardInterrupt))
-        server = stack.enter_context(start_server(tracking_uri, project_dir, **flags))
+        server = stack.enter_context(start_server(tracking_uri, project_dir, port=port, host=host, access=access))
         port = int(server.url.rpartition(":")[2])
         if access is not None:
             stack.enter_context(access.shared_by_file(port))

@@ -198,8 +198,8 @@ def study_names(tracking_uri: str, project_dir: Path) -> tuple[str, ...]:
     For shell completion: fast, without importing MLflow or asking a server.
     """
     names: dict[str, None] = {}
-    for path in reversed(journal.journal_paths(project_dir)):
-        if journal.read_ack(path)[0] == tracking_uri and (study := journal.study_of(path)):
+    for path in reversed(journal.journal_paths(project_dir, tracking_uri)):
+        if study := journal.study_of(path):
             names[study] = None
     with suppress(Unfamiliar):
         names |= dict.fromkeys(EmbeddedRuns(tracking_uri).experiments())
@@ -410,9 +410,7 @@ class Store:
 
     def _all_pending(self) -> Iterator[dict[str, Any]]:
         """Yield this project's records for this store that are not in it yet."""
-        for path in journal.journal_paths(self.project_dir):
-            if journal.read_ack(path)[0] != self.tracking_uri:
-                continue
+        for path in journal.journal_paths(self.project_dir, self.tracking_uri):
             try:
                 for line in journal.pending_lines(path, self.tracking_uri):
                     if line.record is None:

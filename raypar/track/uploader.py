@@ -70,8 +70,8 @@ class RunRef(NamedTuple):
     artifact_uri: str
 
 
-def _filter(tags: Mapping[str, str]) -> str:
-    return tag_filter({f"raypar.{key}": value for key, value in tags.items()})
+def _ref(run: Any) -> RunRef:
+    return RunRef(run.info.run_id, run.info.artifact_uri)
 
 
 class RunWriter:
@@ -113,33 +113,30 @@ class RunWriter:
     @store_errors()
     def find(self, study: str, **tags: str) -> RunRef | None:
         """Return the study's latest run with these ``raypar.`` tags, including deleted ones."""
-        runs = self._client.search_runs(
-            [self.experiment(study)],
-            _filter(tags),
-            run_view_type=import_mlflow().entities.ViewType.ALL,
-            max_results=1,
-            order_by=["attributes.start_time DESC"],
-        )
-        return RunRef(runs[0].info.run_id, runs[0].info.artifact_uri) if runs else None
+        every = import_mlflow().entities.ViewType.ALL
+        order = ["attributes.start_time DESC"]
+        runs = self._search(study, tags, run_view_type=every, max_results=1, order_by=order)
+        return _ref(runs[0]) if runs else None
 
     @store_errors()
     def find_running(self, study: str, kind: str, **tags: str) -> list[RunRef]:
         """Return the study's unfinished runs of this kind with these ``raypar.`` tags."""
-        running = f"{_filter({'kind': kind, **tags})} AND attributes.status = 'RUNNING'"
-        runs = self._client.search_runs([self.experiment(study)], running, max_results=1000)
-        return [RunRef(run.info.run_id, run.info.artifact_uri) for run in runs]
+        runs = self._search(study, {"kind": kind, **tags}, " AND attributes.status = 'RUNNING'")
+        return [_ref(run) for run in runs]
 
     @store_errors()
     def point_runs(self, study: str) -> dict[str, RunRef]:
         """Return the runs of the study's points, by identity."""
-        runs, token = [], None
-        while True:
-            ids = [self.experiment(study)]
-            page = self._client.search_runs(ids, _filter({"kind": "point"}), max_results=1000, page_token=token)
+        page = runs = self._search(study, {"kind": "point"})
+        while page.token:
+            page = self._search(study, {"kind": "point"}, page_token=page.token)
             runs += page
-            if not (token := page.token):
-                break
-        return {run.data.tags["raypar.point"]: RunRef(run.info.run_id, run.info.artifact_uri) for run in runs}
+        return {run.data.tags["raypar.point"]: _ref(run) for run in runs}
+
+    def _search(self, study: str, tags: Mapping[str, str], condition: str = "", **how: Any) -> Any:
+        """Return a page of the study's runs with these ``raypar.`` tags."""
+        query = tag_filter({f"raypar.{key}": value for key, value in tags.items()}) + condition
+        return self._client.search_runs([self.experiment(study)], query, **{"max_results": 1000, **how})
 
     @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
@@ -315,10 +312,10 @@ class Uploader:
         description = str(record["description"])
         tags = {**_long_tags(record["tags"]), **_totals(record)}
         if description:
-            tags["mlflow.note.content"] = clip(description, MAX_TAG_LENGTH)
+            tags["mlflow.note.content"] = description
         parent = self._parent(record, name=record["name"], tags=tags, is_new=is_new)
         keys = key_names(record["params"])
-        params = {keys[k]: clip(str(v), MAX_PARAM_LENGTH) for k, v in record["params"].items()}
+        params = {keys[k]: str(v) for k, v in record["params"].items()}
         self._writer.log(parent, params=params, tags={} if is_new else tags)
         if record["study_source"]:
             self._writer.write_file(parent, SOURCE_FILE, record["study_source"])
@@ -427,7 +424,7 @@ class Uploader:
         if uid not in self._parents:
             run = None if is_new else self._writer.find(study, uid=uid)
             if run is None:
-                ids = {"raypar.kind": "execution", "raypar.study": clip(study, MAX_TAG_LENGTH), "raypar.uid": uid}
+                ids = {"raypar.kind": "execution", "raypar.study": study, "raypar.uid": uid}
                 run = self._writer.create(study, name or study, round(record["at"] * 1000), {**(tags or {}), **ids})
             self._parents[uid] = run
         return self._parents[uid]
@@ -469,7 +466,7 @@ def _totals(record: Record) -> dict[str, str]:
 
 def _long_tags(tags: Mapping[str, str]) -> dict[str, str]:
     texts = [(key, str(tags[original])) for original, key in key_names(tags).items()]
-    parts = (split_tag(key, text) or {key: clip(text, MAX_TAG_LENGTH)} for key, text in texts)
+    parts = (split_tag(key, text) or {key: text} for key, text in texts)
     return {key: part for pieces in parts for key, part in pieces.items()}
 
 
@@ -574,7 +571,7 @@ def end_abandoned(project_dir: Path, tracking_uri: str) -> None:
     A journal's lock is free once its process has ended, so running executions, here or on other machines, are left
     alone. What fails is left to `sync`.
     """
-    paths = [p for p in journal.journal_paths(project_dir) if journal.read_ack(p)[0] == tracking_uri]
+    paths = journal.journal_paths(project_dir, tracking_uri)
     with suppress(OSError):  # the lock is held by another upload, or the folder can't be written
         if not any(map(journal.is_abandoned, paths)):
             return
@@ -659,13 +656,13 @@ def rename_study(
             if (identity := run.tags.get("raypar.point", "")) in points:
                 label(run, "raypar.point", points[identity])
         for run in store.runs(study, kind="execution"):
-            label(run, "raypar.study", clip(new, MAX_TAG_LENGTH))
+            label(run, "raypar.study", new)
         writer.rename_experiment(experiment_id, new)
 
 
 def _settled_experiment(study: str, tracking_uri: str, project_dir: Path) -> str:
     """Upload all that this project has of a study; return the id of its experiment."""
-    paths = [p for p in journal.journal_paths(project_dir) if journal.read_ack(p)[0] == tracking_uri]
+    paths = journal.journal_paths(project_dir, tracking_uri)
     uploader, outage = Uploader(RunWriter(tracking_uri, project_dir)), ""
     try:
         with journal.upload_lock(project_dir).acquire(timeout=LOCK_TIMEOUT_S):

@@ -74,9 +74,9 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
     [
         (
             NODES,
-            "16 workers, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a shared link of "
-            "20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's own), during the "
-            "backward pass|shared out among "
+            "16 workers, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a shared link "
+            "of 20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's own), during "
+            "the backward pass|shared out among "
             "the layers by counted work|what is within a node was not given|its steps vary by 2.4 %",
             "",
         ),

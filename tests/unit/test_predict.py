@@ -116,7 +116,7 @@ def test_two_batch_sizes_separate_a_steps_fixed_time_from_that_of_its_samples():
 def test_one_batch_size_is_taken_as_proportional_with_a_note_and_one_repeat_gives_no_intervals():
     fitted = calibrate(points(batches=(64,), noise=(1.0,)), LAYERS)
     assert (fitted.fixed_s, fitted.per_sample_s) == (0, pytest.approx(step_s(1, 64) / 64))
-    assert "with a batch of 64 only" in fitted.notes[0]
+    assert "only with a batch of 64" in fitted.notes[0]
     assert fitted.draws is None
     assert predict(fitted, strong(), HOW, [2], is_measured_network=True).predictions[0].step_time_s.low is None
 
@@ -164,7 +164,7 @@ def test_disturbed_trials_are_no_measure_of_a_step():
     # As much as Ray's own processes make on two cores is no reason to predict nothing.
     little = [replace(r, conditions=stored_conditions(BUSY)) for r in quiet]
     assert quiet_results(little) == (tuple(little), "")
-    with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in all\)"):
+    with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in total\)"):
         quiet_results([replace(r, conditions=stored_conditions(BUSIER)) for r in quiet[:3]] + quiet[3:])
 
 
@@ -259,7 +259,7 @@ def test_workers_without_a_sample_are_excluded():
     calibration = calibrate(points(), LAYERS)
     sweep = predict(calibration, strong(16), HOW, [8, 16, 32])
     assert ([p.num_workers for p in sweep.predictions], sweep.most_workers) == ([8, 16], 16)
-    with pytest.raises(RayparError, match="no sample for each of 32 workers"):
+    with pytest.raises(RayparError, match="too few samples for 32 workers"):
         predict(calibration, strong(16), HOW, [32])
 
 

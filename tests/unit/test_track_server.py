@@ -19,7 +19,7 @@ def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert free_port(port) > port
-        with pytest.raises(StoreError, match=f"port {port} is taken"):
+        with pytest.raises(StoreError, match=f"another program uses port {port}"):
             ensure_shared_server(tmp_path, port=port)
     assert not (tmp_path / ".mlflow").exists()
 

@@ -219,7 +219,7 @@ def test_a_record_made_while_a_sync_holds_the_lock_waits_for_the_next(project, u
     with journal.upload_lock(project):
         rec.record(SMALL)
         assert runs(uri) == []
-        with pytest.raises(StoreError, match="taking long"):
+        with pytest.raises(StoreError, match="still running"):
             sync(project, lock_timeout_s=0)
     rec.record(MEDIUM)
     assert len(runs(uri)) == 2
