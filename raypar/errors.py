@@ -111,7 +111,9 @@ class StudyError(RayparError):
     def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None, of: object = None) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
         self.where, self.of = where, of
-        head = f"{where}: " * bool(where) + f"{counted(len(self.mistakes), 'mistake')} in the study"
+        count = len(self.mistakes)
+        head = f"{where}: " if where else ""
+        head += "1 mistake in the study" if count == 1 else f"{count} mistakes in the study"
         super().__init__("\n".join([head, *(f"  {m}" for m in self.mistakes)]))
 
     def at(self, where: Path | str) -> StudyError:

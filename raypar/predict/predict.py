@@ -163,12 +163,8 @@ class BootstrapSteps:
         self, calibration: Calibration, job: JobSpec, communication: Communication, workers: NDArray[Any]
     ) -> None:
         self._num_samples = min(len(p.step_times_s) for p in calibration.points)
-        given = (
-            calibration,
-            job,
-            communication,
-            np.append(workers, 1),
-        )  # one worker last, for the speedups
+        # One worker comes last, for the speedups.
+        given = calibration, job, communication, np.append(workers, 1)
         self._best = job_step_times(*given).step_time_s
         draws = calibration.draws
         self._rows = None if draws is None else job_step_times(*given, draws).step_time_s
