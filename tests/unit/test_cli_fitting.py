@@ -47,9 +47,9 @@ def test_a_fit_ends_with_where_to_stop(tmp_path):
     flat = "workers,time\n" + TABLE + "16,16.5\n16,16.3\n16,16.6\n"
     assert "Beyond 8 workers, doubling gains less than 1.3× (1.09×" in joined(raypar("fit", table(tmp_path, flat))[1])
     slower = "workers,time\n" + TABLE + "16,26\n16,26.3\n16,26.1\n"
-    assert "Stop at 8 workers: 16 are slower (0.69×" in joined(raypar("fit", table(tmp_path, slower))[1])
+    assert "Stop at 8 workers: 16 workers are slower (0.69×" in joined(raypar("fit", table(tmp_path, slower))[1])
     noisy = "workers,time\n1,10\n1,11\n2,6\n2,8\n"
-    assert "Where to stop is inconclusive: 1.5" in joined(raypar("fit", table(tmp_path, noisy))[1])
+    assert "Where to stop is inconclusive: the gain of 1.5" in joined(raypar("fit", table(tmp_path, noisy))[1])
 
 
 def test_weak_scaling_a_baseline_and_rates(tmp_path):

@@ -142,16 +142,16 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", POINT + "--parameters many", "is no number of parameters"),
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),
-        ("wide", "--network 1Gbit", "no trial of one worker was measured"),
+        ("wide", "--network 1Gbit", "no trial of one worker"),
         ("disturbed", POINT + "--network 1Gbit", "other load disturbed all trials of one worker (15 of 15 trials"),
         (
             "contradicted",
             POINT + "--network 1Gbit",
-            "so nothing is predicted: 2 workers, batch 256 took 16.6 ms a step",
+            "so nothing is predicted: 2 workers, batch 256 took 16.6 ms per step",
         ),
         ("lost", "--network 1Gbit", "its network can't be inspected → give its size: --parameters"),
         ("lost", "--parameters 1M", "the study has no data on a network"),
-        ("piped", "--network 1Gbit", "strategy=pipeline: the step model knows"),
+        ("piped", "--network 1Gbit", "strategy=pipeline: the step model only covers"),
         ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
     ],
 )
