@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raypar.study.study import Study
     from raypar.study.workload import Data, Option, Split, Statistic, Workload
 
-# Imported when asked for: a training script that only reports needs no other package than raypar.
+# Imported on first use: a training script that only reports needs no package but raypar.
 _MODULES = {
     **dict.fromkeys(("RayparError", "StudyError"), "raypar.errors"),
     **dict.fromkeys(("choice", "grid", "loguniform", "randint", "uniform"), "raypar.study.space"),
@@ -59,28 +59,29 @@ def __getattr__(name: str) -> Any:
 def load(
     study: str, tracking_uri: str | None = None, folder: Path | str | None = None, *, all: bool = False
 ) -> StudyFrame:
-    """Return the trials of a study as a pandas frame, one row each, in the order in which they were started.
+    """Return the trials of a study as a pandas frame with one row per trial, in starting order.
 
-    Units stand in the columns' names (``train_time_s``). Swept hyperparameters come first, under their own names;
-    columns that are empty or the same in every trial are dropped. ``repeat`` counts from 1; ``speedup`` is over the
-    baseline's trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline``, ``swept`` and, of
-    the dropped columns, ``constants``.
+    Column names carry the unit (``train_time_s``). Swept hyperparameters come first, under their own names. Columns
+    that are empty or the same in every trial are dropped. ``repeat`` counts from 1; ``speedup`` is over the baseline's
+    trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline``, ``swept`` and the values of
+    dropped columns (``constants``).
 
-    ``.points`` has a row for each point, ``.verdict`` the answer, ``.report()`` shows the report and ``.figures`` has
-    its figures: ``.figures["speedup"].save("s.svg")``. What is selected or computed from the frame has none of these.
+    ``.points`` has a row for each point, ``.verdict`` the answer and ``.figures`` the figures of the report:
+    ``.figures["speedup"].save("s.svg")``. ``.report()`` shows the report. Frames derived from this one have none of
+    these.
 
     Args:
-        study: its name, as ``raypar list`` shows it.
+        study: its name, as in ``raypar list``.
         tracking_uri: the MLflow store; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in the folder.
-        folder: in which studies are run; None: the current one.
-        all: every column, as ``raypar store export`` has them; a prefix says what differs from study to study:
+        folder: the folder in which studies are run; None: the current one.
+        all: keep every column, as in ``raypar store export``. Columns that differ between studies have a prefix:
             ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and ``environment.``.
 
     Returns:
         The trials, as a `StudyFrame`.
 
     Raises:
-        RayparError: there is no such study, or the store can't be read.
+        RayparError: the study does not exist, or the store can't be read.
     """
     from raypar.errors import RayparError
     from raypar.execution.best_model import last_final_test
@@ -90,7 +91,7 @@ def load(
 
     project = Path.cwd() if folder is None else Path(folder)
     if not project.is_dir():
-        raise RayparError(f"folder = {str(folder)!r}: there is no such folder", hint="name the folder of the studies")
+        raise RayparError(f"folder = {str(folder)!r}: no such folder", hint="name the folder of the studies")
     stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
     final = last_final_test(stored.store, study)
     return StudyFrame.of(

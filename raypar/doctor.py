@@ -1,4 +1,4 @@
-"""Checks of everything that raypar needs on this machine, with a fix for each that fails."""
+"""Checks of everything raypar needs on this machine, each with a fix in case it fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from raypar import units
@@ -69,7 +69,7 @@ class CheckResult:
 
 
 class TorchGpus(NamedTuple):
-    """GPUs as torch sees them: their number, and the version of its NCCL (empty: it is built without)."""
+    """GPUs as torch sees them: their number, and the version of its NCCL (empty: built without)."""
 
     num_gpus: int
     nccl: str
@@ -104,27 +104,24 @@ def python() -> CheckResult:
 
 
 def versions_in_range() -> Iterator[CheckResult]:
-    """Yield a failed check for each package that is absent or out of its range; one that passes where there is none."""
+    """Yield a failed check for each package that is missing or out of range; one passed check if all are fine."""
     unmet = list(unmet_requirements(metadata.requires(DISTRIBUTION) or ()))
     for requirement, installed in unmet:
         name, specifier = requirement.name, requirement.specifier
         extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-        detail = f"{name} {installed or 'is not installed'}; asked for is {specifier or 'any'}"
+        detail = f"{name} {installed or 'is not installed'}; required: {specifier or 'any version'}"
         yield CheckResult("packages", detail, False, f"pip install '{name}{extras}{specifier}'")
     if not unmet:
-        yield CheckResult("packages", "all there, in the versions asked for")
+        yield CheckResult("packages", "all installed, in the required versions")
 
 
 def unmet_requirements(requirements: Iterable[str]) -> Iterator[tuple[Requirement, str | None]]:
-    """Yield each requirement that this environment does not meet, and the version that it has instead.
+    """Yield each unmet requirement with the installed version, which is None for a missing package.
 
-    Requirements of extras count only where the package is there.
+    Requirements of extras count only if the package is installed.
     """
     for text in requirements:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
+        requirement = Requirement(text)
         is_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         try:
             installed = metadata.version(requirement.name)
@@ -137,7 +134,7 @@ def unmet_requirements(requirements: Iterable[str]) -> Iterator[tuple[Requiremen
 
 
 def torch_imports() -> tuple[CheckResult, TorchGpus | None]:
-    """Import torch in another process, as a broken one may end the interpreter; and ask it for GPUs if it can."""
+    """Import torch in a child process, as a broken build may crash the interpreter, and count the GPUs it sees."""
     done = subprocess.run([sys.executable, "-P", "-c", TORCH], capture_output=True, text=True, check=False)
     name = "torch and torchvision"
     if done.returncode == 0:
@@ -145,7 +142,7 @@ def torch_imports() -> tuple[CheckResult, TorchGpus | None]:
         built = f"for CUDA {cuda}" if cuda else "without CUDA"
         return CheckResult(name, f"import ({torch} {built}, {torchvision})"), TorchGpus(num_gpus, nccl)
     if importlib.util.find_spec("torch") is None:
-        detail = "not here: reports and `--address http://…` work, trials don't"
+        detail = "not installed: reports and `--address http://…` work, trials don't"
         return CheckResult(name, detail, False, "pip install 'raypar[train]'"), None
     last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
     return CheckResult(name, last_line, False, "install both from the same index, in one command"), None
@@ -159,20 +156,20 @@ def cores() -> CheckResult:
 
 
 def cpu_quota(folder: Path = CGROUPS) -> Iterator[CheckResult]:
-    """Yield a failed check where a container may use less time than its cores have, which stops trials midway."""
-    try:  # the second version of control groups: "max 100000", or microseconds of a period
+    """Yield a failed check if a container's CPU quota is below its number of cores, which pauses trials."""
+    try:  # cgroup v2: "max 100000", or the quota and its period in microseconds
         quota, period = (folder / "cpu.max").read_text().split()
         allowed = int(quota) / int(period)
     except (OSError, ValueError):
         return
     if allowed < (count := len(allowed_cores())):
         cpuset = f"docker run --cpuset-cpus 0-{max(0, int(allowed) - 1)}"
-        fix = f"give the container whole cores ({cpuset}): past a quota the kernel stops trials until its next period"
-        yield CheckResult("CPU quota", f"the time of {allowed:g} cores, of {count}", False, fix)
+        fix = f"give the container whole cores ({cpuset}): over quota, the kernel pauses trials until the next period"
+        yield CheckResult("CPU quota", f"{allowed:g} of {count} cores", False, fix)
 
 
 def pinning() -> CheckResult:
-    unpinned = "trials may disturb each other, and the report shows how far they did"
+    unpinned = "trials may disturb each other; the report shows by how much"
     if not CAN_PIN:
         return CheckResult("pinning", f"this system can't bind processes to cores: {unpinned}")
     before = os.sched_getaffinity(0)
@@ -188,17 +185,17 @@ def pinning() -> CheckResult:
 def other_load() -> CheckResult:
     busy = psutil.cpu_percent(interval=LOAD_WINDOW_S) / 100
     detail = f"{units.percent(busy)} of the cores are busy right now"
-    return CheckResult("other load", detail, busy <= MAX_OTHER_LOAD, "end what else runs before you time trials")
+    return CheckResult("other load", detail, busy <= MAX_OTHER_LOAD, "stop other programs before you time trials")
 
 
 def memory() -> CheckResult:
     free = psutil.virtual_memory().available
-    fix = f"free some: a gang of two workers takes about {units.size(GANG_BYTES)}"
+    fix = f"free some memory: a gang of two workers takes about {units.size(GANG_BYTES)}"
     return CheckResult("memory", f"{units.size(free)} available", free >= GANG_BYTES, fix)
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> Iterator[CheckResult]:
-    """Check the place of Ray's objects and of the batches of loader processes; macOS has none."""
+    """Check the folder for Ray's objects and the batches of loader processes. macOS has none."""
     if folder.is_dir():
         free = shutil.disk_usage(folder).free
         fix = f"give it {units.size(2 * OBJECT_STORE_BYTES)} or more (docker run --shm-size=1g)"
@@ -207,20 +204,20 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> Iterator[CheckResult]:
 
 def open_files() -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Ray raises its own soft limit as far as the hard one lets it.
+    # Ray raises its soft limit up to the hard one.
     is_ok = resource.RLIM_INFINITY in (soft, hard) or max(soft, hard) >= MIN_OPEN_FILES
-    detail = "any number" if soft == resource.RLIM_INFINITY else f"{units.count(soft)} a process"
+    detail = "unlimited" if soft == resource.RLIM_INFINITY else f"{units.count(soft)} per process"
     return CheckResult("open files", detail, is_ok, f"ulimit -n {MIN_OPEN_FILES}; Ray opens many connections")
 
 
 def gpus(of_torch: TorchGpus | None) -> Iterator[CheckResult]:
-    """Compare the GPUs of this machine with those that torch can use (None: torch can't be asked), and check both."""
+    """Check this machine's GPUs against those that torch sees (None: unknown), NCCL and the driver's settings."""
     there = all_gpus()
     yield _torch_sees(there, of_torch)
     if there:
         if of_torch and of_torch.num_gpus and not of_torch.nccl:
-            fix = "install a torch that is built with it: workers on GPUs exchange gradients by NCCL"
-            yield CheckResult("NCCL", "torch is built without it", False, fix)
+            fix = "install a torch build with NCCL: workers on GPUs exchange gradients through it"
+            yield CheckResult("NCCL", "this torch is built without it", False, fix)
         elif of_torch and of_torch.num_gpus:
             yield CheckResult("NCCL", of_torch.nccl)
         yield from persistence()
@@ -245,17 +242,17 @@ def _torch_sees(there: tuple[Gpu, ...], of_torch: TorchGpus | None) -> CheckResu
 
 
 def persistence() -> Iterator[CheckResult]:
-    """Check that the driver stays loaded while nobody uses a GPU; yield nothing where NVML can't be asked."""
+    """Check that the driver stays loaded while no process uses a GPU; yield nothing without NVML."""
     with contextlib.suppress(NoDriver), nvml() as library:
         handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
         num_off = sum(library.nvmlDeviceGetPersistenceMode(each) != library.NVML_FEATURE_ENABLED for each in handles)
         detail = f"off for {units.counted(num_off, 'GPU')}" if num_off else "on"
-        fix = "sudo nvidia-smi -pm 1: else the driver is loaded anew for each trial, and fixed clocks are lost"
+        fix = "run sudo nvidia-smi -pm 1: otherwise the driver reloads for each trial, and fixed clocks are lost"
         yield CheckResult("GPU persistence mode", detail, not num_off, fix)
 
 
 def disk(project_dir: Path) -> Iterator[CheckResult]:
-    """Check the disks of the project's folder and of temporary files, where Ray has its logs and sockets."""
+    """Check the disks of the project's folder and of temporary files, where Ray keeps its logs and sockets."""
     temporary = Path(tempfile.gettempdir())
     for name, folder in (("disk", project_dir), ("disk for Ray", temporary)):
         free = shutil.disk_usage(folder).free
@@ -265,9 +262,9 @@ def disk(project_dir: Path) -> Iterator[CheckResult]:
 
 
 def data_sets() -> Iterator[CheckResult]:
-    """Check the data sets that are there; those that are absent may be downloaded when a study needs them."""
+    """Check the data sets on disk, and list the missing ones, which a study may download."""
     folder = data_dir()
-    # Name, folder below that of all data, and the function that checks the files.
+    # Name, subfolder of the data folder, and the function that checks the files.
     sets: list[tuple[str, str, Callable[[], object]]] = [
         *((name, f"{name}/raw", partial(ensure_image_set, name)) for name in IMAGE_SETS),
         *((files.name, files.folder, partial(ensure_files, files)) for files in (TWEETS, MBPP)),
@@ -277,12 +274,12 @@ def data_sets() -> Iterator[CheckResult]:
         if name not in absent:
             try:
                 ensure()
-                yield CheckResult("data", f"{name} is there and complete, in {folder}")
+                yield CheckResult("data", f"{name} is complete, in {folder}")
             except DataError as error:
                 yield failed("data", error)
     if absent:
-        effect = "refused: the folder was named" if named_dir() else "made to download it"
-        yield CheckResult("data", f"not in {folder}: {', '.join(absent)}; a study that needs one is {effect}")
+        effect = "fails, as the folder was named" if named_dir() else "downloads it"
+        yield CheckResult("data", f"not in {folder}: {', '.join(absent)}; a study that needs one {effect}")
 
 
 def store(project_dir: Path, tracking_uri: str) -> CheckResult:
@@ -294,12 +291,12 @@ def store(project_dir: Path, tracking_uri: str) -> CheckResult:
 
 
 def unsent(project_dir: Path) -> Iterator[CheckResult]:
-    """Yield a failed check where results on this disk have not reached their store."""
+    """Yield a failed check if results on this disk have not reached their store."""
     paths = journal_paths(project_dir)
     num = sum((ack := read_ack(path))[0] is None or path.stat().st_size > ack[1] for path in paths)
     if num:
-        detail = f"{units.counted(num, 'execution')} not wholly in the store; the journal has them"
-        fix = "`raypar store sync` sends them (those of a study that runs now are sent by it)"
+        detail = f"{units.counted(num, 'execution')} not completely in the store; the journal has the rest"
+        fix = "run `raypar store sync` (a running study uploads its own results)"
         yield CheckResult("results", detail, False, fix)
 
 
@@ -328,7 +325,7 @@ def own_ray() -> CheckResult:
 def cluster(address: str) -> CheckResult:
     """Check that the cluster's nodes have the versions of this machine, and describe it.
 
-    Builds of one version are alike: nodes with GPUs have CUDA's torch 2.15.0, the others 2.15.0+cpu.
+    Build labels don't count: nodes with GPUs may have torch 2.15.0, the others 2.15.0+cpu.
     """
     try:
         with joined_cluster(address) as joined:
@@ -342,11 +339,16 @@ def cluster(address: str) -> CheckResult:
     here = _releases(versions())
     differing = {node: there for node, there in by_node.items() if there != here}
     if not differing:
-        return CheckResult("cluster", f"{detail}; the versions of this machine on each")
+        return CheckResult("cluster", f"{detail}, all with the versions of this machine")
     name, there = next(iter(differing.items()))
     pairs = [f"{key} {there.get(key, 'absent')} there, {here[key]} here" for key in here if there.get(key) != here[key]]
-    detail += f"; other versions on {units.counted(len(differing), 'node')}, such as {name}: {'; '.join(pairs)}"
-    return CheckResult("cluster", detail, False, "install the same versions everywhere: timings must not mix them")
+    detail += f"; versions differ on {units.counted(len(differing), 'node')}, such as {name}: {'; '.join(pairs)}"
+    return CheckResult(
+        "cluster",
+        detail,
+        False,
+        "install the same versions everywhere: timings must not mix them",
+    )
 
 
 def _releases(installed: Mapping[str, str]) -> dict[str, str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from raypar.units import size
+from raypar.units import counted, size
 
 EXIT_BAD_INPUT = 2
 MAX_SUGGESTIONS = 3
-MAX_SHORT = 5  # characters of a short word, of which one wrong character is a large share
-MIN_PART = 3  # characters of a part of a name that stands for it
+MAX_SHORT = 5  # characters of a short word, in which one wrong character is a large share
+MIN_PART = 3  # characters of a partial name that is recognised
 TRAIN_PACKAGES = ("torch", "torchvision")  # of the extra `train`
 
 
@@ -45,33 +45,33 @@ class StoreError(RayparError):
 
 
 class ClusterError(RayparError):
-    """Ray that can't be started or reached, or lacks what a trial needs."""
+    """Ray that can't be started or reached, or lacks resources that a trial needs."""
 
 
 class NotForTraining(RayparError):
-    """Package that training needs and this environment lacks, as on a client that submits and reads."""
+    """Missing package that training needs, as on a client that only submits and reads."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, hint="pip install 'raypar[train]'")
 
 
 def is_for_training(error: BaseException) -> bool:
-    """Return whether an import failed for a package that `raypar[train]` brings."""
+    """Return True if an import failed for a package of `raypar[train]`."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_PACKAGES
 
 
 def check_for_training(why: str) -> None:
-    """Raise NotForTraining where torch is not in this environment; `why`: what it would be for."""
+    """Raise NotForTraining if torch is not installed; `why` names the need: "trials train with it"."""
     if importlib.util.find_spec("torch") is None:
         raise NotForTraining(f"torch is not in this environment, and {why}")
 
 
 class DoesNotFit(RayparError):
-    """More memory than a trial may take."""
+    """Trial that needs more memory than it may take."""
 
 
 class BrokeOff(RayparError):
-    """Loss of what a study ran on, or wrote to, after it had begun. What has ended is kept."""
+    """Loss of the cluster or store of a running study. Finished trials are kept."""
 
     @classmethod
     def by(cls, error: RayparError) -> BrokeOff:
@@ -79,7 +79,7 @@ class BrokeOff(RayparError):
 
 
 class Shown(str):
-    """Text that stands for a value in a message, without quotes."""
+    """Text that a message shows for a value, without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -105,7 +105,7 @@ class StudyError(RayparError):
     Attributes:
         mistakes: each with its field, value, problem and fix.
         where: the study file; None: not from a file.
-        of: the study that they keep from being made; None: unknown.
+        of: the invalid study; None: unknown.
     """
 
     def __init__(self, mistakes: Iterable[Mistake], *, where: Path | str | None = None, of: object = None) -> None:
@@ -122,16 +122,16 @@ class StudyError(RayparError):
 
 
 def shortened(value: object, most: int = 200) -> str:
-    """Return the value's ``repr``, without its middle where it is longer; its type where it has none."""
+    """Return the value's ``repr``, cut in the middle if it is longer; its type if ``repr`` fails."""
     try:
         text = repr(value)
-    except Exception:  # a repr of the user's own, or a number of more digits than Python writes
+    except Exception:  # a faulty repr of the user's, or an integer with more digits than Python prints
         return f"<{type(value).__name__}>"
     return cut(text, most)
 
 
 def cut(text: str, most: int = 500) -> str:
-    """Return the text, the size of its middle in place of it where it is longer: ``head … 7.90 MB omitted … tail``."""
+    """Return the text; if it is longer than `most`, with its middle omitted: ``head … 7.90 MB omitted … tail``."""
     if len(text) <= most:
         return text
     head, tail = most // 2, most // 4
@@ -140,7 +140,7 @@ def cut(text: str, most: int = 500) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return ``str(error)``, or a note in its place where that raises."""
+    """Return ``str(error)``, or a note if that raises."""
     try:
         return str(error)
     except Exception as raised:
@@ -148,26 +148,26 @@ def message_of(error: BaseException) -> str:
 
 
 class WorkloadError(RayparError):
-    """Data or model of a workload that no trial can be trained with."""
+    """Mistakes in the data or model of a workload, which keep every trial from training."""
 
     @classmethod
     def of(cls, workload: str, mistakes: Sequence[Mistake]) -> WorkloadError:
-        """Return the error of all mistakes of the workload of this name."""
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        return cls("\n".join([f"workload {workload}: {count} in its data and model", *(f"  {m}" for m in mistakes)]))
+        """Return one error for all mistakes of the workload of this name."""
+        head = f"workload {workload}: {counted(len(mistakes), 'mistake')} in its data and model"
+        return cls("\n".join([head, *(f"  {m}" for m in mistakes)]))
 
 
 def closest(word: str, choices: Iterable[str]) -> list[str]:
-    """Return up to three choices that a word may have been meant for, the closest first: misspelt, or given in part."""
+    """Return up to three choices that a misspelt or partial word may stand for, the closest first."""
     ratios = {choice: _closeness(word.lower(), choice.lower()) for choice in choices}
     close = (choice for choice, ratio in ratios.items() if ratio)
     return sorted(close, key=lambda choice: (-ratios[choice], choice))[:MAX_SUGGESTIONS]
 
 
 def _closeness(word: str, choice: str) -> float:
-    """Return the share of characters that are alike, 0 for two that are not close.
+    """Return the share of equal characters; 0 if the two are not close.
 
-    Words that both names begin or end with don't count: ``hidden_size`` is not close to ``pipeline_size``.
+    Parts that both names begin or end with don't count: ``hidden_size`` is not close to ``pipeline_size``.
     """
     if _looks_like(word, choice):
         return 1.0
@@ -183,21 +183,21 @@ def _closeness(word: str, choice: str) -> float:
 
 
 def _looks_like(word: str, choice: str) -> bool:
-    """Return whether a word is a choice but for letters of another alphabet, and characters that can't be seen."""
+    """Return True if a word equals a choice except for look-alike letters and invisible characters."""
     seen = "".join(char for char in unicodedata.normalize("NFKC", word) if unicodedata.category(char) != "Cf")
     alike = (one == other or not one.isascii() for one, other in zip(seen, choice, strict=False))
     return not word.isascii() and len(seen) == len(choice) and all(alike)
 
 
 def odd_characters(word: str, choice: str) -> str:
-    """Return the characters of a word by their names that its closest choice lacks, and that are easily mistaken."""
+    """Return the names of a word's non-ASCII characters that its closest choice lacks."""
     odd = dict.fromkeys(char for char in word if not char.isascii() and char not in choice)
     names = [f"U+{ord(char):04X} {unicodedata.name(char, '')}".strip() for char in odd]
-    return f" (the word holds {', '.join(names[:MAX_SUGGESTIONS])})" if names else ""
+    return f" (the word contains {', '.join(names[:MAX_SUGGESTIONS])})" if names else ""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` where some of the choices are close, else all of them."""
+    """Return ``did you mean 'x'?`` if some choices are close, else all choices."""
     every = sorted(choices)
     if close := closest(word, every):
         return f"did you mean {' or '.join(map(repr, close))}?{odd_characters(word, close[0])}"

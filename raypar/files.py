@@ -1,4 +1,4 @@
-"""Files that raypar keeps: on disk when it says so, open to nobody but their user, and sent in pieces."""
+"""Files that raypar keeps: synced to disk, private to their user, and sent in pieces."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PIECE_BYTES = 8 * 2**20
 
 
 def make_private_folder(path: Path) -> Path:
-    """Make a folder, and the missing ones above it, or close the one that is there; return it. Raises OSError."""
+    """Make a folder and its missing parents, private to this user; return it. Raises OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     close_to_others(path)
     return path
 
 
 def close_to_others(path: Path) -> None:
-    """Take the rights of group and others from what is this user's; harmless where it is not, or nothing is there."""
+    """Remove the rights of group and others from a path of this user; ignore missing and foreign paths."""
     with contextlib.suppress(OSError):
         status = path.stat()
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
@@ -28,18 +28,12 @@ def close_to_others(path: Path) -> None:
 
 
 def open_private(path: Path, flag: int) -> int:
-    """Open a file for writing, such that a new one is its user's alone; return the descriptor. Raises OSError."""
+    """Open a file for writing, private to this user if it is new; return the descriptor. Raises OSError."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's entries to disk: the names of files that were just created or renamed in it (fsync(2)).
-
-    A new file whose bytes are on disk survives only if its folder's entry does.
-
-    Raises:
-        OSError: if the folder can't be opened or written.
-    """
+    """Sync a folder's entries to disk, which new and renamed files need to survive a crash. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -49,12 +43,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Some bytes of a file in a folder.
-
-    Attributes:
-        path: of the file, relative to the folder, with slashes.
-        offset: of the bytes in the file.
-    """
+    """Bytes of a file in a folder: its path relative to the folder (with slashes), and their offset in the file."""
 
     path: str
     offset: int
@@ -62,7 +51,7 @@ class FilePiece:
 
 
 def pieces(folder: Path, max_bytes: int = PIECE_BYTES) -> Iterator[FilePiece]:
-    """Yield a folder's files, except links, piece by piece; an empty file is a piece of no bytes. Raises OSError."""
+    """Yield a folder's files, except links, piece by piece; an empty file is one empty piece. Raises OSError."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_file():
             continue
@@ -75,7 +64,7 @@ def pieces(folder: Path, max_bytes: int = PIECE_BYTES) -> Iterator[FilePiece]:
 
 
 def append_piece(folder: Path, piece: FilePiece) -> None:
-    """Write a piece, which may come from another machine, at the end of its file in the folder.
+    """Append a piece, possibly from another machine, to its file in the folder.
 
     Raises:
         ValueError: its path leads out of the folder, or its offset is not the file's end.

@@ -1,7 +1,7 @@
-"""GPUs of this machine: NVIDIA's as the driver's library NVML lists them, AMD's as the kernel does.
+"""GPUs of this machine: NVIDIA's as listed by the driver's library NVML, AMD's as listed by the kernel.
 
-NVML answers where ``/proc/driver/nvidia`` is absent (WSL2, containers) and lists the parts of a split GPU (MIG).
-Nothing here imports torch or touches CUDA: a process that forks ranks may ask.
+NVML works without ``/proc/driver/nvidia`` (WSL2, containers) and lists MIG slices. This module imports no torch and
+doesn't touch CUDA, so that a process that forks ranks may use it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any, NamedTuple
 AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-# The oldest driver of each major version of CUDA on Linux: NVIDIA, "CUDA Compatibility", minor version compatibility.
+# Oldest Linux driver of each major version of CUDA: NVIDIA, "CUDA Compatibility", minor version compatibility.
 OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
 class NoDriver(Exception):
-    """NVML can't be asked; the message is the reason."""
+    """NVML is not available, for the reason in the message."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device that a process can use alone: a GPU, or a part of one (MIG).
+    """Device that a process can use alone: a GPU or a MIG slice.
 
     Attributes:
-        index: of its card among those that this machine's processes can open; parts of one card share it.
-        uuid: NVML's, ``GPU-…`` or ``MIG-…``; empty for AMD's.
-        bus_id: of its card, as in `PCI_DEVICES`: ``0000:3b:00.0``; empty if unknown.
-        is_amd: HIP lists it, not CUDA.
+        index: index of its card among those that this machine's processes can open; MIG slices of a card share it.
+        uuid: NVML's, ``GPU-…`` or ``MIG-…``; empty for AMD.
+        bus_id: PCI address of its card, as in `PCI_DEVICES`: ``0000:3b:00.0``; empty if unknown.
+        is_amd: True if HIP lists it rather than CUDA.
     """
 
     index: int
@@ -45,17 +45,17 @@ class Gpu:
 
 
 class TorchBuild(NamedTuple):
-    """Versions of CUDA and HIP that the installed torch is built for; empty: without."""
+    """CUDA and HIP versions that the installed torch is built for; empty: built without."""
 
     cuda: str
     hip: str
 
 
 def open_nvml() -> Any:
-    """Return the module pynvml with NVML open, which counts those that have opened it (``nvmlShutdown`` closes).
+    """Return the module pynvml with NVML open; each call needs a matching ``nvmlShutdown``.
 
     Raises:
-        NoDriver: nvidia-ml-py or the driver is absent.
+        NoDriver: nvidia-ml-py or the driver is missing.
     """
     try:
         import pynvml
@@ -70,10 +70,10 @@ def open_nvml() -> Any:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
-    """Give the module pynvml with NVML open; its errors become `NoDriver`.
+    """Yield the module pynvml with NVML open; its errors become `NoDriver`.
 
     Raises:
-        NoDriver: as `open_nvml`, or NVML has failed.
+        NoDriver: as `open_nvml`, or NVML failed.
     """
     pynvml = open_nvml()
     try:
@@ -86,11 +86,11 @@ def nvml() -> Iterator[Any]:
 
 
 def device_handle(library: Any, uuid: str) -> Any:
-    """Return NVML's handle of a device. Raises NVMLError where it has none.
+    """Return NVML's handle of a device. Raises NVMLError if it has none.
 
     Args:
-        library: from `open_nvml`.
-        uuid: NVML's, or torch's, which lacks ``GPU-`` or, of a part of a GPU, ``MIG-``.
+        library: result of `open_nvml`.
+        uuid: NVML's, or torch's, which lacks the prefix ``GPU-`` or ``MIG-``.
     """
     if not uuid.startswith(("GPU-", "MIG-")):
         with contextlib.suppress(library.NVMLError):
@@ -100,7 +100,7 @@ def device_handle(library: Any, uuid: str) -> Any:
 
 
 def all_gpus() -> tuple[Gpu, ...]:
-    """Return the devices of this machine, whatever a variable hides, in NVML's order, that of their bus."""
+    """Return all devices of this machine in NVML's order (by bus), including those hidden by a variable."""
     try:
         with nvml() as library:
             listed = tuple(_nvidia_gpus(library))
@@ -110,7 +110,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """Return the devices that a process with this environment may use, in its order."""
+    """Return the devices that a process with this environment may use, in the order it sees them."""
     gpus = all_gpus()
     names = (VISIBLE_AMD, VISIBLE) if gpus and gpus[0].is_amd else (VISIBLE,)
     visible = next((environment[name] for name in names if name in environment), None)
@@ -118,22 +118,22 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]
         return gpus
     chosen: list[Gpu] = []
     for part in map(str.strip, visible.split(",")):
-        # CUDA takes an index or the beginning of a UUID, and ignores the list from the first one that is none.
-        by_index = [gpu for gpu in gpus if str(gpu.index) == part][:1]  # of a split GPU, it uses the first part
+        # CUDA accepts an index or a prefix of a UUID, and ignores the list from the first invalid entry on.
+        by_index = [gpu for gpu in gpus if str(gpu.index) == part][:1]  # an index of a split GPU means its first slice
         by_uuid = [gpu for gpu in gpus if part.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(part)]
         if len(matches := by_index or by_uuid) != 1:
             break
         if matches[0] in chosen:
-            return ()  # CUDA's answer to a device that is named twice
+            return ()  # as CUDA does for a device that is named twice
         chosen += matches
     return tuple(chosen)
 
 
 @contextlib.contextmanager
 def visible_only(gpus: Sequence[Gpu]) -> Iterator[None]:
-    """Hide all but these devices from the processes that are started meanwhile, as far as they are not hidden already.
+    """Hide all devices but these from processes that are started in the block.
 
-    Parts of a GPU have to be named: without a variable, or by an index, CUDA uses the first part alone.
+    MIG slices have to be named by UUID: without a variable, or by an index, CUDA uses the first slice only.
     """
     if tuple(gpus) == visible_gpus() and not any(gpu.uuid.startswith("MIG-") for gpu in gpus):
         yield
@@ -155,43 +155,37 @@ def _nvidia_gpus(library: Any) -> Iterator[Gpu]:
     for i in range(library.nvmlDeviceGetCount()):
         try:
             handle = library.nvmlDeviceGetHandleByIndex(i)
-        except library.NVMLError:  # it is counted, but this container may not use it; or it was lost
+        except library.NVMLError:  # counted, but lost or not available to this container
             continue
         yield from _devices(library, handle, index)
         index += 1
 
 
 def _devices(library: Any, handle: Any, index: int) -> list[Gpu]:
-    """Return a GPU, or the parts that it is split into."""
-    name, bus_id = _text(library.nvmlDeviceGetName(handle)), _bus_id(library.nvmlDeviceGetPciInfo(handle).busId)
+    """Return a GPU, or its MIG slices."""
+    name, bus_id = library.nvmlDeviceGetName(handle), _bus_id(library.nvmlDeviceGetPciInfo(handle).busId)
     try:
         is_split = library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE
-    except library.NVMLError:  # it can't be split
+    except library.NVMLError:  # no MIG support
         is_split = False
     if not is_split:
-        return [Gpu(index, _text(library.nvmlDeviceGetUUID(handle)), name, bus_id)]
+        return [Gpu(index, library.nvmlDeviceGetUUID(handle), name, bus_id)]
     parts: list[Gpu] = []
     for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with contextlib.suppress(library.NVMLError):  # fewer parts than there might be
+        with contextlib.suppress(library.NVMLError):  # fewer slices than the maximum
             part = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-            uuid, part_name = _text(library.nvmlDeviceGetUUID(part)), _text(library.nvmlDeviceGetName(part))
-            parts.append(Gpu(index, uuid, part_name, bus_id))
+            parts.append(Gpu(index, library.nvmlDeviceGetUUID(part), library.nvmlDeviceGetName(part), bus_id))
     return parts
 
 
-def _text(value: Any) -> str:
-    """Return NVML's string, which older versions of its module give as bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _bus_id(value: Any) -> str:
-    """Return NVML's ``00000000:3B:00.0`` as the kernel writes it: ``0000:3b:00.0``."""
-    domain, _, rest = _text(value).lower().partition(":")
+def _bus_id(value: str) -> str:
+    """Convert NVML's ``00000000:3B:00.0`` to the kernel's form ``0000:3b:00.0``."""
+    domain, _, rest = value.lower().partition(":")
     return f"{domain[-4:]}:{rest}" if rest else ""
 
 
 def _amd_gpus(folder: Path) -> tuple[Gpu, ...]:
-    """Return the nodes of the kernel's compute topology that are GPUs: a CPU's has no SIMD units."""
+    """Return the GPUs among the nodes of the kernel's compute topology: CPUs have no SIMD units there."""
     gpus: list[Gpu] = []
     for node in sorted(folder.glob("*"), key=lambda path: int(path.name) if path.name.isdecimal() else -1):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -207,7 +201,7 @@ def _amd_gpus(folder: Path) -> tuple[Gpu, ...]:
 
 
 def local_cores(gpu: Gpu, folder: Path = PCI_DEVICES) -> frozenset[int]:
-    """Return the cores of the GPU's own NUMA node; empty where the kernel doesn't list them."""
+    """Return the cores of the GPU's NUMA node; empty if the kernel doesn't list them."""
     try:
         listed = (folder / gpu.bus_id / "local_cpulist").read_text().strip() if gpu.bus_id else ""
         ranges = [part.partition("-") for part in listed.split(",") if part]
@@ -217,18 +211,18 @@ def local_cores(gpu: Gpu, folder: Path = PCI_DEVICES) -> frozenset[int]:
 
 
 def driver_version() -> str:
-    """Return the version of NVIDIA's driver; empty where NVML can't be asked."""
+    """Return the version of NVIDIA's driver; empty without NVML."""
     try:
         with nvml() as library:
-            return _text(library.nvmlSystemGetDriverVersion())
+            return str(library.nvmlSystemGetDriverVersion())
     except NoDriver:
         return ""
 
 
 def driver_cuda() -> int:
-    """Return the major version of CUDA that the driver runs; 0 where NVML can't be asked.
+    """Return the major version of CUDA that the driver supports; 0 without NVML.
 
-    A package of compatibility (cuda-compat, in many images) makes it newer than the driver's version shows.
+    It may be newer than the driver's version suggests: many images contain cuda-compat.
     """
     try:
         with nvml() as library:
@@ -238,23 +232,23 @@ def driver_cuda() -> int:
 
 
 def torch_build() -> TorchBuild | None:
-    """Return what the installed torch is built for, without importing it; None: it is not installed."""
+    """Return what the installed torch is built for, without importing it; None: not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     versions: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # a file of torch's own, which imports nothing of it
+    with contextlib.suppress(Exception):  # generated by torch's build; imports nothing
         versions = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
     return TorchBuild(*(str(versions.get(name) or "") for name in TorchBuild._fields))
 
 
 def torch_problem(gpus: tuple[Gpu, ...]) -> str | None:
-    """Return why the installed torch can't use these GPUs of this machine; None if it can, as far as versions show."""
+    """Return why the installed torch can't use these GPUs, judging by versions; None if it can."""
     build = torch_build()
     if build is None:
         return "torch is not installed"
     if not gpus:
-        return "there is no GPU"
+        return "this machine has no GPU"
     if gpus[0].is_amd:
         return None if build.hip else "the installed torch is not built for AMD's GPUs (ROCm)"
     if not build.cuda:
@@ -263,4 +257,4 @@ def torch_problem(gpus: tuple[Gpu, ...]) -> str | None:
     if not newest or newest >= major:
         return None
     needed = f"driver {OLDEST_DRIVERS[major]} or later" if major in OLDEST_DRIVERS else "a newer driver"
-    return f"the installed torch is built for CUDA {build.cuda}, which needs {needed}; there is {driver_version()}"
+    return f"the installed torch is built for CUDA {build.cuda}, which needs {needed}; installed: {driver_version()}"

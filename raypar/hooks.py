@@ -1,6 +1,6 @@
 """Hooks for training code that raypar didn't write: `raypar.report` and `raypar.step`.
 
-They need Python's own library alone, and do nothing where no study runs the code, so that it goes on running anywhere.
+They need only Python's standard library, and do nothing outside of a study, so that the code still runs anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-REPORT_FILE = "RAYPAR_REPORT_FILE"  # where the process of a command writes its reports
+REPORT_FILE = "RAYPAR_REPORT_FILE"  # where a command's process writes its reports
 
 
 class HookReceiver(Protocol):
@@ -35,42 +35,43 @@ class ReportFile:
         self._write({})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        # One write, and short: lines of several processes don't mix.
+        # A single short write: lines of several processes don't mix.
         os.write(self._descriptor, json.dumps({"at_s": time.monotonic(), **line}).encode() + b"\n")
 
 
-_receivers: list[HookReceiver | None] = []  # at most one: that of this process, once it is known
+_receivers: list[HookReceiver | None] = []  # at most one, set on first use
 
 
 def receive_with(receiver: HookReceiver | None) -> None:
-    """Send the calls of this process to a receiver; None: nowhere."""
+    """Send this process's calls to a receiver; None: ignore them."""
     _receivers[:] = [receiver]
 
 
 def report(metrics: Mapping[str, Any]) -> None:
-    """Report metrics of the training so far, say once per epoch.
+    """Report metrics of the training so far, for example once per epoch.
 
-    Outside of a study, and on other ranks than the first of a command's, it does nothing. In a train loop it does what
-    ``ray.train.report`` does: every rank calls it at the same points.
+    Does nothing outside of a study, or on ranks of a command other than the first. In a train loop it acts like
+    ``ray.train.report``: every rank has to call it at the same points.
 
     Args:
-        metrics: by name; what is no number is ignored. A loss that is not finite ends the trial (``stop_on_nan``).
+        metrics: numbers by name; other values are ignored. A non-finite loss ends the trial (``stop_on_nan``).
     """
     if (receiver := _receiver()) is not None:
         receiver.report(metrics)
 
 
 def step() -> None:
-    """Mark the end of a training step, which is timed from the end of the one before, or from the last report.
+    """Mark the end of a training step. Call it after every step.
 
-    Call it after every step. The first one counts as an average one. Outside of a study it does nothing.
+    A step is timed from the end of the previous one or from the last report; the first counts as an average step.
+    Does nothing outside of a study.
     """
     if (receiver := _receiver()) is not None:
         receiver.step()
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are numbers, or become some (a tensor of one element), as floats."""
+    """Return the metrics that are numbers or convert to one (a tensor of one element), as floats."""
     numbers = {}
     for key, value in metrics.items():
         if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):

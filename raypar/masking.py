@@ -1,4 +1,4 @@
-"""Recognition of secrets, and texts without them."""
+"""Detection of secrets, and their masking in texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 MASK = "***"
-# Shorter values are words and numbers that a text may hold for other reasons.
+# Shorter values may occur in a text for other reasons.
 MIN_SECRET_LENGTH = 8
 _WORDS = frozenset(
     {
@@ -15,12 +15,12 @@ _WORDS = frozenset(
         *("passwd", "password", "pat", "pw", "secret", "secrets", "token", "tokens"),
     }
 )
-# AUTH_TOKEN_PATH says where the secret is, AUTH_MODE whether there is one.
+# AUTH_TOKEN_PATH and AUTH_MODE hold no secret themselves.
 _NO_SECRET_AT_THE_END = frozenset({"path", "file", "dir", "folder", "home", "sock", "mode", "url", "uri"})
-# A user and a password before the host; a password may hold an @, and a port is none.
-# (The lookbehind: tried at every letter of a long word, which an error may quote, the search would take hours.)
+# User and password before the host. A password may contain an @, and a port is not a password.
+# Without the lookbehind, the search takes hours on a long word, since it is tried at every letter.
 _USER_INFO = re.compile(r"(?P<start>(?<![\w+.-])[\w+.-]+://[^\s/?#@:'\"<>]*:)(?!\d+(?:[/?#]|$))[^\s'\"<>]*@")
-# A token in the place of a user; git@ is none.
+# A token in place of the user; git@ is too short to be one.
 _LONE_USER = re.compile(r"(?P<start>(?<![\w+.-])[\w+.-]+://)[^\s/?#@:'\"<>]{16,}@")
 _PARAMETER = re.compile(
     r"(?i)(?P<start>[?&;](?:password|passwd|pwd|token|access_token|api_?key|secret|sig|signature|accountkey)=)"
@@ -29,7 +29,7 @@ _PARAMETER = re.compile(
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether an environment variable looks like a secret, by its name or as an address with a password."""
+    """Return True if an environment variable looks like a secret: by its name, or as an address with a password."""
     if not value:
         return False
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
@@ -46,14 +46,13 @@ def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(text: str) -> str:
-    """Return the text with ``***`` for secrets.
+    """Return the text with ``***`` in place of secrets.
 
-    These are passwords in addresses, and what this process's environment holds as a secret of at least
-    `MIN_SECRET_LENGTH` characters.
+    Masks passwords in addresses, and secrets in this process's environment of at least `MIN_SECRET_LENGTH` characters.
     """
-    # The longest first: one may be a part of another.
+    # Longest first: one may be part of another.
     for value in sorted(secret_variables(os.environ).values(), key=len, reverse=True):
-        # An address with a password is masked as such: what else is in it may be shown.
+        # In an address, only the password is masked.
         if len(value) >= MIN_SECRET_LENGTH and _without_passwords(value) == value:
             text = text.replace(value, MASK)
     return _without_passwords(text)

@@ -1,8 +1,8 @@
 """Provenance of a result: code, versions, machine and command.
 
-A trial's identity holds its settings, not the code that it ran: that is compared file by file, by a digest of each.
-Comments, formatting, docstrings and what a study declares beside its workload don't count. Modules are followed by
-their import statements; those imported by a computed name are not seen, and installed packages are compared by version.
+A trial's identity covers its settings, not its code. Code is compared by a digest of each file. Comments, formatting,
+docstrings and what a study declares beside its workload don't count. Import statements are followed to other files;
+modules imported by a computed name are missed, and installed packages are compared by version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
 
 
 def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
-    """Return tags for the store: ``git.commit``, ``version.*``, ``host``, ``cpu`` …, and how busy this machine is."""
+    """Return tags for the store: ``git.commit``, ``version.*``, ``host``, ``cpu`` …, and this machine's load."""
     return {
         **git_state(study_file.parent),
         **{f"version.{name}": version for name, version in versions().items()},
@@ -46,7 +46,7 @@ def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return the installed versions of Python and `PACKAGES`, without importing them."""
-    from importlib import metadata  # takes a while to import
+    from importlib import metadata  # slow to import
 
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
@@ -61,12 +61,12 @@ def cpu_model() -> str:
 
 
 def gpu_model() -> str:
-    """Return the model of the first GPU; empty where there is none."""
+    """Return the model of the first GPU; empty without one."""
     return next((gpu.name for gpu in all_gpus()), "")
 
 
 def _value(path: Path, key: str) -> str:
-    """Return what follows a key and a colon in a file of the kernel's; empty where there is none."""
+    """Return the value of a ``key: value`` line in a file of the kernel; empty if missing."""
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
             if line.startswith(key):
@@ -75,7 +75,7 @@ def _value(path: Path, key: str) -> str:
 
 
 def git_state(folder: Path) -> dict[str, str]:
-    """Return the commit that the folder is at, and if anything differs from it; empty outside of git."""
+    """Return the folder's commit and whether anything differs from it; empty outside of git."""
     commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
         return {}
@@ -84,9 +84,9 @@ def git_state(folder: Path) -> dict[str, str]:
 
 
 def repository_of(folder: Path) -> tuple[tuple[str, ...], str]:
-    """Return what tells a folder's git repository from others, and the folder's path in it; nothing outside of git.
+    """Return identifiers of a folder's git repository, and the folder's path in it; empty outside of git.
 
-    That is its first commits, which a shallow clone lacks, and the address of its remote ``origin``, without a user.
+    The identifiers are its root commits, unless the clone is shallow, and the address of ``origin`` without a user.
     """
     where, _, path = _output(
         ["git", "-C", str(folder), "rev-parse", "--is-shallow-repository", "--show-prefix"]
@@ -100,7 +100,7 @@ def repository_of(folder: Path) -> tuple[tuple[str, ...], str]:
 
 
 def ignored_by_git(folder: Path) -> list[str]:
-    """Return what git ignores below a folder, by the rules of its whole repository; folders end in a slash."""
+    """Return paths below a folder that git ignores by the rules of the whole repository; folders end in a slash."""
     ignored = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
     return [name for name in _output(["git", "-C", str(folder), *ignored]).split("\0") if name not in ("", "./")]
 
@@ -114,7 +114,7 @@ def _output(command: list[str]) -> str:
 
 _MAX_FILES_SHOWN = 4
 
-# Keyword arguments that don't change what a trial runs: those that do are in its identity.
+# Keyword arguments that don't change what a trial runs, or are part of its identity.
 _SETTINGS = {
     *("space", "baseline", "num_repeats", "config", "seed", "max_retries", "num_trials", "searcher", "scheduler"),
     *("max_concurrent_trials", "price_per_node_hour", "until", "margin", "max_repeats", "budget"),
@@ -124,19 +124,19 @@ _IGNORED_ARGUMENTS: Mapping[str, set[str]] = {
     "replace": _SETTINGS,
     "Workload": {"description"},
 }
-# What `ast.dump` writes differs between versions of Python: digests of two versions can't be compared.
+# `ast.dump` differs between versions of Python, so digests of two versions can't be compared.
 _SCHEME = f"py{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Digests of the study file and of the modules of its folder that it leads to.
+    """Digests of the study file and of the modules of its folder that it imports.
 
     Attributes:
-        digests: file, relative to the study's folder, to digest; see `changed_files`.
-        packages: modules from elsewhere that the files import, in functions too, without raypar and Python's own.
-        hiding: modules that the files import and the folder has, though Python's library or a dependency of raypar has
-            them too; the study file itself is none.
+        digests: digest by file, relative to the study's folder; see `changed_files`.
+        packages: modules imported from elsewhere, in functions too, without raypar and the standard library.
+        hiding: imported modules of the folder, except the study file, that have the name of a module of the standard
+            library or of a dependency of raypar.
     """
 
     digests: Mapping[str, str]
@@ -145,10 +145,11 @@ class SourceFiles:
 
 
 def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> SourceFiles:
-    """Follow the import statements of the study file at `path`, whose text is `source`, through its folder.
+    """Follow the import statements of a study file through its folder.
 
     Args:
-        scripts: files that the study runs, relative to its folder; those that are not there are left out.
+        source: text of the study file.
+        scripts: files that the study runs, relative to its folder; missing ones are skipped.
     """
     folder = path.resolve().parent
     digests: dict[str, str] = {}
@@ -167,7 +168,7 @@ def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> Source
             continue
         for module, names in _imports(tree, PurePosixPath(file).parent.parts):
             top = module.partition(".")[0]
-            # A script's own Python imports whatever it finds first, as by hand.
+            # A script runs in plain Python, which imports whatever it finds first.
             is_hidden = bool(top) and not scripts and hidden_by([folder], top) is not None
             if is_hidden and top != path.stem:
                 hiding.add(top)
@@ -181,20 +182,20 @@ def source_files(path: Path, source: str, scripts: Sequence[str] = ()) -> Source
 
 
 def are_comparable(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether both exist and were made in the same way: earlier stores have digests of functions."""
+    """Return True if both exist and have the same scheme: older stores have digests of functions."""
     schemes = {digest.rpartition(":")[0] for digest in (*one.values(), *other.values())}
     return bool(one and other) and len(schemes) == 1 and "" not in schemes
 
 
 def changed_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the files that differ or that only one of the two has, sorted; empty if the two aren't comparable."""
+    """Return the files that differ or are in one only, sorted; empty if the two are not comparable."""
     if not are_comparable(one, other):
         return ()
     return tuple(sorted(file for file in one.keys() | other.keys() if one.get(file) != other.get(file)))
 
 
 def files_text(files: Iterable[str]) -> str:
-    """Return the first few of the files, and how many more there are: ``data.py, model.py and 2 more``."""
+    """Return the first few files and the number of others: ``data.py, model.py and 2 more``."""
     return units.listed(sorted(set(files)), _MAX_FILES_SHOWN)
 
 
@@ -223,10 +224,10 @@ def _parse(text: bytes) -> ast.Module:
 
 
 def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each module that a file's import statements name, absolute, with the names that are imported from it.
+    """Yield the absolute name of each module that a file imports, with the names imported from it.
 
     Args:
-        package: the package that the file is in, for relative imports.
+        package: package of the file, for relative imports.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -237,7 +238,7 @@ def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def _files_of(folder: Path, module: str, name: str) -> Iterator[str]:
-    """Yield the files in the folder that importing `name` from the module runs: its packages', and its own."""
+    """Yield the files of the folder that run when `name` is imported from the module, packages included."""
     stem = PurePosixPath()
     for part in filter(None, (*module.split("."), name)):
         stem /= part

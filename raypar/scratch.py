@@ -1,7 +1,7 @@
-"""Scratch folders: among temporary files, locked by their process, so that those of killed processes can be removed.
+"""Scratch folders among the temporary files, locked by their process so that abandoned ones can be removed.
 
-The lock dies with its process: a scratch folder whose lock is free has no owner any more. Nothing else in the temporary
-folder has such a lock, so other programs' files, and other users', are left alone.
+A lock ends with its process: a scratch folder whose lock is free is abandoned. Other programs' files have no such lock
+and are left alone, as are other users'.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if sys.platform != "win32":
     import fcntl
 
 PREFIX = "raypar-"
-_NAME_LENGTH = len(PREFIX) + 8  # of tempfile's
-SHORT = Path("/tmp")  # where there is room for the path of a socket, whatever TMPDIR is
+_NAME_LENGTH = len(PREFIX) + 8  # tempfile adds 8 characters
+SHORT = Path("/tmp")  # short enough for a socket's path, whatever TMPDIR is
 MAX_SOCKET_LENGTH = 103  # macOS's; Linux has 107
 LOCK_FILE = "raypar.lock"
-LOGS_PREFIX = f"{PREFIX}logs-"  # of the folders of logs on the nodes of a cluster
+LOGS_PREFIX = f"{PREFIX}logs-"  # folders of logs on the nodes of a cluster
 STALE_LOGS_S = 30 * 86400.0
 
-_locks: dict[Path, int] = {}  # folders of this process: the file descriptor that holds the lock
+_locks: dict[Path, int] = {}  # by folder of this process: the file descriptor that holds the lock
 
 
 @contextlib.contextmanager
@@ -40,13 +40,13 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def make_folder(parent: Path | None = None, *, socket: int = 0) -> Path:
-    """Remove what killed processes left, and make a folder that only this user can look into (mode 0700).
+    """Make a private folder (mode 0700) after removing abandoned ones.
 
     It is in use until `remove_folder`, or until this process ends.
 
     Args:
-        parent: made where it is not there; None: the folder of temporary files.
-        socket: length of the longest path of a socket in it, from the folder on, for which `room_for` makes room.
+        parent: created if missing; None: the folder of temporary files.
+        socket: length of the longest socket path inside the folder; see `room_for`.
     """
     parent = parent or Path(tempfile.gettempdir())
     if socket:
@@ -57,20 +57,20 @@ def make_folder(parent: Path | None = None, *, socket: int = 0) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         try:
             _locks[folder] = _lock(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL)
-        except (BlockingIOError, FileNotFoundError):  # another process took it for abandoned: it was not locked yet
+        except (BlockingIOError, FileNotFoundError):  # another process removed it before it was locked
             continue
-        except OSError:  # a file system without locks: nobody will take it for abandoned
+        except OSError:  # a file system without locks: it never counts as abandoned
             pass
         return folder
 
 
 def room_for(length: int, parent: Path) -> Path:
-    """Return the folder in which a socket's path of this length, from there on, is not too long: the parent or /tmp."""
+    """Return the parent if a socket path of this length fits below it, else /tmp."""
     return parent if len(os.fsencode(parent)) + 1 + length <= MAX_SOCKET_LENGTH else SHORT
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of `make_folder`, and those that killed processes have left beside it meanwhile."""
+    """Remove a folder of `make_folder`, and abandoned ones beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     if (fd := _locks.pop(folder, None)) is not None:
         os.close(fd)
@@ -78,7 +78,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_abandoned(parent: Path | None = None) -> None:
-    """Remove this user's scratch folders whose process has ended without doing so."""
+    """Remove this user's scratch folders whose process ended without removing them."""
     for lock_file in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK_FILE}"):
         with contextlib.suppress(OSError):  # in use, another user's, or removed meanwhile
             if lock_file.parent.lstat().st_uid != os.getuid():
@@ -91,11 +91,11 @@ def remove_abandoned(parent: Path | None = None) -> None:
 
 
 def remove_logs(name: str, kept: Collection[str]) -> None:
-    """Remove this machine's logs of an execution, and logs of this user's that are a month old.
+    """Remove this machine's logs of an execution, and this user's logs that are older than a month.
 
     Args:
-        name: of their folder among the temporary files.
-        kept: names of what stays in it, for instance of failed trials.
+        name: name of their folder among the temporary files.
+        kept: names of entries to keep, for instance those of failed trials.
     """
     parent = Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
@@ -113,13 +113,13 @@ def remove_logs(name: str, kept: Collection[str]) -> None:
 
 
 def _lock(path: Path, flags: int = 0) -> int:
-    """Return a descriptor that holds the lock of this file. Raises OSError where another has it."""
+    """Return a descriptor that holds the lock of this file. Raises OSError if it is taken."""
     if sys.platform == "win32":
         raise OSError("no locks of this kind")
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.lstat()  # still there: its last owner has not removed it meanwhile
+        path.lstat()  # raises if its last owner has just removed it
     except BaseException:
         os.close(fd)
         raise

@@ -1,8 +1,7 @@
-"""Search path of modules: a study's folder comes first, but hides nothing that raypar and its dependencies import.
+"""Module search path: a study's folder comes first, but hides no module that raypar or its dependencies import.
 
-Ray, torch and MLflow import much of Python's library late. A ``random.py`` beside a study must not get in between, and
-neither must a study that is called ``cmd.py``; any other module of the folder comes before installed ones, as when
-Python runs a script there.
+Ray, torch and MLflow import much of the standard library late, and must not get a ``random.py`` beside a study, or a
+study called ``cmd.py``. Other modules of the folder take precedence over installed ones, as for a script.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from pathlib import Path
 from types import ModuleType
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-# The packages without which no trial runs, whatever is installed here.
+# Packages that every trial needs.
 _ROOTS = ("raypar", "ray", "mlflow", "torch", "torchvision")
 _NOT_FOR_USERS = {"dev", "docs"}  # extras
 _NEVER_IMPORTED = {"example"}  # nvidia-ml-py installs one
 
 
 class _Finder(MetaPathFinder):
-    """Finder of the modules that a folder would hide: it takes those of the other folders."""
+    """Finder of modules that a folder would hide: it finds them in the other folders."""
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
@@ -33,7 +33,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module that a folder would hide; None, so that others look for it, where none does."""
+        """Return the module that a folder would hide; None leaves the search to other finders."""
         return hidden_by(self.folders, fullname) if path is None else None
 
 
@@ -41,7 +41,7 @@ _finder = _Finder()
 
 
 def put_first(folders: Iterable[str]) -> tuple[str, ...]:
-    """Put folders first on ``sys.path``; return those that were not there."""
+    """Put folders first on ``sys.path``; return the added ones."""
     added = tuple(folder for folder in folders if folder not in sys.path)
     sys.path[:0] = added
     if _finder not in sys.meta_path:
@@ -51,45 +51,42 @@ def put_first(folders: Iterable[str]) -> tuple[str, ...]:
 
 
 def hidden_by(folders: Collection[Path], name: str) -> ModuleSpec | None:
-    """Return the reserved top-level module that a module of the folders would hide; None where they hide none.
+    """Return the reserved top-level module that a module of the folders would hide; None if they hide none.
 
     Args:
-        folders: without links.
+        folders: resolved paths.
     """
     hiding = PathFinder.find_spec(name, [*map(str, folders)])
-    if hiding is None or hiding.origin is None or not is_reserved(name):  # without an origin, it is just a folder
+    if hiding is None or hiding.origin is None or not is_reserved(name):  # no origin: just a folder
         return None
-    if any(finder.find_spec(name) is not None for finder in (BuiltinImporter, FrozenImporter)):  # come first anyway
+    if any(finder.find_spec(name) is not None for finder in (BuiltinImporter, FrozenImporter)):  # found first anyway
         return None
     spec = PathFinder.find_spec(name, [entry for entry in sys.path if Path(entry).resolve() not in folders])
     loaded = getattr(sys.modules.get(name), "__spec__", None)
-    is_used = loaded is not None and loaded.origin == hiding.origin  # raypar itself may come from there
+    is_used = loaded is not None and loaded.origin == hiding.origin  # raypar itself may be in the folder
     return None if spec is None or spec.origin is None or is_used else spec
 
 
 def file_of(folder: Path, name: str) -> str:
-    """Return the name of the folder's file, or folder, that importing a top-level module from there runs."""
+    """Return the name of the file or subfolder that a top-level module of the folder is imported from."""
     spec = PathFinder.find_spec(name, [str(folder)])
     origin = Path((spec and spec.origin) or name)
     return origin.parent.name if origin.stem == "__init__" else origin.name
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a top-level module is part of Python's library, of raypar or of what raypar depends on."""
+    """Return True for a top-level module of the standard library, of raypar or of its dependencies."""
     return name in sys.stdlib_module_names or name in _ROOTS or name in _dependencies()
 
 
 def owner_of(name: str) -> str:
-    """Return whose a reserved top-level module is, for messages."""
+    """Describe a reserved top-level module for messages."""
     return "of Python's library" if name in sys.stdlib_module_names else "that raypar needs"
 
 
 @cache
 def _dependencies() -> frozenset[str]:
-    """Return the top-level modules of raypar's distribution and of all that it requires, as far as it is installed.
-
-    Takes some tenths of a second the first time.
-    """
+    """Return the top-level modules of raypar and of its installed dependencies. The first call takes 0.2 to 0.5 s."""
     pending, required = [(name, frozenset[str]()) for name in _ROOTS], dict[str, frozenset[str]]()
     while pending:
         name, extras = pending.pop()
@@ -105,11 +102,9 @@ def _dependencies() -> frozenset[str]:
         for requirement in map(Requirement, requirements):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-                pending.append((_normalised(requirement.name), frozenset(requirement.extras)))
+                pending.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
     modules = metadata.packages_distributions()
-    owned = (module for module, names in modules.items() if not required.keys().isdisjoint(map(_normalised, names)))
+    owned = (
+        module for module, names in modules.items() if not required.keys().isdisjoint(map(canonicalize_name, names))
+    )
     return frozenset(owned) - _NEVER_IMPORTED
-
-
-def _normalised(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")

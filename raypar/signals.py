@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP: end a study in good order.
+"""Orderly end of a study on Ctrl-C, SIGTERM and SIGHUP.
 
-The first signal raises `Interrupted` in the main thread, or at the end of the outermost `uninterrupted`. That is lost
-where it is raised in a destructor or in a callback at a fork, of which Ray's start has many: `raise_again` stands where
-a study would go on. Later signals are ignored while everything is put away, except a second Ctrl-C: it kills all that
-was started and exits. Signals that were ignored when the program started (nohup, a shell's background) stay ignored.
+The first signal raises `Interrupted` in the main thread, or at the end of the outermost `uninterrupted`. Python drops
+an exception raised in a destructor or a fork callback, of which Ray's start has many, so a study calls `raise_again`
+between its steps. Later signals are ignored during cleanup, except a second Ctrl-C, which kills all child processes and
+exits. Signals that were ignored when the program started (nohup, a shell's background) stay ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 from collections.abc import Iterator
-from os import _exit  # not the one that stands in for it while a study file is loaded
+from os import _exit  # the original: it is replaced while a study file is loaded
 from typing import IO
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
     """Signal that asks the program to end."""
 
     def __init__(self, signal_number: int | None = None) -> None:
-        """Name the signal; None: the one that came, else Ctrl-C."""
+        """Store the signal; None: the one received, else SIGINT."""
         self.signal_number = signal_number or (_state.is_handling and _state.signal_number) or signal.SIGINT
         super().__init__(f"signal {self.signal_number}")
 
@@ -38,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _State:
-    """Signals of this process since `handle_signals` began."""
+    """Signals received by this process since `handle_signals` began."""
 
     def __init__(self) -> None:
         self.is_handling = False
@@ -56,11 +56,11 @@ class _State:
             raise error
 
     def take(self) -> KeyboardInterrupt | None:
-        """Return what is to be raised, once."""
+        """Return the exception to raise; None if there is none or it was raised before."""
         if self.was_raised or (self.signal_number is None and self.fault is None):
             return None
         self.was_raised = True
-        # A fault is no Exception either: whoever catches those would try to clean up with what was lost.
+        # A fault is a KeyboardInterrupt too: handlers of Exception would clean up with the lost connection.
         return KeyboardInterrupt(str(self.fault)) if self.signal_number is None else Interrupted(self.signal_number)
 
 
@@ -70,9 +70,9 @@ _stderr_fd = 2
 
 @contextlib.contextmanager
 def handle_signals() -> Iterator[None]:
-    """Handle signals as this module describes; after one, kill all child processes at the end.
+    """Handle signals as described above; after a signal, kill all child processes at the end.
 
-    Does nothing when nested, or in a thread other than the main one.
+    Does nothing if nested, or outside of the main thread.
     """
     global _state
     if threading.current_thread() is not threading.main_thread() or _state.is_handling:
@@ -87,7 +87,7 @@ def handle_signals() -> Iterator[None]:
     except KeyboardInterrupt as error:
         if isinstance(error, Interrupted) or _state.signal_number is None:
             raise
-        raise Interrupted(_state.signal_number) from error  # a library has raised its own
+        raise Interrupted(_state.signal_number) from error  # raised by a library
     finally:
         _state.was_raised = True  # nothing may interrupt the cleanup
         if _state.signal_number is not None:
@@ -98,7 +98,7 @@ def handle_signals() -> Iterator[None]:
 
 
 def reinstall_handlers() -> None:
-    """Take back the signals that a library has taken: `ray.init` takes SIGTERM."""
+    """Reinstall handlers that a library has replaced: `ray.init` takes SIGTERM."""
     if _state.is_handling and threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -107,7 +107,7 @@ def reinstall_handlers() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer a signal to the end of the outermost block. Without `handle_signals` Ctrl-C is Python's."""
+    """Defer a signal to the end of the outermost block. Without `handle_signals`, Ctrl-C acts as in plain Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,7 +116,7 @@ def uninterrupted() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # What fails now may fail because of the signal, which other processes got too.
+        # The error may be a result of the signal, which other processes received too.
         if state.depth == 1 and (pending := state.take()) is not None:
             raise pending from error
         raise
@@ -127,17 +127,17 @@ def uninterrupted() -> Iterator[None]:
 
 
 def is_closed(stream: IO[str]) -> bool:
-    """Return whether nobody reads a pipe any more, as after ``| head``."""
+    """Return True if a pipe's reader has ended, as after ``| head``."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+    except (OSError, ValueError, AttributeError):  # not a file, or a system without poll
         return False
 
 
 def discard(stream: IO[str]) -> None:
-    """Let a stream that nobody reads any more take what is still written, and drop it."""
+    """Discard all further output to a stream whose reader has ended."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -145,21 +145,21 @@ def discard(stream: IO[str]) -> None:
 
 
 def was_interrupted() -> bool:
-    """Return whether a signal came."""
+    """Return True if a signal was received."""
     return _state.is_handling and _state.signal_number is not None
 
 
 def raise_again() -> None:
-    """Raise `Interrupted` where it was raised before, and yet the program goes on."""
+    """Raise `Interrupted` again if it was raised before but got lost."""
     if was_interrupted() and _state.was_raised and _state.signal_number is not None:
         raise Interrupted(_state.signal_number)
 
 
 def abort(error: Exception) -> bool:
-    """Raise a KeyboardInterrupt in the main thread, from another thread; `abort_reason` then has the error.
+    """Raise a KeyboardInterrupt in the main thread from another thread; `abort_reason` returns the error.
 
     Returns:
-        False where signals are not handled here or one came before; nothing is raised then.
+        False if nothing is raised: signals are not handled here, or one was received before.
     """
     state = _state
     if not state.is_handling or state.signal_number is not None or state.was_raised or ABORT_SIGNAL is None:
@@ -170,7 +170,7 @@ def abort(error: Exception) -> bool:
 
 
 def abort_reason() -> Exception | None:
-    """Return the error that `abort` has raised in the main thread, if it has."""
+    """Return the error of `abort`, if it has interrupted the main thread."""
     state = _state
     return state.fault if state.is_handling and state.was_raised and state.signal_number is None else None
 
@@ -187,10 +187,10 @@ def redirected_stderr(terminal_fd: int) -> Iterator[None]:
 
 
 def exit_now(exit_code: int, message: str = "") -> None:
-    """Kill all child processes and end this one, from any thread. Finished trials are in the journal."""
+    """Kill all child processes and exit, from any thread. Finished trials are in the journal."""
     with contextlib.suppress(OSError):
         if os.isatty(_stderr_fd):
-            os.write(_stderr_fd, SHOW_CURSOR)  # a live view has hidden it
+            os.write(_stderr_fd, SHOW_CURSOR)  # the live view hides it
         os.write(_stderr_fd, message.encode())
     with contextlib.suppress(Exception):
         end_descendants()
@@ -198,7 +198,7 @@ def exit_now(exit_code: int, message: str = "") -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Return True for a process that has not ended, reaped or not."""
+    """Return True for a process that has not ended; zombies have."""
     import psutil
 
     try:
@@ -211,11 +211,11 @@ def end_descendants(but: frozenset[int] = frozenset()) -> None:
     """Kill every process that descends from this one.
 
     Args:
-        but: process ids of children to keep, with their descendants.
+        but: ids of child processes to keep, with their descendants.
     """
     import psutil
 
-    for _ in range(10):  # a process that is killed may just have started another
+    for _ in range(10):  # a killed process may just have started another
         family = [child for child in psutil.Process().children() if child.pid not in but]
         for child in list(family):
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Marks in time across processes: ``RAYPAR_TRACE=FILE`` makes each append a JSON line; otherwise nothing happens."""
+"""Time marks across processes: with ``RAYPAR_TRACE=FILE``, each mark appends a JSON line to the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIABLE = "RAYPAR_TRACE"
 
 
 def mark(what: str) -> None:
-    """Append ``{"at": <Unix time>, "pid": …, "what": …}`` to the trace file, if there is one."""
+    """Append ``{"at": <Unix time>, "pid": …, "what": …}`` to the trace file, if one is set."""
     path = os.environ.get(VARIABLE)
     if path:
         line = json.dumps({"at": time.time(), "pid": os.getpid(), "what": what}) + "\n"

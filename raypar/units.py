@@ -1,7 +1,4 @@
-"""Rounding and units of all numbers that are shown.
-
-Values that can't be shown (None, NaN, infinite) is shown as ``–``.
-"""
+"""Rounding and units of all numbers that are shown. None, NaN and infinity are shown as ``–``."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 MISSING = "–"
-TOO_NOISY = "(too noisy)"  # instead of an interval: it needs more repeats
-MAX_VALUE, MAX_VALUE_SHOWN = 200, 40  # characters of a hyperparameter's value, and of a longer one
-MAX_SPREAD = 10  # of an interval's bounds: from there on they show nothing, and it is too noisy
-INFINITE = "∞"  # an upper bound that lies beyond what was seen
+TOO_NOISY = "(too noisy)"  # in place of an interval that needs more repeats
+MAX_VALUE, MAX_VALUE_SHOWN = 200, 40  # longest value of a hyperparameter; characters shown of a longer one
+MAX_SPREAD = 10  # ratio of an interval's bounds above which it is too noisy
+INFINITE = "∞"  # an upper bound beyond all observed values
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 DURATIONS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -27,7 +24,7 @@ SIZES_BYTES = {
 
 
 def parsed(text: str, scales: Mapping[str, float]) -> float | None:
-    """Return a number with one of the units, by lower-case name, in the unit that is worth 1; None where it is none."""
+    """Parse a number with a unit, given by lower-case name and scale; None if it is not a number."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*|%)\s*", text.lower())
     try:
         value = float(match[1]) * scales[match[2]] if match else math.nan
@@ -41,16 +38,16 @@ def _is_missing(value: float | None) -> bool:
 
 
 def _decimals(value: float, significant: int = 3) -> int:
-    """Decimal places that show `value` with so many significant digits; 0 for what has them before the point."""
+    """Return the decimal places that show `value` with this many significant digits, at least 0."""
     if value == 0:
         return significant - 1
-    # Rounded first: 9.999 has three significant digits as 10.0, not as 10.00.
+    # Rounded first: 9.999 with three significant digits is 10.0, not 10.00.
     magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
     return max(0, significant - 1 - magnitude)
 
 
 def number(value: float | None, significant: int = 4) -> str:
-    """Return a plain number: ``0.2134``; trailing zeros are kept, so that columns of them line up."""
+    """Return a plain number: ``0.2134``. Trailing zeros are kept, so that columns line up."""
     if value is None or _is_missing(value):
         return MISSING
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
@@ -64,7 +61,7 @@ def count(value: int | None) -> str:
 
 
 def and_more(num_left: int, word: str = "and") -> str:
-    """`` and 3 more``: so many that a list leaves out; empty where it leaves out none."""
+    """`` and 3 more``: the number of omitted entries; empty for none."""
     return f" {word} {count(num_left)} more" if num_left > 0 else ""
 
 
@@ -72,8 +69,8 @@ def listed(texts: Iterable[str], most: int, *, word: str = "", separator: str = 
     """``a, b and 3 more``: the first texts, and the number of the others.
 
     Args:
-        most: texts that are shown.
-        word: "and" or "or" before the last text where all are shown; empty: the separator, as between the others.
+        most: number of texts to show.
+        word: "and" or "or" before the last text if all are shown; empty: the separator.
     """
     every = list(texts)
     if len(every) > most:
@@ -84,12 +81,12 @@ def listed(texts: Iterable[str], most: int, *, word: str = "", separator: str = 
 
 
 def counted(value: int, noun: str) -> str:
-    """``1 trial``, ``12 trials``: a count with its noun, which takes a plain -s."""
+    """``1 trial``, ``12 trials``: a count with a noun whose plural ends in -s."""
     return f"{count(value)} {noun}" if value == 1 else f"{count(value)} {noun}s"
 
 
 def compact(value: float | None) -> str:
-    """Three significant digits and a factor: ``950``, ``18.6k``, ``2.50M``."""
+    """Return three significant digits and a factor: ``950``, ``18.6k``, ``2.50M``."""
     if value is None or _is_missing(value):
         return MISSING
     factor, letter = _scale(value, "kMG")
@@ -102,7 +99,7 @@ def rate(value: float | None, unit: str = "samples/s") -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes in decimal units: ``512 B``, ``1.20 GB``."""
+    """Return bytes in decimal units: ``512 B``, ``1.20 GB``."""
     if value is None or _is_missing(value):
         return MISSING
     factor, letter = _scale(value, "kMGT")
@@ -110,7 +107,7 @@ def size(value: float | None) -> str:
 
 
 def energy(value: float | None) -> str:
-    """Joules: ``850 J``, ``12.3 kJ``, ``1.20 MJ``."""
+    """Return joules: ``850 J``, ``12.3 kJ``, ``1.20 MJ``."""
     if value is None or _is_missing(value):
         return MISSING
     factor, letter = _scale(value, "kMG")
@@ -165,9 +162,9 @@ def level(share: float) -> str:
 
 
 def value_of(value: object) -> str:
-    """Return a hyperparameter's value for a table: floats by their first four digits, the rest as written.
+    """Return a hyperparameter's value for a table: floats with four significant digits, others as written.
 
-    A long text is cut, and followed by a digest of the whole: unequal values stay unequal.
+    A long text is cut and gets a digest, so that different values stay different.
     """
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.4g}"
@@ -179,7 +176,7 @@ def value_of(value: object) -> str:
 
 
 class Interval(Protocol):
-    """Value with its bounds, None where there are none."""
+    """Value with its bounds, which may be None."""
 
     @property
     def value(self) -> float: ...
@@ -190,7 +187,7 @@ class Interval(Protocol):
 
 
 def ratio_interval(of: Interval | None) -> str:
-    """``1.87× [1.80, 1.95]``; without the brackets where there is no interval."""
+    """``1.87× [1.80, 1.95]``; without brackets if there is no interval."""
     return MISSING if of is None else ratio(of.value) + brackets(of, _ratio_digits)
 
 
@@ -205,7 +202,7 @@ def rate_interval(of: Interval, unit: str = "samples/s") -> str:
 
 
 def seconds_interval(of: Interval | None, *, bounds: bool = True) -> str:
-    """``3.21 s [3.10, 3.40]``: one unit for all three (ms, s, min or h), the bounds as finely as the value."""
+    """``3.21 s [3.10, 3.40]``: one unit (ms, s, min or h) and the same decimals for all three."""
     if of is None or _is_missing(of.value):
         return MISSING
     factor, unit = next((f, u) for limit, f, u in _SCALES if of.value < limit)
@@ -222,7 +219,7 @@ def energy_interval(of: Interval) -> str:
 
 
 def plus_minus(of: Interval) -> str:
-    """Return the wider side of an interval in percent of the value: ``±4 %``; empty where there is no interval."""
+    """Return the wider side of an interval in percent of the value: ``±4 %``; empty without an interval."""
     if not of.value or of.low is None or of.high is None or math.isinf(of.high):
         return ""
     if is_noise(of):
@@ -231,18 +228,18 @@ def plus_minus(of: Interval) -> str:
     return f"±{100 * share:.{1 if share < 0.00995 else 0}f} %"
 
 
-# Under each limit in seconds: what a unit is worth, and its name.
+# Limit in seconds, and the unit used below it: its seconds and name.
 _SCALES = ((0.09995, 1e-3, "ms"), (600.0, 1.0, "s"), (2.0 * HOUR_S, 60.0, "min"), (math.inf, 3600.0, "h"))
 
 
 def _scale(value: float, letters: str) -> tuple[float, str]:
-    """Return the power of 1,000 that a value is shown by, and its letter of ``kMGT``; what rounds to 1,000 is 1.00k."""
+    """Return the power of 1,000 that a value is divided by, and its letter of ``kMGT``. 999.9 is 1.00k."""
     power = sum(abs(value) >= 1000.0**i * 0.9995 for i in range(1, len(letters) + 1))
     return 1000.0**power, ("", *letters)[power]
 
 
 def brackets(of: Interval, show: Callable[[float], str]) -> str:
-    """`` [1.80, 1.95]``: the bounds after a value; empty where there is no interval."""
+    """`` [1.80, 1.95]``: the bounds after a value; empty without an interval."""
     if of.low is None or of.high is None or math.isnan(of.low + of.high):
         return ""
     if is_noise(of):
@@ -251,12 +248,12 @@ def brackets(of: Interval, show: Callable[[float], str]) -> str:
 
 
 def is_noise(of: Interval) -> bool:
-    """Return whether an interval spans more than an order of magnitude, the only rule for ``(too noisy)``."""
+    """Return True if an interval spans more than an order of magnitude, the only rule for ``(too noisy)``."""
     return of.low is not None and of.high is not None and of.low > 0 and MAX_SPREAD * of.low < of.high < math.inf
 
 
 def _bound(value: float, decimals: int) -> str:
-    """Return a bound as finely as its value, but no more than three significant digits where it is far larger."""
+    """Return a bound with the decimals of its value, but at most three significant digits if it is far larger."""
     if abs(value) >= 9999.5:
         return compact(value)
     return f"{value:.{min(decimals, _decimals(value)) if abs(value) >= 1 else decimals}f}"

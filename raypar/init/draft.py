@@ -1,4 +1,4 @@
-"""Study files that are written for a script, ready to run and meant to be edited."""
+"""Drafts of study files for scripts, ready to run and to be edited."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from raypar.study.workload import PLACEMENT_OPTIONS
 from raypar.units import listed
 
 MAX_COLUMNS = 110
-MAX_OTHERS = 12  # further options that a comment lists
+MAX_OTHERS = 12  # options listed in a comment
 LEARNING_RATE = re.compile(r"(.*_)?(lr|learning_rate)")
-# Options to sweep, the first that a script has; with the value where it has no default.
+# Options to sweep, in order of preference, with a value in case of no default.
 SWEPT = {
     re.compile(r"(?!.*(test|val|eval))(.*_)?(batch_?size|bs|bsz)(_per_\w+)?"): 32,
     LEARNING_RATE: 0.01,
@@ -28,8 +28,8 @@ SWEPT = {
     re.compile(r"(num_|n_|max_|total_)(train_|training_)?(steps|iters|iterations)|iters|iterations"): 100,
 }
 OUTPUT = re.compile(r"(.*_)?(out|output|save|log|logs|root|work|checkpoints?)(_?(dir|directory|folder|path))?")
-NO_VALUE = "the script has no default: fill it in"
-GUESSED = "guessed, as the script has no default: check it"
+NO_VALUE = "no default in the script: fill it in"
+GUESSED = "guessed, no default in the script: check it"
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Draft:
 
     Attributes:
         swept: ``num_workers 1, 2``.
-        open_options: options that are to be filled in before it runs.
-        metric: the metric that its trials are judged by; empty: the script shows none.
+        open_options: options that have to be filled in before it can run.
+        metric: the metric that trials are judged by; empty: none found in the script.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Draft:
 
 
 def starter() -> Draft:
-    """Return a study of a network that ships with raypar, with data of its own."""
+    """Return a study of a network and data that ship with raypar."""
     return Draft(STARTER, "batch_size 96, 768; num_workers 1, 2", metric="accuracy")
 
 
@@ -57,7 +57,7 @@ def draft_of(script: Script, output: Path) -> Draft:
     """Return a study of a script.
 
     Args:
-        output: the study file, in whose folder the script's path starts.
+        output: the study file; the script's path is relative to its folder.
     """
     if script.kind is ScriptKind.TRAIN_LOOP:
         given = [(option, option.name) for option in script.options if option.name not in PLACEMENT_OPTIONS]
@@ -66,8 +66,8 @@ def draft_of(script: Script, output: Path) -> Draft:
         if not module.isidentifier():
             imports, loop = "from importlib import import_module\n\n", f"import_module({_literal(module)}).{loop}"
         lines = [
-            f"{loop},  # unchanged; each step is timed if it calls raypar.step() after each,",
-            "# else what lies between two of its reports that have an epoch or a step.",
+            f"{loop},  # unchanged; steps are timed if it calls raypar.step() after each,",
+            "# otherwise the time between its reports with an epoch or a step.",
         ]
     else:
         given, imports = _given(script.options), ""
@@ -76,13 +76,13 @@ def draft_of(script: Script, output: Path) -> Draft:
     runs_workers = script.kind not in (ScriptKind.PLAIN, ScriptKind.LIGHTNING) or script.parser == "LightningCLI"
     swept, values = ("num_workers", (1, 2)) if runs_workers else _swept(config)
     metric = max((m.name for m in script.metrics), key=_rank, default="")
-    if script.kind is ScriptKind.HUGGING_FACE:  # which evaluates only where it is asked to
+    if script.kind is ScriptKind.HUGGING_FACE:  # evaluates only if asked to
         metric = "train_loss"
     if metric:
         lines += [
-            f"metric={_literal(metric)},  # that its points are judged by",
+            f"metric={_literal(metric)},  # by which points are judged",
             f'mode="{"max" if _rank(metric)[1] else "min"}",',
-            'metric_chosen_by="raypar init",  # delete this line if that is your choice too',
+            'metric_chosen_by="raypar init",  # delete this line once you have checked the metric',
         ]
     entries = [
         f"        {_literal(k)}: {_literal(v)},  {comment}".rstrip() for k, (v, comment) in config.items() if k != swept
@@ -103,7 +103,7 @@ def draft_of(script: Script, output: Path) -> Draft:
 
 
 def _given(options: Iterable[ScriptOption]) -> list[tuple[ScriptOption, str]]:
-    """Return the options that the command line gives, each with its name in braces; positional ones come first."""
+    """Return the options set on the command line with their names in braces, positional ones first."""
     given = []
     for option in options:
         name, default = option.name.lower(), option.default
@@ -122,7 +122,7 @@ def _given(options: Iterable[ScriptOption]) -> list[tuple[ScriptOption, str]]:
 
 
 def _value(option: ScriptOption) -> tuple[Any, str]:
-    """Return the value of an option in the study, and a comment on it."""
+    """Return an option's value in the study, and a comment."""
     if option.default is not None:
         return option.default, ""
     likely = next((value for pattern, value in SWEPT.items() if pattern.fullmatch(option.name.lower())), None)
@@ -131,7 +131,7 @@ def _value(option: ScriptOption) -> tuple[Any, str]:
 
 
 def _swept(config: Mapping[str, tuple[Any, str]]) -> tuple[str, tuple[Any, ...]]:
-    """Return what a script that runs one process sweeps, its own value first."""
+    """Return the option to sweep of a single-process script, and its values, the script's first."""
     for pattern in SWEPT:
         for key, (value, _) in config.items():
             if pattern.fullmatch(key.lower()) and type(value) in (int, float) and value > 0:
@@ -140,12 +140,12 @@ def _swept(config: Mapping[str, tuple[Any, str]]) -> tuple[str, tuple[Any, ...]]
 
 
 def _rank(metric: str) -> tuple[bool, bool]:
-    """Return the order of metrics to judge points by: held-out data above others, then a larger value is better."""
+    """Return the rank of a metric to judge points by: held-out data first, then metrics to maximise."""
     return bool(re.search("test|val", metric)), direction_of(metric) == "max"
 
 
 def _command_lines(script: Script, path: str, given: Sequence[tuple[ScriptOption, str]]) -> list[str]:
-    """Return the arguments of ``Workload.from_command``: the command line, and where its metrics are."""
+    """Return the arguments of ``Workload.from_command``: the command line, and how to find its metrics."""
     with_torchrun = script.kind in (ScriptKind.TORCHRUN, ScriptKind.HUGGING_FACE)
     words = ["torchrun --standalone --nproc-per-node={num_workers}" if with_torchrun else "python"]
     words += [shlex.quote(path).replace("{", "{{").replace("}", "}}"), *script.subcommand.split()]
@@ -153,32 +153,32 @@ def _command_lines(script: Script, path: str, given: Sequence[tuple[ScriptOption
         words += ["--trainer.devices={num_workers} --trainer.accelerator={device}"]
         words += ["--trainer.default_root_dir={output_dir}"]
     words += [option.with_value(f"{{{name}}}") for option, name in given]
-    lines = ["# It is run in the folder of this file; what is in braces comes from `config` and `space` below."]
-    parts = _wrapped(" ".join(word.replace(" ", "\0") for word in words))  # a flag and its value stay in one line
+    lines = ["# Runs in the folder of this file. Names in braces come from `config` and `space` below."]
+    parts = _wrapped(" ".join(word.replace(" ", "\0") for word in words))  # keep a flag and its value on one line
     lines += [_literal(part.replace("\0", " ")) for part in parts]
     lines[-1] += ","
     patterns = {metric.name: (metric.pattern, metric.line) for metric in script.metrics if metric.pattern}
     has_events = script.parser == "LightningCLI"
     if has_events:
-        lines.append('tensorboard="{output_dir}",  # its event files are read when it has ended')
+        lines.append('tensorboard="{output_dir}",  # its event files are read at the end')
     if patterns:
-        lines.append("metrics={  # looked for in each line that it prints; the group is the value")
+        lines.append("metrics={  # searched for in each printed line; the group is the value")
         lines += [
             f"    {_literal(name)}: {_raw(p)},{f'  # line {line}' * bool(line)}" for name, (p, line) in patterns.items()
         ]
-        if script.epoch_pattern:  # which times the epochs, where each is reported once
-            lines.append(f'    "epoch": {_raw(script.epoch_pattern)},  # holds for the lines after it')
+        if script.epoch_pattern:  # times the epochs, if each is reported once
+            lines.append(f'    "epoch": {_raw(script.epoch_pattern)},  # applies to the lines after it')
         lines.append("},")
     elif script.metrics and not has_events:
         numbers = dict.fromkeys(str(metric.line) for metric in script.metrics)
-        lines.append(f"# Its metrics are read where it reports them, line {', '.join(numbers)}.")
+        lines.append(f"# Its metrics come from its reports, line {', '.join(numbers)}.")
     elif not script.metrics:
         lines += NO_METRICS
     return lines
 
 
 def _notes(script: Script, given: Sequence[tuple[ScriptOption, str]]) -> list[str]:
-    """Return the comments below a study."""
+    """Return the comments below the study."""
     names = {option.name for option, _ in given}
     others = [option for option in script.options if option.name not in names and option.flag]
     notes = []
@@ -187,24 +187,24 @@ def _notes(script: Script, given: Sequence[tuple[ScriptOption, str]]) -> list[st
         example = next((o for o in others if not o.is_switch), others[0])
         added = example.with_value("" if example.is_switch else f"{{{example.name}}}")
         notes.append(
-            f"Left at their defaults: {listed(shown, MAX_OTHERS)}. To set or sweep one, add it to the command: {added}."
+            f"At their defaults: {listed(shown, MAX_OTHERS)}. To set or sweep one, add it to the command: {added}."
         )
     notes += [f"{note[0].upper()}{note[1:]}." for note in script.notes]
     if script.kind is ScriptKind.PLAIN:
-        notes.append('It runs on one core unless you give it more: config={..., "cpus_per_worker": 4}.')
+        notes.append('It runs on one core. To use more: config={..., "cpus_per_worker": 4}.')
     elif script.kind in (ScriptKind.TORCHRUN, ScriptKind.TRAIN_LOOP):
-        notes.append("If its batch size is that of one worker, two workers train on twice as many samples a step.")
+        notes.append("If its batch size is per worker, two workers train on twice as many samples per step.")
     return notes
 
 
 def _wrapped(text: str) -> list[str]:
-    """Return the text in lines, which together are the text."""
+    """Split the text into lines that join to the text."""
     as_it_is: Any = {"drop_whitespace": False, "replace_whitespace": False, "expand_tabs": False}
     return textwrap.wrap(text, MAX_COLUMNS - 10, break_long_words=False, break_on_hyphens=False, **as_it_is)
 
 
 def _literal(value: Any) -> str:
-    """Return a value's literal; texts in double quotes, where that needs no escapes."""
+    """Return a value's literal; strings in double quotes if that needs no escapes."""
     return f'"{value}"' if isinstance(value, str) and repr(value) == f"'{value}'" and '"' not in value else repr(value)
 
 
@@ -213,13 +213,12 @@ def _raw(pattern: str) -> str:
 
 
 NO_METRICS = """\
-# No metric was seen in what it prints. Let it print JSON lines, {"loss": 0.5}, or call
-# raypar.report({"loss": loss}) and, after each step, raypar.step(); or name a regular expression:
+# No metric was found in its output. Let it print JSON lines, {"loss": 0.5}, or call
+# raypar.report({"loss": loss}) and, after each step, raypar.step(); or set a regular expression:
 # metrics={"loss": r"loss: ([0-9.]+)"},""".splitlines()
 
 TEMPLATE = """\
-# A first draft by `raypar init`, to be edited. The report's question follows from what is swept; a docstring here would
-# replace it.
+# A draft by `raypar init`, to be edited. The report's question follows from what is swept, unless you add a docstring.
 
 {imports}from raypar import Study, Workload, grid
 
@@ -229,30 +228,30 @@ workload = Workload.{maker}(
 
 study = Study(
     workload=workload,
-    space={{{swept}: grid({values})}},  # all values are run; several keys make a grid
-    baseline={{{swept}: {baseline}}},  # speedups are against this
+    space={{{swept}: grid({values})}},  # all values are run; several keys form a grid
+    baseline={{{swept}: {baseline}}},  # speedups are relative to this
     num_repeats=3,  # an interval needs repeats
 {config})
 {notes}"""
 
 STARTER = '''"""Does a second worker pay off? A small network on 8x8 digits, with a small and a large batch.
 
-A first draft by `raypar init`, to be edited. Nothing is downloaded.
+A draft by `raypar init`, to be edited. Nothing is downloaded.
 """
 
 from raypar import Study, grid
 from raypar.workloads import digits
 
 study = Study(
-    workload=digits,  # `raypar model list` lists those that ship; for your own: raypar init SCRIPT
-    # All values of a grid are run, and several keys make a grid: four points here.
+    workload=digits,  # `raypar model list` lists others; for your own: raypar init SCRIPT
+    # All values are run, and several keys form a grid: four points here.
     space={"batch_size": grid(96, 768), "num_workers": grid(1, 2)},
-    baseline={"num_workers": 1},  # speedups are against the point that differs only in this
-    num_repeats=3,  # an interval needs repeats; until="settled" repeats what is still open
+    baseline={"num_workers": 1},  # speedups are relative to the point that differs only in this
+    num_repeats=3,  # an interval needs repeats; until="settled" repeats inconclusive points
     config={
         "epochs": 15,
         "lr": 0.1,
-        "device": "auto",  # "cpu", "cuda", or GPUs where every trial fits
+        "device": "auto",  # "cpu", "cuda", or "auto": GPUs if every trial fits
     },
 )
 '''

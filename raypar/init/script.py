@@ -1,4 +1,4 @@
-"""Training scripts: kind, options and printed metrics, read from their code, which is never run."""
+"""Training scripts: kind, options and printed metrics, read from their code without running it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPOCH = r"(?i)\bepoch\W{0,3}(\d+)"
 
 
 class ScriptKind(StrEnum):
-    """Kind of script, by the way it is started."""
+    """Kind of script, by how it is started."""
 
     TRAIN_LOOP = "Ray Train loop"
     HUGGING_FACE = "Hugging Face Trainer script"
@@ -37,9 +37,9 @@ class ScriptOption:
     """Option of a script's command line, or key of a train loop's config.
 
     Attributes:
-        name: identifier that stands for it in a study.
-        flag: as it is given: ``--batch-size``; with a ``=`` at its end: ``training.lr=``; empty: by its position.
-        default: None: there is none, or the script's text does not show it.
+        name: its identifier in a study.
+        flag: ``--batch-size``, or with a ``=`` at the end ``training.lr=``; empty: positional.
+        default: None: missing, or not visible in the script.
         kind: type of its values.
         choices: allowed values; empty: any.
         is_required: the script doesn't run without it.
@@ -55,7 +55,7 @@ class ScriptOption:
     is_switch: bool = False
 
     def with_value(self, value: str) -> str:
-        """Return the words that set it on a command line."""
+        """Return the option with a value on a command line."""
         return f"{self.flag}{value}" if self.flag.endswith("=") else f"{self.flag} {value}".strip()
 
 
@@ -64,12 +64,12 @@ class ScriptMetric:
     """Metric that a script prints or reports.
 
     Attributes:
-        pattern: regular expression that finds it in a line of output; empty: it is reported, in a JSON line or in event
-            files. A percent sign after the value is in it, outside of the group.
-        line: of the script; 0: the Trainer prints it.
-        sample: such a line, with made-up numbers; empty where it has no pattern.
-        value: the number in it that the pattern finds.
-        is_mixed: the pattern also matches other lines that the script prints.
+        pattern: regular expression for a line of output, with the value as group. A percent sign is outside of the
+            group. Empty: it is reported, in a JSON line or in event files.
+        line: line of the script; 0: the Trainer prints it.
+        sample: example of a printed line with invented numbers; empty without a pattern.
+        value: the number that the pattern finds in the sample.
+        is_mixed: the pattern also matches other printed lines.
     """
 
     name: str
@@ -82,17 +82,17 @@ class ScriptMetric:
 
 @dataclass(frozen=True)
 class Script:
-    """A script as read.
+    """Result of reading a script.
 
     Attributes:
-        evidence: what shows its kind, with the line.
-        parser: package or class that reads its command line; empty: none was seen.
-        subcommand: words that its command line needs first.
-        options: those of its command line, or of its train loop's config.
-        metrics: those that it prints or reports.
-        epoch_pattern: regular expression for the number of the epoch in what it prints; empty: it prints none.
+        evidence: name and line that show its kind.
+        parser: package or class that reads its command line; empty: none found.
+        subcommand: words that must come first on its command line.
+        options: options of its command line, or keys of its train loop's config.
+        metrics: metrics that it prints or reports.
+        epoch_pattern: regular expression for the epoch number in its output; empty: it prints none.
         train_loop: name of its ``train_loop_per_worker``.
-        notes: what stands in the way, one sentence each.
+        notes: possible problems, one sentence each.
     """
 
     path: Path
@@ -111,8 +111,7 @@ def read_script(path: Path) -> Script:
     """Read a script.
 
     Raises:
-        RayparError: there is no such file, it is not Python, it runs nothing, or it trains where it is imported, which
-            a study of a train loop does.
+        RayparError: the file is missing or not Python, it runs nothing, or it has a train loop but trains on import.
     """
     source = read_python(path, "script")
     try:
@@ -121,13 +120,13 @@ def read_script(path: Path) -> Script:
     except SyntaxError as error:
         raise syntax_error(path, error) from None
     except (ValueError, MemoryError, RecursionError) as error:  # null bytes; a thousand brackets
-        raise RayparError(f"{path}: is not Python: {error}", hint="is it really a text file?") from None
+        raise RayparError(f"{path}: not Python: {error}", hint="check that it is a text file") from None
 
 
 # ---- code
 
-_MAX_DEPTH = 8  # of names that stand for names
-_MAX_BASE, _MAX_EXPONENT = 1000, 64  # of powers that are worked out
+_MAX_DEPTH = 8  # of names assigned to names
+_MAX_BASE, _MAX_EXPONENT = 1000, 64  # of powers that are evaluated
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _PHASE_WORD = re.compile("train|training|val|valid|validation|test|eval|evaluation|dev", re.IGNORECASE)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -141,11 +140,11 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 class _Code:
-    """A script's code, with what its names stand for.
+    """A script's code, with the possible values of its names.
 
     Attributes:
-        scopes: its nodes in the order of the text, each with its scope: ``.main.evaluate``; empty: the module.
-        sources: what assignments, loops and calls give a name, by scope and name; None: unknown.
+        scopes: scope of each node, in the order of the text: ``.main.evaluate``; empty: the module.
+        sources: expressions that assignments, loops and calls give a name, by scope and name; None: unknown.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -182,7 +181,7 @@ class _Code:
                 self._add_parameters(node, f"{scope}.{node.name}")
 
     def _elements(self, node: ast.expr | None, at: int, num: int) -> list[ast.expr | None]:
-        """Return what the target number `at` of `num` stands for in a loop over an expression."""
+        """Return the values of loop target `at` of `num` in a loop over an expression."""
         match node := self.source(node):
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
                 parts = [each.elts if num > 1 and isinstance(each, (ast.List, ast.Tuple)) else [each] for each in elts]
@@ -207,31 +206,31 @@ class _Code:
                 self.sources[scope, name].append(given.get(name))
 
     def dotted(self, node: ast.AST | None) -> str:
-        """Return a name with its module: ``torch.distributed.init_process_group``; empty for other expressions."""
+        """Return a name with its module: ``torch.distributed.init_process_group``; empty if not a name."""
         if isinstance(node, ast.Attribute):
             return f"{self.dotted(node.value)}.{node.attr}".removeprefix(".")
         return self.imports.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
     def calls_of(self, *names: str) -> list[ast.Call]:
-        """Return calls of functions by their last names."""
+        """Return the calls of functions with these names, whatever their module."""
         return [call for name in names for call in self.calls_by_name[name]]
 
     def mentions(self, pattern: str) -> Iterator[tuple[str, int]]:
-        """Yield names of what is called or subclassed, with their modules, and texts, each with its line."""
+        """Yield matching names of called functions and base classes, and matching strings, each with its line."""
         for node in self.scopes:
             names = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", [])
             texts = [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
             yield from ((t, node.lineno) for t in [*map(self.dotted, names), *texts] if re.fullmatch(pattern, t))
 
     def all_sources(self, name: ast.Name) -> list[ast.expr | None]:
-        """Return all that a name can stand for, in the innermost scope that has it."""
+        """Return all expressions given to a name in its innermost scope."""
         scope = self.scopes.get(name, "")
         while (scope, name.id) not in self.sources and scope:
             scope = scope.rpartition(".")[0]
         return self.sources.get((scope, name.id), [])
 
     def source(self, node: Any) -> Any:
-        """Return the expression that a name stands for at first; other expressions are returned as they are."""
+        """Return the first expression given to a name; other expressions are returned unchanged."""
         for _ in range(_MAX_DEPTH):
             if not isinstance(node, ast.Name) or not (sources := self.all_sources(node)):
                 break
@@ -239,7 +238,7 @@ class _Code:
         return node
 
     def value(self, node: ast.expr | None, depth: int = 0) -> Any:
-        """Return the value of a literal, of arithmetic with literals, or of a name of one; None: it is not known."""
+        """Return the value of a literal, of arithmetic with literals, or of a name for them; None if unknown."""
         node = self.source(node)
         if isinstance(node, ast.BinOp) and depth < _MAX_DEPTH:
             left, right = (self.value(side, depth + 1) for side in (node.left, node.right))
@@ -251,13 +250,13 @@ class _Code:
             return None
 
     def entries(self, node: ast.expr | None) -> dict[str, Any]:
-        """Return the keys of a dict that are texts, with their values: None where they are not known."""
+        """Return the string keys of a dict with their values, which are None if unknown."""
         node = self.source(node)
         pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
         return {text: self.value(value) for key, value in pairs if isinstance(text := self.value(key), str)}
 
     def words(self, node: ast.expr | None, depth: int = 0) -> list[str]:
-        """Return the phases of training that an expression can stand for: ``train`` and ``val``."""
+        """Return the phases of training that an expression can be: ``train`` and ``val``."""
         sources: list[Any] = []
         match node:
             case ast.Constant(value=str(word)):
@@ -290,12 +289,12 @@ _OTHER_PARSERS = re.compile(r"(absl|click|docopt|fire|jsonargparse|simple_parsin
 
 def _script(path: Path, code: _Code) -> Script:
     if all(isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) for node in code.tree.body):
-        hint = "name the script that trains, or write a study with its model and data, as studies/custom_model.py does"
-        raise RayparError(f"{path}: only defines functions and classes, and trains nothing when it is run", hint=hint)
+        hint = "name the script that trains, or write a study with its model and data, like studies/custom_model.py"
+        raise RayparError(f"{path}: only defines functions and classes, and trains nothing when run", hint=hint)
     kind, evidence = ScriptKind.PLAIN, ""
     for each, sign in _SIGNS:
         name, line = next(code.mentions(sign), ("", 0))
-        if name and not (each is ScriptKind.TORCHRUN and code.calls_of("spawn")):  # which starts its own processes
+        if name and not (each is ScriptKind.TORCHRUN and code.calls_of("spawn")):  # it starts processes itself
             kind, evidence = each, f"{name.rpartition('.')[2]}, line {line}"
             break
     metrics, prints_epoch = _printed_metrics(code)
@@ -306,9 +305,11 @@ def _script(path: Path, code: _Code) -> Script:
     parser, subcommand, options = _options(code)
     notes = []
     if _OTHER_PARSERS.match(parser):
-        notes.append(f"options read by {parser} are not known here: add those to set to the command: --name {{name}}")
+        notes.append(
+            f"options of {parser} are not recognised: add those that you want to set to the command: --name {{name}}"
+        )
     if "'nccl'" in code.text and "gloo" not in code.text:
-        notes.append("it asks for NCCL: it runs on GPUs only")
+        notes.append("it uses NCCL, which needs GPUs")
     return Script(
         path=path,
         kind=kind,
@@ -323,7 +324,7 @@ def _script(path: Path, code: _Code) -> Script:
 
 
 def _logged(code: _Code) -> list[ScriptMetric]:
-    """Return what a Lightning module logs: all in the event files, what is tested also in a table at the end."""
+    """Return the metrics that a Lightning module logs to event files, and prints in a table after testing."""
     calls = [call for call in code.calls_of("log") if code.dotted(call.func) == "self.log" and call.args]
     logged = [(name, call.lineno) for call in calls if _METRIC.search(name := str(code.value(call.args[0])))]
     if code.calls_of("LightningCLI"):
@@ -333,7 +334,7 @@ def _logged(code: _Code) -> list[ScriptMetric]:
 
 
 def _script_of_loop(path: Path, code: _Code) -> Script | None:
-    """Return the script if Ray Train runs a function of it on each worker, else None."""
+    """Return the script if Ray Train runs one of its functions on each worker, else None."""
     functions = {node.name: node for node in code.tree.body if isinstance(node, ast.FunctionDef)}
     trainers = code.calls_of("TorchTrainer")
     given = [node for call in trainers for node in [*call.args[:1], *(word.value for word in call.keywords)]]
@@ -350,7 +351,7 @@ def _script_of_loop(path: Path, code: _Code) -> Script | None:
         )
         started = {code.dotted(call.func).rpartition(".")[2] for call in inner if isinstance(call, ast.Call)}
         if started & {"fit", "parse_args", "backward", "TorchTrainer", "main"}:
-            what = f"{path}, line {node.lineno}: runs when the script is imported, as a study of its train loop does"
+            what = f"{path}, line {node.lineno}: runs on import, but a study has to import the train loop"
             raise RayparError(what, hint='put it below `if __name__ == "__main__":`')
     config = loop.args.args[0].arg if loop.args.args else "config"
     keys = re.findall(rf"\b{config}(?:\[|\.get\()'(\w+)'(?:, ([^()\[\]=]+)\))?", ast.unparse(loop))
@@ -374,7 +375,7 @@ def _script_of_loop(path: Path, code: _Code) -> Script | None:
 
 # ---- options of the command line
 
-# Of transformers.TrainingArguments, which a script's own text doesn't show; output_dir is required in older versions.
+# Options of transformers.TrainingArguments, not visible in a script; older versions require output_dir.
 _TRAINING_ARGUMENTS = [
     ScriptOption("output_dir", "--output_dir"),
     ScriptOption("learning_rate", "--learning_rate", 5e-5, float),
@@ -386,14 +387,14 @@ _REQUIRED_FIELD = re.compile(r"(\w+): [^=]+( = [\w.]*field\((?!.*\bdefault(_fact
 
 
 def _options(code: _Code) -> tuple[str, str, list[ScriptOption]]:
-    """Return what reads the command line, the word that it needs first, and its options."""
+    """Return the parser of the command line, the word that must come first, and the options."""
     for call in code.calls_of("HfArgumentParser"):
         names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
         classes = [node for node in code.tree.body if isinstance(node, ast.ClassDef) and node.name in names]
         fields = [_REQUIRED_FIELD.fullmatch(ast.unparse(field)) for node in classes for field in node.body]
         options = [ScriptOption(field[1], f"--{field[1]}", is_required=True) for field in fields if field]
         options += _TRAINING_ARGUMENTS if "TrainingArguments" in code.text else []
-        # Examples of transformers train only if they are asked to.
+        # Examples of transformers train only with this flag.
         return "HfArgumentParser", "--do_train" if ".do_train" in code.text else "", options
     if calls := code.calls_of("add_argument"):
         words = [str(code.value(call.args[0])) for call in code.calls_of("add_parser") if call.args]
@@ -410,7 +411,7 @@ def _options(code: _Code) -> tuple[str, str, list[ScriptOption]]:
 
 
 def _overrides(code: _Code) -> list[ScriptOption]:
-    """Return the keys that a script reads of a config of hydra or OmegaConf, whose defaults are in other files."""
+    """Return the keys that a script reads from a config of hydra or OmegaConf; defaults are in other files."""
     pairs = re.findall(r"@(?:\w+\.)?main\b.*\ndef \w+\((\w+)|(\w+)(?:: \w+)? = OmegaConf\.", code.text)
     configs = "|".join(filter(None, (name for pair in pairs for name in pair)))
     keys = re.findall(rf"\b(?:{configs})((?:\.[A-Za-z_]\w*)+)\b(?!\()", code.text) if configs else []
@@ -419,7 +420,7 @@ def _overrides(code: _Code) -> list[ScriptOption]:
 
 
 def _argument(code: _Code, call: ast.Call, subcommand: str) -> ScriptOption | None:
-    """Return the option of a call of ``add_argument``; None where it is that of another subcommand."""
+    """Return the option of a call of ``add_argument``; None if it belongs to another subcommand."""
     given = {word.arg: code.value(word.value) for word in call.keywords}
     parser = code.source(getattr(call.func, "value", None))
     words = parser.args if isinstance(parser, ast.Call) and getattr(parser.func, "attr", "") == "add_parser" else []
@@ -434,7 +435,7 @@ def _argument(code: _Code, call: ast.Call, subcommand: str) -> ScriptOption | No
     is_required = given.get("nargs") not in ("?", "*") if is_positional else given.get("required") is True
     default = given.get("default")
     kind = _TYPES.get(code.dotted(_keyword(call, "type")), type(default) if type(default) in (int, float) else str)
-    if bool in (kind, type(default)):  # type=bool takes a text
+    if bool in (kind, type(default)):  # with type=bool, any non-empty text is True
         default, kind = None if default is None else str(default), str
     choices = given["choices"] if isinstance(given.get("choices"), (list, tuple)) else ()
     return ScriptOption(name, "" if is_positional else flag, default, kind, tuple(choices), is_required)
@@ -448,12 +449,12 @@ _BEST = re.compile(r"(?:^|[\W_])best(?:$|[\W_])", re.IGNORECASE)
 _PHASE = re.compile(r"(phase|split|mode|stage|prefix|tag|desc|subset|name)\W*$", re.IGNORECASE)
 _FILLERS = {"average", "avg", "mean", "the", "epoch", "final", "current", "running", "cur", "set", "of", "on", "is"}
 _SAME = {"acc": "accuracy", "ppl": "perplexity"} | dict.fromkeys(("valid", "validation", "eval", "evaluation"), "val")
-_PRINTS = re.compile(r"(^|\.)(print0?|write)$")  # calls that put nothing before their text
+_PRINTS = re.compile(r"(^|\.)(print0?|write)$")  # calls that print nothing before their text
 _LOGS = re.compile(r"(^|\.)(info|warning|rank_zero_info)$")
 _PERCENT_FORMAT = re.compile(r"(%[-+ #0]*\d*(?:\.\d+)?[sdifgeEGr]|%%)")
-_MAX_VARIANTS = 8  # of a print whose words vary
-# Values in the text of a line: a private character for each, of the first range where it is printed as it is, as words
-# may be, and tensors, which print as tensor(…).
+_MAX_VARIANTS = 8  # variants of a line
+# A private character stands for each value in the text of a line; one of the first range for a value without format,
+# which may be a word, or a tensor that prints as tensor(…).
 _BARE, _FORMATTED = 0x100000, 0x108000
 _V = f"[{chr(_BARE)}-{chr(0x10FFFD)}]"
 _LABEL = re.compile(r"(?P<words>[A-Za-z]\w*(?:[ /@-][A-Za-z]\w*)*)['\"]?\s*(?:[:=]+|->|is)?\s*\(?$")
@@ -462,14 +463,14 @@ _SHARE = re.compile(rf"{_V}\s*/[^A-Za-z%]*?(?P<share>{_V})\s*%")  # 9/10 (90%)
 
 @dataclass(frozen=True)
 class _PrintedLine:
-    """Line that a script prints: with a private character for each value, the code of each, and its line number."""
+    """Printed line: its text with a private character per value, each value's code, and the line of the script."""
 
     text: str
     values: Mapping[str, str]
     number: int
 
     def shown(self, only: str = "") -> str:
-        """Return it with made-up numbers; if only one value is asked for, with the code of others that may be words."""
+        """Return the text with invented numbers; with `only`, others that may be words are shown as code."""
 
         def show(match: re.Match[str]) -> str:
             is_code = only not in ("", match[0]) and ord(match[0]) < _FORMATTED
@@ -479,10 +480,10 @@ class _PrintedLine:
 
 
 def _printed_metrics(code: _Code) -> tuple[list[ScriptMetric], bool]:
-    """Return the metrics that a script prints or reports, and whether it prints the number of the epoch."""
+    """Return the metrics that a script prints or reports, and whether it prints the epoch number."""
     metrics: list[ScriptMetric] = []
     lines: list[_PrintedLine] = []
-    are_whole = True  # each is a line of output, with nothing before it
+    are_whole = True  # each starts a line of output
     for call in code.calls:
         name, first = code.dotted(call.func), call.args[0] if call.args else None
         is_print = bool(_PRINTS.search(name))
@@ -501,7 +502,7 @@ def _printed_metrics(code: _Code) -> tuple[list[ScriptMetric], bool]:
 
 
 def _lines(code: _Code, call: ast.Call, is_print: bool) -> Iterator[_PrintedLine]:
-    """Yield the lines with values that a call prints, once for each word that a value can be: ``train`` and ``val``."""
+    """Yield the lines with values that a call prints, one per possible word of a value: ``train`` and ``val``."""
     values: dict[str, ast.expr] = {}
     if is_print or len(call.args) == 1:
         separator = code.value(_keyword(call, "sep"))
@@ -520,7 +521,7 @@ def _lines(code: _Code, call: ast.Call, is_print: bool) -> Iterator[_PrintedLine
 
 
 def _text(node: ast.expr, values: dict[str, ast.expr]) -> str:
-    """Return what is printed of an expression; its values are added to `values`."""
+    """Return the printed text of an expression, and add its values to `values`."""
 
     def place(value: ast.expr, form: str) -> str:
         character = chr(len(values) + (_FORMATTED if form else _BARE))
@@ -545,7 +546,7 @@ def _text(node: ast.expr, values: dict[str, ast.expr]) -> str:
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format"), args=args):
             given = iter(args)
             named = {word.arg: word.value for word in node.keywords}
-            with suppress(ValueError):  # braces that don't match
+            with suppress(ValueError):  # unbalanced braces
                 for literal, field, spec, _ in Formatter().parse(text):
                     filled = named.get(re.split(r"[.[]", field or "")[0])
                     pieces += [literal, "" if field is None else place(filled or next(given, unknown), spec or "")]
@@ -554,7 +555,7 @@ def _text(node: ast.expr, values: dict[str, ast.expr]) -> str:
 
 
 def _metrics_of_line(line: _PrintedLine, lines: Sequence[_PrintedLine], are_whole: bool) -> Iterator[ScriptMetric]:
-    """Yield the metrics of a line, of all that are printed."""
+    """Yield the metrics of a line; `lines`: all printed lines."""
     others = [other.shown() for other in lines if other.text != line.text]
     is_twice = any(other.text == line.text and other.number != line.number for other in lines)
     pieces = re.split(f"({_V})", line.text)  # texts and values in turn
@@ -566,7 +567,7 @@ def _metrics_of_line(line: _PrintedLine, lines: Sequence[_PrintedLine], are_whol
             if not (share := _SHARE.match(line.text, len(before))):  # a count
                 continue
             value, number = share["share"], NUMBER
-        elif not name and re.search(r"\w", re.sub(_V, "", before)):  # its code may name it
+        elif not name and re.search(r"\w", re.sub(_V, "", before)):  # the code of the value may name it
             words = re.findall(r"[A-Za-z_]\w*", line.values[value])
             name = _name(f"{next(filter(_METRIC.search, words), '')}:", before)
         before, _, after = line.text.partition(value)
@@ -582,16 +583,16 @@ def _metrics_of_line(line: _PrintedLine, lines: Sequence[_PrintedLine], are_whol
 
 
 def _expression(text: str) -> str:
-    """Return a regular expression for what is printed before a number, which may be padded."""
+    """Return a regular expression for the text before a number, which may be padded."""
     escaped = re.sub(r"\\([-#&~])", r"\1", re.sub(r"(\\?\s)+", r"\\s+", re.escape(text.strip())))
     return re.sub(_V, ".*?", escaped) + r"\s*"
 
 
 def _name(before: str, context: str) -> str:
-    """Return the name of the metric that a text announces: ``test_loss`` of "Average loss: "; empty: it is of none.
+    """Return the name of the metric before a value: ``test_loss`` for "Average loss: "; empty: not a metric.
 
     Args:
-        context: the text that its line begins with: "Test set: ".
+        context: beginning of the line: "Test set: ".
     """
     label, named = _LABEL.search(before), _METRIC.search(before)
     if label and _METRIC.search(" ".join(re.split(r"[ /@-]", label["words"])[-2:])):

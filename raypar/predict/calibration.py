@@ -1,10 +1,10 @@
 """Calibration of the step model from a study's measured steps.
 
-A worker alone takes ``fixed_s + per_sample_s * samples`` a step, fitted to its batch sizes. The rest of the steps of
-several workers is communication as the step model has it, whose network is fitted on request: contention between
-workers of one machine (memory bandwidth, caches) then counts as communication.
+A single worker takes ``fixed_s + per_sample_s * samples`` per step, fitted to its batch sizes. With several workers,
+the rest of a step is communication by the step model. Its network can be fitted to the steps, in which case contention
+between workers of a machine (memory bandwidth, caches) counts as communication.
 
-Intervals are percentiles of a bootstrap over each point's repeats. They hold the noise of the measurements, not the
+Intervals are percentiles of a bootstrap over each point's repeats. They cover the noise of the measurements, not the
 error of the model.
 """
 
@@ -29,17 +29,17 @@ from raypar.study.space import Value
 from raypar.study.trial import TrialResult, latest
 from raypar.units import counted, seconds, size, value_of
 
-# A prediction is for other values of these, so points may differ in them: everything else has to be chosen.
+# Predictions are for other values of these, so points may differ in them. Everything else has to be chosen.
 FREE_KEYS = ("num_workers", "batch_size", "per_worker_batch_size")
 NUM_DRAWS = 200
 BOOTSTRAP_SEED = 19930101
-# Between processes of one machine, by TCP; taken where one worker count can't tell latency from bandwidth.
+# TCP between processes of a machine; used if there is only one worker count, which does not determine the latency.
 LOCAL_LATENCY_S = 50e-6
-# Coefficients of variation of a worker's step times, from little to much, where none was measured. Workers that are all
-# alike, which nobody has, would be the slowest worker's step for nothing.
+# Usual range of the coefficient of variation of a worker's step times, used if none was measured. Without variation,
+# there would be no wait for the slowest worker.
 USUAL_VARIATIONS = (0.01, 0.03)
-# Bounds of a fitted network, from a slow modem to the links of the fastest GPUs. A fit that ends at one of them (other
-# than the least latency) has not seen a network.
+# Bounds of a fitted network, from a slow modem to the links of the fastest GPUs. A fit that ends at one of them, except
+# the lowest latency, is not plausible.
 _BANDWIDTHS = (1e4, 2e12)
 _LATENCIES_S = (1e-6, 1.0)
 AT_BOUND = 0.01  # relative
@@ -50,8 +50,8 @@ class ObservedPoint:
     """Step times of a worker count with a batch size.
 
     Attributes:
-        batch_size: global: samples of a step.
-        step_times_s: one mean step time for each repeat: of the timed region, a short last batch counted by its share.
+        batch_size: samples per step, of all workers.
+        step_times_s: mean step time of each repeat in the timed region; a short last batch counts by its share.
     """
 
     num_workers: int
@@ -60,17 +60,17 @@ class ObservedPoint:
 
 
 def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]) -> tuple[TrialResult, ...]:
-    """Return the finished, timed trials of one point, but for workers and batch size.
+    """Return the finished, timed trials that differ only in workers and batch size.
 
     Args:
-        settings: hyperparameters to choose by; `FREE_KEYS` among them are left alone.
+        settings: hyperparameters to select by; `FREE_KEYS` are ignored.
 
     Raises:
-        RayparError: there are none, or the trials differ in something that was not chosen.
+        RayparError: there are none, or the trials differ in a hyperparameter that was not selected.
     """
     keys = {key for result in results for key in result.spec.config}
     if unknown := [key for key in settings if key not in keys]:
-        raise RayparError(f"--set {unknown[0]}: no trial has such a hyperparameter", hint="check its name")
+        raise RayparError(f"--set {unknown[0]}: no trial has this hyperparameter", hint="check its name")
     filters = {key: value for key, value in settings.items() if key not in FREE_KEYS}
     finished = [r for r in latest(results) if r.is_measured and not r.conditions.stalls_s]
     timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
@@ -93,13 +93,13 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
 
 
 def quiet_results(results: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], str]:
-    """Return the trials to calibrate from, without those that other load disturbed, and a sentence on the others.
+    """Return the trials to calibrate from, without those disturbed by other load, and a sentence on the excluded ones.
 
-    A trial that was disturbed a little counts where its worker count and batch have no quieter one: on small machines
-    Ray's own processes are such load.
+    A slightly disturbed trial counts if its worker count and batch have no undisturbed one: on small machines, Ray's
+    processes are such load.
 
     Raises:
-        RayparError: none is left of one worker.
+        RayparError: all trials of one worker are excluded.
     """
     loads = {id(r): disturbing_load(r) for r in results}
     trusted = [r for r in results if (load := loads[id(r)]) is None or load.share_of_cores <= MAX_TRUSTED]
@@ -108,8 +108,8 @@ def quiet_results(results: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ..
     num_excluded = len(results) - len(kept)
     if any(_counted(r)[0] == 1 for r in results) and not any(_counted(r)[0] == 1 for r in kept):
         raise RayparError(
-            f"other load disturbed all trials of one worker ({num_excluded} of {len(results)} trials in all): their "
-            "times don't show what computing takes",
+            f"other load disturbed all trials of one worker ({num_excluded} of {len(results)} trials in total): their "
+            "times don't show how long computing takes",
             hint="run the study again on an idle machine, with --fresh",
         )
     trials = counted(len(results), "trial")
@@ -140,9 +140,9 @@ def epoch_samples(result: TrialResult) -> int:
 
 
 def variation_of(results: Sequence[TrialResult]) -> float | None:
-    """Return the median, over the trials of one worker, of the coefficient of variation of their step times.
+    """Return the median coefficient of variation of the step times of trials of one worker; None without step times.
 
-    An epoch's last step is excluded where its batch is short. None where no trial has step times.
+    The last step of an epoch is excluded if its batch is short.
     """
     variations = []
     for result in results:
@@ -162,14 +162,14 @@ class Calibration:
     """Fitted costs of a step.
 
     Attributes:
-        layers: of the network.
-        points: measured, by worker count and batch size.
-        fixed_s: of one worker's step, whatever its batch: optimizer, launches, Python.
-        per_sample_s: of one worker's step, for each of its samples.
+        layers: layers of the network.
+        points: measured points, by worker count and batch size.
+        fixed_s: part of one worker's step that doesn't depend on its batch: optimizer, launches, Python.
+        per_sample_s: part of one worker's step for each of its samples.
         variation: coefficient of variation of one worker's step times.
-        is_variation_measured: whether it is that of the study; else the least of `USUAL_VARIATIONS`.
-        draws: bootstrap draws of fixed_s and per_sample_s, shape ``(draws, 2)``; None where some point ran only once.
-        notes: sentences on what was assumed.
+        is_variation_measured: True if `variation` is from the study; otherwise it is the lowest of `USUAL_VARIATIONS`.
+        draws: bootstrap draws of fixed_s and per_sample_s, shape ``(draws, 2)``; None if a point ran only once.
+        notes: sentences on assumptions.
     """
 
     layers: tuple[LayerCost, ...]
@@ -191,10 +191,10 @@ class Calibration:
         data_s: float | Floats = 0.0,
         accumulation_steps: int = 1,
     ) -> StepTime[Floats]:
-        """Return the steps of some worker counts with some global batches; arrays are broadcast.
+        """Return the steps for worker counts and global batches; arrays are broadcast.
 
         Args:
-            costs: draws of fixed_s and per_sample_s instead of the calibrated ones, shape ``(draws, 2)``: a row each.
+            costs: draws of fixed_s and per_sample_s, shape ``(draws, 2)``, that replace the calibrated ones.
             data_s: as in `raypar.predict.step_model.simulate_steps`.
         """
         fixed_s, per_sample_s = np.array([self.fixed_s, self.per_sample_s]) if costs is None else costs.T[..., None]
@@ -219,23 +219,23 @@ def calibrate(
         variation: coefficient of variation of step times; None or 0: not measured.
 
     Raises:
-        RayparError: no point is of one worker.
+        RayparError: no point has one worker.
     """
     alone = [p for p in points if p.num_workers == 1]
     if not alone:
         raise RayparError(
-            "no trial of one worker was measured: computation and communication can't be separated",
+            "no trial of one worker: computation and communication can't be separated",
             hint="run the study with --set num_workers=1 as well",
         )
     notes = []
     if len({p.batch_size for p in alone}) == 1:
         notes.append(
-            f"one worker was measured with a batch of {alone[0].batch_size} only: its time is taken as proportional to "
-            "the batch, which flatters smaller ones"
+            f"one worker was measured only with a batch of {alone[0].batch_size}: its time is assumed to be "
+            "proportional to the batch, which is too optimistic for smaller ones"
         )
     least, most = (f"{100 * v:g}" for v in USUAL_VARIATIONS)
     if not variation:
-        notes.append(f"no variation of steps was measured: {least} to {most} % are usual, and {least} % is taken")
+        notes.append(f"the variation of steps was not measured: {least} to {most} % is usual, and {least} % is assumed")
     batches = np.array([p.batch_size for p in alone], dtype=np.float64)
     fixed_s, per_sample_s = _fitted_compute(batches, np.array([np.median(p.step_times_s) for p in alone]))
     draws = None
@@ -258,13 +258,13 @@ def calibrate(
 def fit_study_network(
     calibration: Calibration, communication: Communication, accumulation_steps: int = 1
 ) -> tuple[Network, str]:
-    """Fit a link to the steps of several workers; return it and a sentence on how it came about.
+    """Fit a link to the steps of several workers; return it and a sentence on the fit.
 
-    One worker count determines one number: then the latency is `LOCAL_LATENCY_S`. The squared errors of the logarithms
-    of the step times are minimised.
+    Minimises the squared errors of the logarithms of the step times. A single worker count determines only the
+    bandwidth; the latency is then `LOCAL_LATENCY_S`.
 
     Args:
-        communication: how the study's gradients were sent; its network is ignored.
+        communication: how the study sent its gradients; its network is ignored.
 
     Raises:
         RayparError: no point has several workers, or no plausible network explains the steps.
@@ -272,8 +272,8 @@ def fit_study_network(
     several = [p for p in calibration.points if p.num_workers > 1]
     if not several:
         raise RayparError(
-            "no trial of several workers was measured: the study has no data on a network",
-            hint="give one: --network 100Gbit, or --network measured",
+            "no trial of several workers: the study has no data on a network",
+            hint="set the network: --network 100Gbit, or --network measured",
         )
     workers = np.array([p.num_workers for p in several])
     batches = np.array([p.batch_size for p in several], dtype=np.float64)
@@ -291,7 +291,7 @@ def fit_study_network(
 
     limits = [_BANDWIDTHS, _LATENCIES_S] if fits_latency else [_BANDWIDTHS]
     bounds = np.log(np.array(limits)).T
-    # From several starts: where all communication is hidden, nothing shows which way to go.
+    # Several starts: where all communication is hidden, the gradient is zero.
     latencies_s = (1e-5, 1e-3) if fits_latency else (LOCAL_LATENCY_S,)
     starts = [np.log(start[: len(limits)]) for start in product((1e7, 1e8, 1e9, 1e10), latencies_s)]
     fits = [least_squares(errors, start, bounds=bounds) for start in starts]
@@ -299,7 +299,7 @@ def fit_study_network(
     _check_plausible(network)
     counts = ", ".join(str(n) for n in sorted(set(workers.tolist())))
     how = "latency and bandwidth" if fits_latency else f"bandwidth, with a latency of {LOCAL_LATENCY_S * 1e6:.0f} µs,"
-    return network, f"the network is that of the measurements: {how} fitted to the steps of {counts} workers"
+    return network, f"network of the measurements: {how} fitted to the steps of {counts} workers"
 
 
 def _check_plausible(network: Network) -> None:
@@ -307,16 +307,16 @@ def _check_plausible(network: Network) -> None:
     least, most = _BANDWIDTHS[0] * (1 + AT_BOUND), _BANDWIDTHS[1] * (1 - AT_BOUND)
     problem = ""
     if bandwidth >= most:
-        problem = f"they would need links of {size(bandwidth)}/s or more, so that no communication shows in them"
+        problem = f"this would take links of {size(bandwidth)}/s or more, so communication doesn't show in them"
     elif bandwidth <= least or latency_s >= _LATENCIES_S[1] * (1 - AT_BOUND):
-        problem = f"they would need links of {size(bandwidth)}/s and {seconds(latency_s)}, which no machine has"
+        problem = f"this would take links of {size(bandwidth)}/s and {seconds(latency_s)}, which no machine has"
     if problem:
-        hint = "give the network: --network 100Gbit; or run the study again on an idle machine, with --fresh"
-        raise RayparError(f"the steps of several workers show no network: {problem}", hint=hint)
+        hint = "set the network: --network 100Gbit; or run the study again on an idle machine, with --fresh"
+        raise RayparError(f"can't fit a network to the steps of several workers: {problem}", hint=hint)
 
 
 def _fitted_compute(batches: Floats, times_s: Floats) -> tuple[float, float]:
-    """Fit seconds a step and seconds a sample, neither below 0, by least squares of the relative errors."""
+    """Fit seconds per step and seconds per sample, both at least 0, by least squares of the relative errors."""
     if len(set(batches.tolist())) == 1:
         return 0.0, float(np.median(times_s) / batches[0])
     columns = np.stack([np.ones_like(batches), batches], axis=1) / times_s[:, None]

@@ -1,7 +1,7 @@
 """Layers of a workload's network: gradients in bytes, and shares of the work of a training step.
 
-Shares are of multiply-accumulates, which are counted, not timed: a layer that memory bounds (normalisation, activation)
-counts for nothing, and its time falls to the others.
+Shares are of multiply-accumulates, which are counted, not timed. Memory-bound layers (normalisation, activation) have
+none, and their time is attributed to other layers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ FP64_BYTES = 8
 
 
 def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
-    """Return the layers of the network of a workload that is no train loop, in the order of the forward pass.
+    """Return the layers of a workload's network in the order of the forward pass.
 
-    Its data is loaded for a sample's shape; where the data is missing, or the network does not run on a sample, the
-    sizes of the gradients are all there is: then all is one layer (`is_one_layer`).
+    The workload must have a model function. Its data is loaded for the shape of a sample. If the data is missing, or
+    the network does not run on a sample, all gradients are one layer (`is_one_layer`).
 
     Raises:
         RayparError: the network can't be built, or has nothing to train.
     """
     assert workload.model is not None
-    with contextlib.suppress(Exception):  # missing data, or a network that doesn't run on it
+    with contextlib.suppress(Exception):  # missing data, or the network doesn't run on it
         sample = sample_inputs(workload, config)
         return run_on_shapes(workload, config, sample, partial(count_layers, config=config))
     try:
@@ -48,24 +48,24 @@ def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
 
 
 def is_one_layer(layers: tuple[LayerCost, ...]) -> bool:
-    """Return True where only the total size of the layers could be counted."""
+    """Return True if only the total size of the layers is known."""
     return layers == one_layer(sum(layer.num_gradient_bytes for layer in layers))
 
 
 def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[LayerCost, ...]:
     """Return the layers of a network in the order in which the forward pass of `inputs` enters them.
 
-    A layer is a module that has weights of its own, or multiplies in its own code (attention: twice as many
-    multiply-accumulates backward, both by inputs). Backward, a layer of weights has as many for its gradient by
-    weights, and as many for that by inputs, which the first trained layer does not need. Weights that several layers
-    share are ready with the first of them, the last one backward.
+    A layer is a module with weights, or one that multiplies in its own code, such as attention, which has twice as many
+    multiply-accumulates backward. Backward, a layer with weights has as many as forward for the gradient by weights,
+    and again for the gradient by inputs, which the first trained layer does not need. The gradient of shared weights is
+    ready after the first layer that uses them, which is the last one backward.
 
     Args:
         inputs: shape ``(batch, ...)``, on the model's device, which may be torch's meta device.
-        config: its `precision` says how many bytes a gradient has.
+        config: its `precision` determines the bytes of a gradient.
 
     Raises:
-        RayparError: the network has no weight to train.
+        RayparError: the network has nothing to train.
     """
     macs = _own_macs(model, inputs)
     gradients = _gradient_bytes(macs, config)
@@ -90,14 +90,14 @@ def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[Laye
 
 
 def _own_macs(model: nn.Module, inputs: Tensor) -> dict[nn.Module, int]:
-    """Return the work of each module's own code in a forward pass, in the order in which it enters them."""
+    """Return the multiply-accumulates of each module's own code in a forward pass, in calling order."""
     macs: dict[nn.Module, int] = {}
     within: list[nn.Module] = []
     counter = FlopCounterMode(display=False)
     total = 0
 
     def count() -> None:
-        """Add the work since the last call to the module that is running."""
+        """Attribute the work since the last call to the running module."""
         nonlocal total
         before, total = total, counter.get_total_flops()
         if within:
@@ -127,7 +127,7 @@ def _own_macs(model: nn.Module, inputs: Tensor) -> dict[nn.Module, int]:
 
 
 def _gradient_bytes(called: Collection[nn.Module], config: Config) -> list[list[int]]:
-    """Return the gradient sizes of each module, with those of modules in it that are used without being called."""
+    """Return the gradient sizes of each module, including submodules whose weights it uses without calling them."""
     seen = set()
 
     def uncalled(module: nn.Module) -> Iterator[nn.Module]:
@@ -149,7 +149,7 @@ def _gradient_bytes(called: Collection[nn.Module], config: Config) -> list[list[
 
 
 def _gradients(model: nn.Module, config: Config, *, recurse: bool = True) -> list[tuple[nn.Parameter, int]]:
-    """Return the weights to train and the bytes of each one's gradient; mixed precision leaves weights as they are."""
+    """Return the trained weights and the bytes of their gradients. Mixed precision doesn't change the weights' type."""
     is_double = config.get("precision") == "fp64"
     return [
         (p, p.numel() * (FP64_BYTES if is_double else p.element_size()))

@@ -2,8 +2,8 @@
 
 Alpha is a link's latency and beta the inverse of its bandwidth: a message of n bytes takes alpha + n x beta.
 
-Links carry both directions at once, and none slows another. The time of adding two gradients up is part of a measured
-beta, and not of a given one.
+Links work in both directions at once, and none slows another. A measured beta includes the time to add two gradients,
+a given one doesn't.
 
 - Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994: alpha and beta
 - Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005
@@ -29,9 +29,9 @@ from raypar.errors import RayparError
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# A message between two machines of one rack, through one switch, by RDMA or well-tuned TCP.
+# A message between two machines of a rack through one switch, by RDMA or well-tuned TCP.
 DEFAULT_LATENCY_S = 20e-6
-# What TCP carries of a line's bits: 1,448 bytes of each Ethernet frame of 1,500, which takes 1,538 on the line.
+# Share of a line's bits that TCP delivers: 1,448 bytes of an Ethernet frame of 1,500, which takes 1,538 on the line.
 PAYLOAD_SHARE = 1448 / 1538
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -43,11 +43,11 @@ EXAMPLES = "write 100Gbit (a line's rate), 12GB/s (what arrives), or either with
 
 @dataclass(frozen=True)
 class Network:
-    """One link.
+    """Link between two workers or nodes.
 
     Attributes:
-        latency_s: alpha, seconds that the shortest message takes, one way.
-        bandwidth_bytes_per_s: 1 / beta, what arrives in a second, each way. May be infinite.
+        latency_s: alpha, seconds of the shortest message, one way.
+        bandwidth_bytes_per_s: 1 / beta, bytes delivered per second in each direction. May be infinite.
     """
 
     latency_s: float
@@ -63,11 +63,11 @@ class Network:
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of several workers each: fast links within a node, and one link of each node to the others.
+    """Nodes with several workers each: fast links within a node, and one link of each node to the others.
 
     Attributes:
-        workers_per_node: fewer work in the last node where they don't divide the workers.
-        within: between two workers of a node.
+        workers_per_node: workers of a node; the last node may have fewer.
+        within: link between two workers of a node.
         between: a node's link to the other nodes, which its workers share.
     """
 
@@ -77,40 +77,39 @@ class Topology:
 
 
 def parse_network(text: str) -> Network:
-    """Parse a link: ``100Gbit``, ``1Gbit,1ms``, ``10GB/s,20us``: bandwidth, then perhaps latency.
+    """Parse a link's bandwidth and optional latency: ``100Gbit``, ``1Gbit,1ms``, ``10GB/s,20us``.
 
-    Bits (Gbit, Gb, Gbps) are a line's nominal rate, of which `PAYLOAD_SHARE` arrives; bytes (GB, GB/s, GBps) are what
-    arrives. Factors are decimal. Without a latency it is `DEFAULT_LATENCY_S`.
+    Bits (Gbit, Gb, Gbps) are a line's nominal rate, of which `PAYLOAD_SHARE` is delivered. Bytes (GB, GB/s, GBps) are
+    the delivered rate. Factors are decimal. The default latency is `DEFAULT_LATENCY_S`.
 
     Raises:
-        RayparError: it is no bandwidth, or no latency follows the comma.
+        RayparError: the bandwidth or the latency can't be parsed.
     """
     first, *rest = (part.strip() for part in text.split(","))
     bandwidth = _BANDWIDTH.fullmatch(first)
     if not bandwidth:
-        raise RayparError(f"network {text!r}: {first!r} is no bandwidth", hint=EXAMPLES)
+        raise RayparError(f"network {text!r}: {first!r} is not a bandwidth", hint=EXAMPLES)
     if len(rest) > 1:
-        raise RayparError(f"network {text!r}: more than a bandwidth and a latency", hint=EXAMPLES)
+        raise RayparError(f"network {text!r}: expected only a bandwidth and a latency", hint=EXAMPLES)
     latency_s = DEFAULT_LATENCY_S
     if rest:
         latency = _LATENCY.fullmatch(rest[0])
         if not latency:
-            raise RayparError(f"network {text!r}: {rest[0]!r} is no latency", hint="write 20us, 0.5ms or 0.001s")
+            raise RayparError(f"network {text!r}: {rest[0]!r} is not a latency", hint="write 20us, 0.5ms or 0.001s")
         latency_s = float(latency[1]) * _SECONDS[latency[2]]
     value, unit = float(bandwidth[1]) * _FACTORS[bandwidth[2].lower()], bandwidth[3]
     in_bits = unit == "b" or unit.startswith("bit")
     return Network(latency_s, value / 8 * PAYLOAD_SHARE if in_bits else value)
 
 
-# gloo sends in segments of at most so many bytes (`maxSegmentSize` in gloo/allreduce.h), and has two on their way.
+# Largest segment that gloo sends (`maxSegmentSize` in gloo/allreduce.h); it has two in flight.
 GLOO_SEGMENT_BYTES = 2**20
 
 
 class Algorithm(StrEnum):
     """Algorithm of the all-reduce.
 
-    "auto" is the one of ring, tree and hierarchical that is fastest for the bytes and workers; "gloo" is what torch
-    does on CPUs.
+    "auto" is the fastest of ring, tree and hierarchical for the bytes and workers; "gloo" is torch's on CPUs.
     """
 
     AUTO = "auto"
@@ -122,7 +121,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of all-reduces for the messages' latencies and for the bytes, in the shape of bytes and workers."""
+    """Seconds of all-reduces for latencies and for bytes, in the broadcast shape of bytes and workers."""
 
     latency_s: Floats
     transfer_s: Floats
@@ -140,24 +139,24 @@ def all_reduce_cost(
 ) -> Cost:
     """Return the cost of an all-reduce of n bytes among N workers; one worker sends nothing.
 
-    - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; what NCCL
-      does for large messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest
-      link; the workers stand in the order of their nodes, so that a node's link carries one message each way.
-    - gloo: a ring whose messages go in segments of up to 1 MiB, at least two for each part, and each only after the
-      receiver has asked for it, which it does when the segment before the last has come. So a step of short messages
-      takes 2 alpha, and two segments of s bytes can't follow two others in less than 2 alpha + s beta:
-      with k segments a part, 2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta (by
-      gloo's source, allreduce.cc and transport/tcp/pair.cc).
+    - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; NCCL for large
+      messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest link. Workers are
+      in the order of their nodes, so that a node's link carries one message in each direction.
+    - gloo: a ring whose messages have segments of up to 1 MiB, at least two for each part. A segment is sent once the
+      receiver has asked for it, which it does after receiving the last but one. So a step of short messages takes
+      2 alpha, and two segments of s bytes can't follow two others in less than 2 alpha + s beta:
+      with k segments per part, 2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta
+      (from gloo's source, allreduce.cc and transport/tcp/pair.cc).
     - tree: up to a root and down again in pieces, over two trees that share the work (Sanders et al. 2009; NCCL for
-      small messages among many): 2 ceil(log2 N) alpha + 2 n beta. Over M nodes of K workers, a chain in each node and
-      trees between them: 2 (K - 1) alpha_within + 2 ceil(log2 M) alpha_between + 2 n max(beta).
-    - hierarchical: reduce-scatter in the node, an all-reduce of each worker's part with its like in the other nodes by
-      ring or tree, whichever is faster, all-gather in the node (Thakur et al. 2005 of the parts; Goyal et al.
-      2017, https://arxiv.org/abs/1706.02677, of the whole): 2 (K - 1) alpha_within + 2 (K - 1) / K n beta_within,
-      and the ring's or tree's cost for M nodes and n bytes, since the K workers of a node share its link.
+      small messages among many workers): 2 ceil(log2 N) alpha + 2 n beta. Over M nodes of K workers, a chain in each
+      node and trees between them: 2 (K - 1) alpha_within + 2 ceil(log2 M) alpha_between + 2 n max(beta).
+    - hierarchical: reduce-scatter in the node, an all-reduce of each part between the nodes by ring or tree, whichever
+      is faster, and all-gather in the node (parts: Thakur et al. 2005; whole: Goyal et al. 2017,
+      https://arxiv.org/abs/1706.02677): 2 (K - 1) alpha_within + 2 (K - 1) / K n beta_within, plus the cost of ring or
+      tree for M nodes and n bytes, since the K workers of a node share its link.
 
     Args:
-        num_bytes: of the gradients of one worker, at least 0.
+        num_bytes: bytes of a worker's gradients, at least 0.
         num_workers: at least 1; broadcast with the bytes.
         network: one kind of link between all workers, or nodes.
         algorithm: by value or name.
@@ -170,25 +169,25 @@ def all_reduce_cost(
 
 
 def fit_network(samples: Sequence[tuple[float, float]], num_workers: int) -> Network:
-    """Fit a link to measured all-reduces in a ring, by least squares of the relative errors.
+    """Fit a link to measured ring all-reduces, by least squares of the relative errors.
 
     Args:
-        samples: (bytes, seconds) of all-reduces, each greater than 0; of two sizes or more, which tell alpha from beta.
-        num_workers: among how many, at least 2.
+        samples: (bytes, seconds) of all-reduces, greater than 0, with at least two different sizes.
+        num_workers: workers of the all-reduces, at least 2.
 
     Raises:
-        RayparError: the samples show no bandwidth.
+        RayparError: time doesn't grow with size.
     """
     sizes, times_s = np.array(samples, dtype=np.float64).T
-    # The cost is linear in alpha and beta, and a link of 1 s and 1 byte/s has their coefficients.
+    # The cost is linear in alpha and beta; a link of 1 s and 1 byte/s gives their coefficients.
     coefficients = all_reduce_cost(sizes, num_workers, Network(1.0, 1.0))
-    # Bytes are large and alpha's counts small: in units of the largest message, both columns are alike.
+    # Scale bytes by the largest message, so that both columns have similar size.
     unit = float(np.max(sizes))
     columns = np.stack([coefficients.latency_s, coefficients.transfer_s / unit], axis=1)
     (latency_s, s_per_unit), _ = nnls(columns / times_s[:, None], np.ones(len(times_s)))
     if s_per_unit <= 0:
         raise RayparError(
-            "the all-reduces take no longer for more bytes: no bandwidth shows", hint="measure larger messages"
+            "all-reduces of more bytes take no longer: can't fit a bandwidth", hint="measure larger messages"
         )
     return Network(float(latency_s), unit / float(s_per_unit))
 
@@ -207,7 +206,7 @@ def _gloo(n: Floats, workers: Floats, topology: Topology) -> Cost:
     latency_s, s_per_byte = _slowest(workers, topology)
     part = n / workers
     num_segments = np.maximum(2, np.ceil(part / GLOO_SEGMENT_BYTES))
-    pairs = (workers - 1) * num_segments / 2  # one after the other, first to reduce and then to gather
+    pairs = (workers - 1) * num_segments / 2  # in sequence, first to reduce, then to gather
     stall_s = np.maximum(0.0, 2 * latency_s - part / num_segments * s_per_byte)
     waited_s = 2 * (2 * latency_s + (pairs - 1) * stall_s)
     return Cost(waited_s, _ring(n, workers, topology).transfer_s)
@@ -215,7 +214,7 @@ def _gloo(n: Floats, workers: Floats, topology: Topology) -> Cost:
 
 def _tree(n: Floats, workers: Floats, topology: Topology) -> Cost:
     local, nodes = _nodes(workers, topology)
-    # A node alone has a tree: a chain would pay for its length.
+    # A single node has a tree, as a chain would take longer.
     chain = np.where(nodes > 1, local - 1, _height(local)) * topology.within.latency_s
     latency_s = 2 * (chain + _height(nodes) * topology.between.latency_s)
     return Cost(latency_s, 2 * n * _slowest(workers, topology)[1])
@@ -233,7 +232,7 @@ def _height(workers: Floats) -> Floats:
 
 
 def _nodes(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
-    """Return the workers of the fullest node, and the number of nodes."""
+    """Return the workers of a full node, and the number of nodes."""
     return np.minimum(workers, topology.workers_per_node), np.ceil(workers / topology.workers_per_node)
 
 

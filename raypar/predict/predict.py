@@ -1,8 +1,8 @@
 """Predictions for other worker counts or networks from a calibrated step model.
 
-They are upper bounds: the model knows no contention between workers, no other traffic, and no slow node. Published
-systems were up to 12 points of efficiency slower (benchmarks/README.md). Where a measurement is faster than such a
-bound, the model does not describe the study, and nothing is predicted.
+They are upper bounds: the model has no contention between workers, no other traffic and no slow nodes. The efficiency
+of published systems was up to 12 points lower (benchmarks/README.md). If a measurement is faster than its bound, the
+model does not describe the study, and nothing is predicted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raypar.study.space import Value
 from raypar.study.trial import TrialResult
 from raypar.units import counted, seconds
 
-# Bytes sent for each gradient, by the option `compression`; None: as many as it has.
+# Bytes sent for each gradient by option `compression`; None: not compressed.
 COMPRESSIONS: Mapping[str, int | None] = {"none": None, "fp16": 2, "bf16": 2}
 MAX_WORKERS = 2**20
-MAX_EXCESS = 0.05  # by which a measured step may be faster than its bound: noise
-FREE = Network(0.0, math.inf)  # what no network is faster than
+MAX_EXCESS = 0.05  # noise: a measured step may be this much faster than its bound
+FREE = Network(0.0, math.inf)  # an ideal network
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class JobSpec:
     """The training to predict.
 
     Attributes:
-        scaling: strong: the global batch stays as it is; weak: that of a worker does.
-        batch_size: of a step: the global one in strong scaling, one worker's in weak scaling.
-        num_samples: of an epoch.
-        epochs: of the training.
-        accumulation_steps: micro-batches of a step.
-        input_samples_per_s: throughput of a node's input pipeline; None: it never limits.
+        scaling: strong: the global batch is fixed; weak: each worker's batch is fixed.
+        batch_size: the fixed batch: global in strong scaling, of a worker in weak scaling.
+        num_samples: samples per epoch.
+        epochs: epochs of the training.
+        accumulation_steps: micro-batches per step.
+        input_samples_per_s: throughput of a node's input pipeline; None: it doesn't limit.
     """
 
     scaling: Scaling
@@ -69,24 +69,24 @@ def communication_of(
     """Return how a trial with this config sends its gradients on a network.
 
     Args:
-        config: complete, or as an older result has it.
-        bucket_mb: MiB of a bucket instead of the config's; 0: no fusion.
-        overlap: instead of the config's.
+        config: complete, or from an older result.
+        bucket_mb: bucket size in MiB that replaces the config's; 0: no fusion.
+        overlap: replaces the config's.
 
     Raises:
-        RayparError: the step model is not of such a strategy or compression.
+        RayparError: the step model doesn't cover this strategy or compression.
     """
     strategy, compression = config.get("strategy", "ddp"), config.get("compression") or "none"
     if strategy != "ddp":
         raise RayparError(
-            f"strategy={strategy}: the step model knows synchronous data parallelism by all-reduce only",
+            f"strategy={strategy}: the step model only covers synchronous data parallelism with all-reduce",
             hint="predict from trials with --set strategy=ddp",
         )
     if compression not in COMPRESSIONS:
         raise RayparError(
-            f"compression={compression}: how much it sends depends on the shapes of the weights, which the step model "
-            "does not know",
-            hint=f"predict from trials with another: --set compression=X, one of {', '.join(COMPRESSIONS)}",
+            f"compression={compression}: the bytes sent depend on the shapes of the weights, which the step model does "
+            "not know",
+            hint=f"predict from trials with another compression: --set compression=X, one of {', '.join(COMPRESSIONS)}",
         )
     num_bytes, sent_bytes = 8 if config.get("precision") == "fp64" else 4, COMPRESSIONS[str(compression)]
     if bucket_mb is None and isinstance(configured_mb := config.get("bucket_mb"), (int, float)):
@@ -106,15 +106,15 @@ def job_spec_of(
     scaling: Scaling | None = None,
     input_samples_per_s: float | None = None,
 ) -> JobSpec:
-    """Return the job that trials of `raypar.predict.calibration.choose_results` are small versions of.
+    """Return the training job of trials from `raypar.predict.calibration.choose_results`.
 
     Args:
-        settings: `batch_size` or `per_worker_batch_size` among them chooses the batch.
-        scaling: None: weak where the study gives every worker a batch of its own, else strong.
+        settings: hyperparameters; `batch_size` or `per_worker_batch_size` selects the batch.
+        scaling: None: weak if the study sets the batch of each worker, else strong.
         input_samples_per_s: as in `JobSpec`.
 
     Raises:
-        RayparError: the trials have several batches and none is chosen, or the chosen one is no whole number.
+        RayparError: the trials have several batches and none is selected, or the selected one is not a whole number.
     """
     configs: list[Mapping[str, Any]] = [r.spec.config for r in results]
     is_weak = all(c.get("per_worker_batch_size") is not None for c in configs)
@@ -145,7 +145,7 @@ def job_step_times(
     workers: NDArray[Any],
     costs: Floats | None = None,
 ) -> StepTime[Floats]:
-    """Return the step times of a job with each worker count; `costs` as in `Calibration.step_times`."""
+    """Return the step times of a job for each worker count; `costs` as in `Calibration.step_times`."""
     batches, network = job.global_batch(workers), communication.network
     data_s: float | Floats = 0.0
     if job.input_samples_per_s is not None:
@@ -157,19 +157,20 @@ def job_step_times(
 
 
 class BootstrapSteps:
-    """Step times of some worker counts as calibrated and as drawn, and estimates of quantities made of them."""
+    """Calibrated and bootstrapped step times of worker counts, and estimates of functions of them."""
 
     def __init__(
         self, calibration: Calibration, job: JobSpec, communication: Communication, workers: NDArray[Any]
     ) -> None:
         self._num_samples = min(len(p.step_times_s) for p in calibration.points)
-        given = calibration, job, communication, np.append(workers, 1)  # one worker comes last, for the speedups
+        # One worker comes last, for the speedups.
+        given = calibration, job, communication, np.append(workers, 1)
         self._best = job_step_times(*given).step_time_s
         draws = calibration.draws
         self._rows = None if draws is None else job_step_times(*given, draws).step_time_s
 
     def estimate(self, quantity: Callable[[Floats], Any], *, has_interval: bool = True) -> Estimate:
-        """Estimate a function of step times in seconds, shape ``(..., workers and one worker)``."""
+        """Estimate a function of step times in seconds, shape ``(..., worker counts + 1)``; the last is one worker."""
         value = float(quantity(self._best))
         if self._rows is None or not has_interval:
             return Estimate(value, None, None, self._num_samples, None, Method.SINGLE)
@@ -178,20 +179,20 @@ class BootstrapSteps:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted times of one worker count, at best: what the model leaves out makes it slower.
+    """Predicted best times of a worker count. Effects that the model leaves out make it slower.
 
-    Estimates have no interval where something is extrapolated: the noise of the measurements is the least of its error.
+    Extrapolated estimates have no interval, because noise of the measurements is the smallest part of their error.
 
     Attributes:
-        batch_size: global.
+        batch_size: global batch.
         step: parts of a step's time.
-        speedup: over one worker on the same work (strong), or by throughput (weak); as predicted for both.
-        efficiency: speedup over workers.
+        speedup: over one worker on the same work (strong), or by throughput (weak); both predicted.
+        efficiency: speedup divided by workers.
         epoch_s: seconds of an epoch.
         training_s: seconds of all epochs.
         limit: the main cause that keeps it from being faster.
-        measured: the step time as measured with these workers, this batch and this network; None: it was not.
-        extrapolated: in what the prediction goes beyond what was measured: "workers", "batch", "network".
+        measured: the step time measured with these workers, this batch and this network; None: not measured.
+        extrapolated: what goes beyond the measurements: "workers", "batch", "network".
     """
 
     num_workers: int
@@ -213,10 +214,10 @@ class Sweep:
     """Predictions by worker count.
 
     Attributes:
-        predictions: of the worker counts asked for, from the fewest.
-        most_workers: as many as the global batch has samples; None: any number can work.
-        fastest: the worker count up to the largest asked for with the highest throughput; the fewest such.
-        curve: worker counts and their throughput, for a plot: every one up to the largest asked for.
+        predictions: predictions in order of worker count.
+        most_workers: samples of the global batch, which limit the workers; None: no limit.
+        fastest: smallest worker count with the highest throughput, up to the largest requested.
+        curve: every worker count up to the largest requested, and its throughput, for a plot.
     """
 
     predictions: tuple[Prediction, ...]
@@ -226,7 +227,7 @@ class Sweep:
 
 
 def worker_counts(largest: Sequence[int], measured: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return 1, 2, 4 … up to the largest asked for, those asked for, and those measured up to there.
+    """Return 1, 2, 4 …, the requested counts and the measured ones, up to the largest requested.
 
     Raises:
         RayparError: a count is below 1 or above `MAX_WORKERS`.
@@ -248,21 +249,21 @@ def predict(
     *,
     is_measured_network: bool = False,
 ) -> Sweep:
-    """Predict the times of a job with each worker count.
+    """Predict the times of a job for each worker count.
 
     Args:
-        counts: worker counts, at least 1 each; those with more workers than samples in a batch are excluded.
+        counts: worker counts, at least 1; counts above the samples of a batch are excluded.
         is_measured_network: the network is the one that the study ran on.
 
     Raises:
-        RayparError: all counts are more than the batch has samples, or the model contradicts what was measured.
+        RayparError: all counts exceed the samples of a batch, or the model contradicts the measurements.
     """
     _check_measured(calibration, job, communication if is_measured_network else replace(communication, network=FREE))
     most = job.batch_size if job.scaling is Scaling.STRONG else None
     kept = [n for n in sorted(set(counts)) if most is None or n <= most]
     if not kept:
         raise RayparError(
-            f"a global batch of {most} has no sample for each of {min(counts)} workers",
+            f"a global batch of {most} has too few samples for {min(counts)} workers",
             hint="ask for fewer workers, or use --scaling weak",
         )
     times = BootstrapSteps(calibration, job, communication, np.array(kept))
@@ -280,7 +281,7 @@ def predict(
 
 
 def _check_measured(calibration: Calibration, job: JobSpec, how: Communication) -> None:
-    """Refuse a model whose bounds the measurements exceed: those of the job's batch, if there are any, else all."""
+    """Raise RayparError if a measured step is faster than its bound, for the job's batch or, if not measured, any."""
     workers = np.array([p.num_workers for p in calibration.points])
     batches = np.array([float(p.batch_size) for p in calibration.points])
     bounds = calibration.step_times(workers, batches, how, accumulation_steps=job.accumulation_steps).step_time_s
@@ -292,9 +293,9 @@ def _check_measured(calibration: Calibration, job: JobSpec, how: Communication) 
         with_workers = f"{counted(int(workers[worst]), 'worker')}, batch {int(batches[worst])}"
         raise RayparError(
             f"the step model contradicts the measurements, so nothing is predicted: {with_workers} took "
-            f"{seconds(measured[worst])} a step, and the model has {seconds(float(bounds[worst]))} at best",
+            f"{seconds(measured[worst])} per step, but the model's best is {seconds(float(bounds[worst]))}",
             hint="run the study again on an idle machine, with --fresh; or it scales in a way that the model doesn't "
-            "know, such as by a smaller batch per worker that fits the caches",
+            "cover, such as a smaller batch per worker that fits into the caches",
         )
 
 

@@ -1,4 +1,4 @@
-"""Timing of all-reduces between workers of this machine."""
+"""Timing of all-reduces between workers on this machine."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ FLOAT_BYTES = 4
 def probe_all_reduces(
     num_workers: int, log_dir: Path, device: str = "cpu", notice: Listener = lambda _: None
 ) -> tuple[tuple[float, float], ...]:
-    """Measure (bytes, seconds) of all-reduces of several sizes among workers with a core each, while no study runs.
+    """Measure (bytes, seconds) of all-reduces of several sizes between workers with one core each, while no study runs.
 
     Args:
         num_workers: at least 2.
-        log_dir: folder of the ranks' output.
-        device: of the gradients.
-        notice: gets the study that it waits for.
+        log_dir: folder for the ranks' output.
+        device: device of the gradients.
+        notice: called with the study that it waits for.
 
     Raises:
         RayparError: this machine has fewer cores, or a rank failed.
     """
     machine = host_cores()
-    if num_workers > len(machine):  # the runner takes as many ranks as it is given
+    if num_workers > len(machine):  # the runner doesn't check this
         raise RayparError(
             f"the network between {num_workers} workers can't be measured on {len(machine)} cores",
-            hint="give it: --network 100Gbit",
+            hint="set it: --network 100Gbit",
         )
     workload = Workload.from_train_loop(_loop, name="probe", preload=("ray.train.torch",))
     study = Study(workload=workload, config={"num_workers": num_workers, "device": device}, name="probe", num_repeats=1)
@@ -57,13 +57,13 @@ def probe_all_reduces(
     if (failure := result.failure) is not None:
         raise RayparError(
             f"the network between {num_workers} workers can't be measured: {failure.message}",
-            hint="give it: --network 100Gbit",
+            hint="set it: --network 100Gbit",
         )
     return tuple((report["num_bytes"], report["time_s"]) for report in result.reports)
 
 
 def _loop(_: Mapping[str, Any]) -> None:
-    """Report each size in bytes with the median seconds of an all-reduce: of each repeat the slowest rank's."""
+    """Report the median seconds of an all-reduce for each size; of each repeat, the slowest rank counts."""
     import ray.train.torch
 
     device = ray.train.torch.get_device()
@@ -76,7 +76,7 @@ def _loop(_: Mapping[str, Any]) -> None:
 
 
 def _all_reduce_s(values: torch.Tensor) -> float:
-    """Return the seconds of an all-reduce from a barrier on."""
+    """Return the seconds of an all-reduce after a barrier."""
     wait_for_device(values.device)
     dist.barrier()
     start_s = time.perf_counter()

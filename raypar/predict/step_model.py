@@ -1,11 +1,9 @@
-"""Time of a step of synchronous data-parallel SGD, simulated layer by layer.
+"""Step time of synchronous data-parallel SGD, simulated layer by layer for many worker counts at once.
 
 A worker computes forward, then backward from the last layer to the first. Gradients fill buckets in the order in which
-they are ready, and a full bucket is all-reduced while the backward pass goes on, one at a time or two (wait-free
-back-propagation: Zhang et al., "Poseidon", ATC'17, https://arxiv.org/abs/1706.03292; buckets: Li et al., "PyTorch
-Distributed", VLDB 2020, https://arxiv.org/abs/2006.15704). Every step waits for the slowest worker, and for its data.
-
-Everything is computed for many worker counts at once.
+they are ready. Full buckets are all-reduced during the backward pass, one or two at a time (wait-free back-propagation:
+Zhang et al., "Poseidon", ATC'17, https://arxiv.org/abs/1706.03292; buckets: Li et al., "PyTorch Distributed", VLDB
+2020, https://arxiv.org/abs/2006.15704). Every step waits for the slowest worker and for its data.
 """
 
 from __future__ import annotations
@@ -25,21 +23,21 @@ from scipy.special import log_ndtr
 from raypar.predict.network import Algorithm, Cost, Floats, Network, Topology, all_reduce_cost
 
 MIB = 2**20
-# Parts that take less of a step than this do not limit it.
+# Losses below this share of a step do not limit it.
 NEGLIGIBLE_SHARE = 0.05
 Seconds = TypeVar("Seconds", float, Floats)
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer; the shares of all layers add up to 1, forward and backward together.
+    """Layer of a network. The forward and backward shares of all layers add up to 1.
 
     Attributes:
-        name: as the model calls it.
-        num_gradient_bytes: of its own gradients, which are sent as they are (not compressed).
-        backward_share: of the time that a step computes, what its gradients take.
-        forward_share: the same of its forward pass.
-        num_gradients: tensors of them (weights, biases), which are sent one by one where nothing is fused.
+        name: its name in the model.
+        num_gradient_bytes: bytes of its gradients, uncompressed.
+        backward_share: share of a step's computing time that its gradients take.
+        forward_share: share of a step's computing time that its forward pass takes.
+        num_gradients: number of gradient tensors (weights, biases), which are sent one by one without fusion.
     """
 
     name: str
@@ -50,13 +48,13 @@ class LayerCost:
 
 
 def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:
-    """Return a network known by its size alone: all gradients are ready at the end of the backward pass."""
+    """Return a network of which only the size is known: all gradients are ready at the end of the backward pass."""
     # The backward pass computes gradients by weights and by inputs: twice the work of the forward pass.
     return (LayerCost("all layers", num_gradient_bytes, 2 / 3, 1 / 3),)
 
 
 def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
-    """Return what `write_layers` stored; None where the file is missing or damaged."""
+    """Return the layers stored by `write_layers`; None if the file is missing or damaged."""
     try:
         return tuple(LayerCost(**raw) for raw in json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -64,28 +62,28 @@ def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
 
 
 def write_layers(path: Path, layers: tuple[LayerCost, ...]) -> None:
-    """Keep layers for a later call: importing torch and building a network take seconds. A full disk is no error."""
+    """Store layers for later calls, as importing torch and building a network take seconds. Ignores a full disk."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([asdict(layer) for layer in layers]), encoding="utf-8")
 
 
-# torch's DistributedDataParallel; the first bucket is small so that sending begins early.
+# Of torch's DistributedDataParallel. The first bucket is small so that sending starts early.
 DEFAULT_BUCKET_BYTES = 25 * MIB
 FIRST_BUCKET_BYTES = 1 * MIB
 
 
 def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
-    """Return the messages in the order of sending: (bytes, share of the step's work after which they are ready).
+    """Return the messages in sending order: (bytes, share of the step's work after which they are ready).
 
-    A bucket is closed by the layer with which it holds its bytes, as torch does it with single tensors. The layers are
-    in the order of the forward pass, and `bucket_bytes` is as in `Communication`.
+    The layer that fills a bucket closes it; torch does the same with single tensors. Layers are in the order of the
+    forward pass; `bucket_bytes` as in `Communication`.
     """
     messages: list[tuple[float, float]] = []
     filled, passed = 0.0, 0.0
     for layer in reversed(layers):
         passed += layer.backward_share
-        if bucket_bytes == 0:  # a layer's tensors are taken to be alike: what counts is how many messages they are
+        if bucket_bytes == 0:  # assumes that a layer's tensors have equal sizes: only their number matters
             if layer.num_gradient_bytes:
                 messages += [(layer.num_gradient_bytes / layer.num_gradients, passed)] * layer.num_gradients
             continue
@@ -98,7 +96,7 @@ def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> l
 
 
 class Limit(StrEnum):
-    """Cause that keeps a step from being shorter."""
+    """Main cause that keeps a step from being shorter."""
 
     COMPUTE = "compute"
     LATENCY = "latency"
@@ -113,12 +111,11 @@ class Communication:
     """Settings of the gradient exchange.
 
     Attributes:
-        network: links, or nodes of links.
-        algorithm: of the all-reduce, by value or name.
-        bucket_bytes: a bucket that holds as much is sent; 0: every gradient alone (no tensor fusion);
-            infinite: all at once; None: as torch does, a first one of `FIRST_BUCKET_BYTES` and then
-            `DEFAULT_BUCKET_BYTES`.
-        overlap: send buckets while the backward pass goes on, not after it.
+        network: links, or nodes with links.
+        algorithm: all-reduce algorithm, by value or name.
+        bucket_bytes: size at which a bucket is sent; 0: every gradient alone (no tensor fusion); infinite: all at once;
+            None: as in torch, first `FIRST_BUCKET_BYTES`, then `DEFAULT_BUCKET_BYTES`.
+        overlap: send buckets during the backward pass, not after it.
         compression: bytes sent for each byte of gradients.
     """
 
@@ -130,26 +127,26 @@ class Communication:
 
     @property
     def num_at_once(self) -> int:
-        """Number of all-reduces under way together: the bytes of one go while another waits for its messages.
+        """Number of concurrent all-reduces: one transfers bytes while another waits for its messages.
 
-        torch's gloo has two threads for them; a step that sends after the backward pass waits for each.
+        torch's gloo has two threads for them. Without overlap, a step waits for each.
         """
         return 2 if str(self.algorithm) == Algorithm.GLOO and self.overlap else 1
 
 
 @dataclass(frozen=True)
 class StepTime(Generic[Seconds]):
-    """Parts of a step's time, in seconds: of one step, or arrays of one shape for many worker counts.
+    """Parts of a step's time in seconds: numbers for one step, or arrays of one shape for many worker counts.
 
-    What is exposed adds to the step, what is hidden does not.
+    Exposed communication adds to the step, hidden communication does not.
 
     Attributes:
-        compute_s: forward and backward of a worker.
-        straggler_s: what the slowest worker computes longer than that.
-        exposed_latency_s: of the communication that the step waits for, the messages' latencies.
-        exposed_transfer_s: the bytes of it.
-        hidden_communication_s: communication behind the backward pass.
-        optimizer_s: what a step takes once, however small its batch.
+        compute_s: forward and backward pass of a worker.
+        straggler_s: additional computing time of the slowest worker.
+        exposed_latency_s: latencies of messages that the step waits for.
+        exposed_transfer_s: transfers that the step waits for.
+        hidden_communication_s: communication during the backward pass.
+        optimizer_s: part of a step that doesn't depend on its batch.
         data_wait_s: waiting for the input pipeline.
     """
 
@@ -171,7 +168,7 @@ class StepTime(Generic[Seconds]):
 
     @property
     def losses_s(self) -> Mapping[Limit, Seconds]:
-        """Seconds that one worker alone would not lose, by cause."""
+        """Seconds that a single worker would not lose, by cause."""
         return {
             Limit.LATENCY: self.exposed_latency_s,
             Limit.BANDWIDTH: self.exposed_transfer_s,
@@ -180,12 +177,12 @@ class StepTime(Generic[Seconds]):
         }
 
     def at(self: StepTime[Floats], *index: int) -> StepTime[float]:
-        """Return one worker count's step."""
+        """Return the step of one worker count."""
         return StepTime(**{field.name: float(getattr(self, field.name)[index]) for field in fields(self)})
 
 
 def limit_of(losses_s: Mapping[Limit, float], step_time_s: float) -> Limit:
-    """Return the largest loss, or computing itself where all losses together are below `NEGLIGIBLE_SHARE`."""
+    """Return the largest loss, or computing if the sum of all losses is below `NEGLIGIBLE_SHARE`."""
     if sum(losses_s.values()) < NEGLIGIBLE_SHARE * step_time_s:
         return Limit.COMPUTE
     return max(losses_s, key=lambda limit: losses_s[limit])
@@ -205,24 +202,24 @@ def simulate_steps(
     """Return the parts of a step's time for each worker count. Arrays are broadcast against each other.
 
     The slowest of N workers takes ``compute_s * (1 + variation * E)``, where E is the expected maximum of N standard
-    normals: workers are taken to be alike and to vary independently from step to step.
+    normals: workers are assumed to be alike and to vary independently from step to step.
 
     Args:
-        layers: in the order of the forward pass; of the shares only the proportions count.
+        layers: in the order of the forward pass; only the proportions of the shares count.
         num_workers: whole numbers of at least 1.
         communication: how gradients are sent.
-        compute_s: forward and backward of one worker's part of the batch, all accumulated micro-batches together.
-        optimizer_s: what comes once a step and after the gradients.
-        data_s: what the input pipeline takes to prepare a worker's part of the batch, beside the computing.
+        compute_s: forward and backward pass of a worker's part of the batch, over all accumulated micro-batches.
+        optimizer_s: time per step after the gradients.
+        data_s: time of the input pipeline, in parallel to computing, for a worker's part of the batch.
         variation: coefficient of variation of a worker's `compute_s` from step to step.
-        accumulation_steps: micro-batches of a step; gradients are sent behind the last one's backward pass.
+        accumulation_steps: micro-batches per step; gradients are sent with the last one's backward pass.
     """
     shares = sum(layer.forward_share + layer.backward_share for layer in layers)
     compute, workers, fixed, data, spread = np.broadcast_arrays(
         *(np.asarray(a, np.float64) for a in (compute_s, num_workers, optimizer_s, data_s, variation))
     )
     straggler_s = compute * spread * expected_max_of_normals(workers)
-    last_s = (compute + straggler_s) / accumulation_steps  # the micro-batch that gradients are sent behind
+    last_s = (compute + straggler_s) / accumulation_steps  # the micro-batch whose backward pass overlaps sending
     backward_s = last_s * (sum(layer.backward_share for layer in layers) / shares)
     messages = [
         (num_bytes, last_s * (ready_share / shares) if communication.overlap else backward_s)
@@ -246,10 +243,10 @@ def simulate_steps(
 def _sent(
     messages: Sequence[tuple[float, Floats]], workers: Floats, communication: Communication
 ) -> tuple[Cost, Floats]:
-    """Return the cost of (bytes, seconds after which they are ready) together, and when the last message has come."""
+    """Return the total cost of messages, given as (bytes, ready after seconds), and when the last one has arrived."""
     total = Cost(np.zeros_like(workers), np.zeros_like(workers))
     link_free_at_s = all_there_at_s = np.zeros_like(workers)
-    there_at_s: list[Floats] = []  # each message
+    there_at_s: list[Floats] = []  # arrival of each message
     for num_bytes, ready_at_s in messages:
         num_sent = num_bytes * communication.compression
         cost = all_reduce_cost(num_sent, workers, communication.network, communication.algorithm)
@@ -265,8 +262,8 @@ def _sent(
 def expected_max_of_normals(count: NDArray[Any]) -> Floats:
     """Return the expected maximum of N >= 1 independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
 
-    David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1. By the trapezoid rule, which is exact to
-    many digits for an integrand that is smooth and dies away at both ends.
+    David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1. Uses the trapezoid rule, which is very
+    accurate for a smooth integrand that vanishes at both ends.
     """
     different, where = np.unique(np.asarray(count, np.float64), return_inverse=True)
     x = np.linspace(-10.0, 10.0, 1001)

@@ -1,7 +1,7 @@
-"""Scaling of a training: a table, a paragraph for each law, where to stop; `scaling_lines` in short.
+"""Scaling of a training: a table, a paragraph for each law, and where to stop; `scaling_lines` is the short form.
 
-A law takes three worker counts or more. With two, there is one serial fraction for each group, in a line of its own.
-Formulas and names keep to plain characters, so that they read the same on every console.
+A law needs at least three worker counts. Groups of two counts have a line with one serial fraction. Formulas and names
+are ASCII, so that they look the same on every console.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import FitDocument, FittedLawEntry, LawEntry, ScalingEntry
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
-MAX_SCALING_GROUPS = 4  # one by one
-FRACTIONS = {Scaling.STRONG: "Karp–Flatt", Scaling.WEAK: "Gustafson"}  # whose serial fraction a speedup shows
+MAX_SCALING_GROUPS = 4  # shown one by one
+FRACTIONS = {Scaling.STRONG: "Karp–Flatt", Scaling.WEAK: "Gustafson"}  # definitions of the serial fraction
 
 
 def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup], doubt: str = "") -> None:
-    """Print what a study says about scaling: each group of points that differ only in their workers.
+    """Print the scaling of each group of a study's points that differ only in their workers.
 
     Args:
-        doubt: why times can't be trusted; empty where they can.
+        doubt: why times can't be trusted; empty if they can.
     """
     if doubt:
         print_paragraph(console, distrust(doubt))
@@ -48,7 +48,7 @@ def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup
 
 
 def print_runs(console: Console, table: Table, baseline: int | None) -> None:
-    """Print what runs from elsewhere say about scaling, after what their columns were understood to be.
+    """Print how a table of runs was read, and their scaling.
 
     Args:
         baseline: the worker count to compare with; None: the smallest of each.
@@ -69,10 +69,10 @@ def _analyses(table: Table, baseline: int | None) -> dict[str, ScalingAnalysis]:
 
 
 def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str = "", excluded: str = "") -> FitDocument:
-    """Return what `print_groups` prints.
+    """Return the content of `print_groups` as a document.
 
     Args:
-        doubt: as of `print_groups`.
+        doubt: as in `print_groups`.
         excluded: a sentence on trials of other settings.
     """
     return {
@@ -87,7 +87,7 @@ def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str =
 
 
 def runs_document(source: str, table: Table, baseline: int | None) -> FitDocument:
-    """Return what `print_runs` prints; `source`: the file."""
+    """Return the content of `print_runs` as a document; `source`: the file."""
     return {
         "schema": 1,
         "kind": "fit",
@@ -100,11 +100,11 @@ def runs_document(source: str, table: Table, baseline: int | None) -> FitDocumen
 
 
 def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str = "") -> ScalingEntry:
-    """Return the numbers and laws of some runs, and where to stop.
+    """Return numbers and laws of a group, and where to stop.
 
     Args:
-        of: their group, or the heading of runs from elsewhere.
-        doubt: as of `print_groups`.
+        of: the group, or the heading of runs of a table.
+        doubt: as in `print_groups`.
     """
     group, label = (None, of) if isinstance(of, str) else (of, of.label)
     unit = "s" if analysis.quantity is Quantity.TIME else None
@@ -163,12 +163,12 @@ def _law_entry(law: Fit | Refused, analysis: ScalingAnalysis) -> LawEntry:
 
 
 def _level(num_groups: int) -> float:
-    """Return the confidence of each group's intervals, so that those of all groups hold together with 95 %."""
+    """Return the confidence of each group's intervals for a joint 95 % over all groups."""
     return 1 - (1 - LEVEL) / num_groups
 
 
 def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", doubt: str = "") -> None:
-    """Print what some runs say about scaling; `unit`: of their throughput, where it is known."""
+    """Print the scaling of a group; `unit`: that of its throughput, if known."""
     print_table(console, _columns(analysis, unit or analysis.quantity.value))
     laws = [_law(law, analysis) for law in analysis.laws]
     console.print()
@@ -185,7 +185,7 @@ def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", 
 
 
 def details(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
-    """Return the sections of a report beside its verdicts, by their headings."""
+    """Return the sections of a report beside its verdicts, by heading."""
     return {
         "Scaling": scaling_lines(analysis.question.study_name, analysis.worker_groups),
         "Effects of the hyperparameters": effect_lines(analysis),
@@ -194,7 +194,7 @@ def details(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
 
 
 def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[IndentedLine, ...]:
-    """The section of a report; empty where no two points differ only in their workers. Fits the laws."""
+    """Fit the laws; return the lines for a report, none if no two points differ only in their workers."""
     many = [group for group in groups if len(group.speedups) >= MIN_COUNTS]
     few = [group for group in groups if len(group.speedups) < MIN_COUNTS]
     lines = [line for group in many[:MAX_SCALING_GROUPS] for line in _section(group, group.analysis)]
@@ -226,7 +226,7 @@ def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[Indented
 
 
 def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """The parameters, and what they mean for more workers."""
+    """Return the parameters and their meaning for more workers."""
     if not fit.holds:
         return f"{_misfit(fit)}."
     if fit.law is USL:
@@ -234,8 +234,8 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
     fraction = fit.parameters[0]
     text = f"{units.percent_interval(fraction, 1)} serial"
     if fit.law is not AMDAHL:
-        alone = "what one does alone" if analysis.baseline == 1 else f"the rate per worker with {_base(analysis)}"
-        return f"{text}, so that each worker more adds {units.percent(1 - fraction.value)} of {alone}."
+        alone = "the rate of one worker" if analysis.baseline == 1 else f"the rate per worker with {_base(analysis)}"
+        return f"{text}: each additional worker adds {units.percent(1 - fraction.value)} of {alone}."
     if fit.limit is None:
         return f"{text}; {_no_bound(fit)}."
     return f"{text}: at most {units.ratio_interval(fit.limit)} over {_base(analysis)} with any number of workers."
@@ -259,7 +259,7 @@ def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
 
 
 def _missing_fractions(analysis: ScalingAnalysis) -> str:
-    """Return the worker counts without a serial fraction, and why; empty where all have one."""
+    """Return a sentence on worker counts without a serial fraction; empty if all have one."""
     by_reason: dict[str, list[int]] = {}
     for point in analysis.points:
         if point.why_no_fraction:
@@ -284,7 +284,7 @@ def _fits(analysis: ScalingAnalysis) -> list[Fit]:
 
 
 def _parameters(fit: Fit) -> list[str]:
-    """Shares as percent; what grows with the square of the workers is too small for that."""
+    """Return the parameters, in percent unless of second order, for which percent is too coarse."""
     shown = []
     for name, p, order in zip(fit.law.parameters, fit.parameters, fit.law.orders, strict=True):
         brackets = "" if p.low is None or p.high is None else f" [{_small(p.low)}, {_small(p.high)}]"
@@ -294,13 +294,13 @@ def _parameters(fit: Fit) -> list[str]:
 
 
 def _about_workers(count: Estimate) -> str:
-    """``about 22 [18, 30] workers``: a worker count as a law has it."""
+    """``about 22 [18, 30] workers``: a law's estimate of a worker count."""
     bounds = "" if count.low is None or count.high is None else f" [{count.low:.0f}, {count.high:.0f}]"
     return f"about {count.value:.0f}{bounds} workers"
 
 
 def _peak(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """Return where a law has the highest rate, as far as the measurements show it."""
+    """Return where a law has its highest rate, if the measurements show one."""
     if fit.peak is None or fit.peak_speedup is None or fit.peak.high is None:
         return _no_bound(fit)
     if fit.peak.high < 1.5:
@@ -308,31 +308,31 @@ def _peak(fit: Fit, analysis: ScalingAnalysis) -> str:
     most = analysis.points[-1].num_workers
     where = f"{_about_workers(fit.peak)} ({units.ratio_interval(fit.peak_speedup)})"
     if fit.peak.value > most:
-        return f"if it holds beyond {units.counted(most, 'worker')}, the peak is at {where}"
-    return f"the peak is at {where}, more are slower"
+        return f"if this law holds beyond {units.counted(most, 'worker')}, the peak is at {where}"
+    return f"the peak is at {where}; more are slower"
 
 
 def _no_bound(fit: Fit) -> str:
     """Return why a law has no limit or no peak."""
     bound, parameter = ("peak", "k") if fit.law is USL else ("limit", "f")
     if fit.parameters[-1].low is None:
-        return f"no {bound}: it takes two runs or more of each worker count"
+        return f"no {bound}: it needs at least two runs of each worker count"
     return f"no {bound}: {parameter} is not significantly above 0"
 
 
 def _misfit(fit: Fit) -> str:
     worst, off = _worst(fit)
-    return f"it does not hold, at {units.counted(worst, 'worker')} its rate is off by {units.percent(off, 1)}"
+    return f"does not hold (at {units.counted(worst, 'worker')}, its rate is off by {units.percent(off, 1)})"
 
 
 def _worst(fit: Fit) -> tuple[int, float]:
-    """Return the worker count at which a law is farthest off, and by which share."""
+    """Return the worker count with the largest error of a law, and the relative error."""
     worst = max(fit.residuals, key=lambda n: abs(fit.residuals[n]))
     return worst, abs(fit.residuals[worst])
 
 
 def _interval_note(analysis: ScalingAnalysis) -> str:
-    """Return the confidence of the laws' intervals, or why there are none."""
+    """Return a sentence on the confidence of the laws' intervals, or why there are none."""
     if analysis.why_no_interval:
         return f"The laws' parameters have no intervals: {analysis.why_no_interval}."
     level = next(fit.parameters[0].level or 0.0 for fit in _fits(analysis))
@@ -340,7 +340,7 @@ def _interval_note(analysis: ScalingAnalysis) -> str:
 
 
 def _excluded_line(group: WorkerGroup) -> str:
-    """Return the worker counts without a finished trial, and why."""
+    """Return a sentence on worker counts without a finished trial, and why."""
     counts = [f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.excluded.items()]
     return f"Excluded: {', '.join(counts)}."
 
@@ -367,20 +367,18 @@ def _legend(analysis: ScalingAnalysis) -> str:
     if analysis.scaling is Scaling.STRONG:
         text = f"Strong scaling: every worker count does the same work. Speedups and serial fractions are over {base}"
     else:
-        text = (
-            f"Weak scaling: N workers do N times the work of one. Speedups (of the rates) and fractions are over {base}"
-        )
+        text = f"Weak scaling: N workers do N times the work of one. Speedups (of rates) and fractions are over {base}"
     name = FRACTIONS[analysis.scaling]
-    text += f"; eff.: the speedup over that of perfect scaling; {name}: the serial fraction that a speedup shows."
+    text += f"; eff.: speedup relative to perfect scaling; {name}: serial fraction that a speedup implies."
     if not _fits(analysis):
         return text
     if analysis.baseline > 1:
-        text += f" In the laws, N is the number of workers over {analysis.baseline}."
+        text += f" In the laws, N is the number of workers divided by {analysis.baseline}."
     return f"{text} {_interval_note(analysis)}"
 
 
 def _law(law: Fit | Refused, analysis: ScalingAnalysis) -> str:
-    """The law with its parameters, how far off it is, and what more workers would bring."""
+    """Return a paragraph on a law: parameters, largest error, and speedups of more workers."""
     text = f"{law.law.name} ({law.law.formula})"
     if isinstance(law, Refused):
         return f"{text} is not fitted: {law.reason}."
@@ -400,9 +398,9 @@ def _small(value: float) -> str:
 
 
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """Return a sentence on the worker count from which more don't help, as far as the law has one."""
+    """Return a sentence on the law's limit or peak, if it can have one."""
     if fit.limit is not None:
-        return f" No worker count is more than {units.ratio_interval(fit.limit)} as fast (extrapolated)."
+        return f" Any number of workers reaches at most {units.ratio_interval(fit.limit)} (extrapolated)."
     if fit.law in (USL, AMDAHL):
         text = _peak(fit, analysis) if fit.law is USL else _no_bound(fit)
         return f" {text[0].upper()}{text[1:]}."
@@ -410,7 +408,7 @@ def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
 
 
 def _better(analysis: ScalingAnalysis, doubt: str = "") -> str:
-    """Return which law fits better; empty where fewer than two are fitted, none holds, or times can't be trusted."""
+    """Return which law fits better; empty if fewer than two are fitted, none holds, or times can't be trusted."""
     fits = _fits(analysis)
     if doubt or len(fits) < 2 or not any(fit.holds for fit in fits):
         return ""
@@ -421,7 +419,7 @@ def _better(analysis: ScalingAnalysis, doubt: str = "") -> str:
     elif analysis.why_no_interval:
         text = "Single runs don't show which law fits better"
     elif fits[0].holds:
-        text = "The simpler law does as well, within the noise"
+        text = "The simpler law fits as well, within noise"
     else:
         text = "Neither law fits significantly better"
     return f"{text}. Errors at left-out worker counts: {errors}."
@@ -438,7 +436,7 @@ def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
         "worker time": [f"{100 * (s.cost - 1):+.0f} %" for s in steps],
     }
     if analysis.quantity is Quantity.TIME and analysis.scaling is Scaling.STRONG:
-        first = analysis.points[0]  # the others follow by their speedups, as the worker time does
+        first = analysis.points[0]  # other times follow from the speedups, like the worker time
         base_s = first.measured.value * first.speedup.value
         costs = {p.num_workers: units.compact(p.num_workers * base_s / p.speedup.value) for p in analysis.points}
         cells["worker-seconds"] = [f"{costs[s.start]} → {costs[s.end]}" for s in steps]
@@ -446,7 +444,7 @@ def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
 
 
 def _where_to_stop(analysis: ScalingAnalysis, doubt: str = "") -> str:
-    """Return the worker count past which a doubling brings too little, or what is missing to name one."""
+    """Return the worker count beyond which doubling gains too little, or why it is unknown."""
     if doubt:
         return f"Where to stop is inconclusive: {doubt}."
     if not analysis.steps:
@@ -457,15 +455,16 @@ def _where_to_stop(analysis: ScalingAnalysis, doubt: str = "") -> str:
     if (last := analysis.last_step) is not None:
         start = units.counted(last.start, "worker")
         if last.gain.high is not None and last.gain.high < 1:
-            return f"Stop at {start}: {last.end} are slower ({_gain(last)})."
-        return f"Past {start} a doubling brings less than {enough} ({_gain(last)})."
+            return f"Stop at {start}: {last.end} workers are slower ({_gain(last)})."
+        return f"Beyond {start}, doubling gains less than {enough} ({_gain(last)})."
     good = [i for i, s in enumerate(analysis.steps) if s.gain.low is not None and s.gain.low >= WORTHWHILE]
     unclear = analysis.steps[max(good, default=-1) + 1 :]
     if unclear:
-        return f"Where to stop is inconclusive: {_gain(unclear[0])} workers includes {enough}. Run more repeats."
+        gain = f"the gain of {_gain(unclear[0])} workers"
+        return f"Where to stop is inconclusive: {gain} includes {enough}. Run more repeats."
     last = analysis.steps[-1]
     most = units.counted(last.end, "worker")
-    return f"Up to {most} a doubling brings {enough} or more ({_gain(last)}). Larger counts were not measured."
+    return f"Up to {most}, doubling gains {enough} or more ({_gain(last)}). Larger counts were not measured."
 
 
 def _gain(step: Step) -> str:

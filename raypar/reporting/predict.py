@@ -1,4 +1,4 @@
-"""Prediction in a terminal, an upper bound: a row for each worker count, the parts of a step, the assumptions."""
+"""Prediction in a terminal, an upper bound: a row per worker count, the parts of a step, and the assumptions."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import PredictDocument, PredictionEntry
 
 AT_BEST = (
-    "Upper bounds, no estimates: at best a training is as fast as this. Published systems were up to 12 points of "
-    "efficiency slower than the model has them."
+    "These are upper bounds, not estimates. The efficiency of published systems was up to 12 points lower than the "
+    "model's."
 )
 BAR_WIDTH = 50
 NUM_CURVE_POINTS = 200
@@ -49,32 +49,40 @@ PARTS = (
     ("exposed_communication_s", "=", "red", "waiting for gradients"),
     ("straggler_s", "~", "yellow", "waiting for the slowest worker"),
     ("data_wait_s", ".", "magenta", "waiting for data"),
-    ("optimizer_s", "+", "blue", "what a step takes once (optimizer, launches)"),
+    ("optimizer_s", "+", "blue", "fixed time per step (optimizer, launches)"),
 )
 _BEYOND = {
     "workers": "more workers than were measured",
-    "batch": "a batch of a worker that was not measured",
-    "network": "another network than was measured",
+    "batch": "a batch per worker that was not measured",
+    "network": "another network than the measured one",
 }
 
 
 @dataclass(frozen=True)
 class PredictionReport:
-    """A prediction and what is to be said about it."""
+    """Prediction with its context.
 
-    title: str  # which study and point
-    asked: tuple[int, ...]  # the worker counts that were asked for
+    Attributes:
+        title: the study and point.
+        asked: the requested worker counts.
+        network_source: origin of the network: "as given", "fitted …".
+        sources: sentences on the origin of other numbers.
+        caveats: warnings of the study, a sentence or two each.
+    """
+
+    title: str
+    asked: tuple[int, ...]
     calibration: Calibration
     training: JobSpec
     communication: Communication
     sweep: Sweep
-    network_source: str  # where the network comes from: "as given", "fitted …"
-    sources: tuple[str, ...] = ()  # further sentences on where numbers come from
-    caveats: tuple[str, ...] = ()  # the warnings of the study, a sentence or two each
+    network_source: str
+    sources: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 def print_prediction(console: Console, report: PredictionReport) -> None:
-    """Print the most that other worker counts could bring."""
+    """Print upper bounds for other worker counts."""
     predictions = report.sweep.predictions
     print_paragraph(console, report.title)
     print_paragraph(console, AT_BEST)
@@ -96,17 +104,17 @@ def print_prediction(console: Console, report: PredictionReport) -> None:
         print_paragraph(console, text)
     if report.caveats:
         console.print()
-        print_paragraph(console, "Warnings of the study that this starts from:")
+        print_paragraph(console, "Warnings of the measured study:")
     for text in report.caveats:
         print_paragraph(console, f"- {text}")
     console.print()
-    print_paragraph(console, "Taken for granted:")
+    print_paragraph(console, "Assumptions:")
     for text in assumptions(report):
         print_paragraph(console, f"- {text}")
 
 
 def predict_document(study: str, report: PredictionReport) -> PredictDocument:
-    """Return what `print_prediction` prints of the same."""
+    """Return the content of `print_prediction` as a document."""
     predictions, calibration = report.sweep.predictions, report.calibration
     asked = [_sentence(p, report.training) for p in predictions if p.num_workers in report.asked]
     return {
@@ -176,7 +184,7 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column]:
 
 
 def _bar(prediction: Prediction) -> Text:
-    """A character for each part, `BAR_WIDTH` together; rounded so that they add up."""
+    """Return a bar of `BAR_WIDTH` characters, a character per part, rounded so that the parts add up."""
     step, passed, end = prediction.step, 0.0, 0
     text = Text(f"{units.count(prediction.num_workers):>7} ")
     for name, mark, style, _ in PARTS:
@@ -191,7 +199,7 @@ def _sentence(p: Prediction, training: JobSpec) -> str:
     time = units.seconds_interval(step)
     take = "take" if training.epochs > 1 else "takes"
     text = (
-        f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: at best {time} a step, "
+        f"{units.counted(p.num_workers, 'worker')}, batch {units.count(p.batch_size)}: at best {time} per step, "
         f"{units.rate_interval(rate)}, speedup {units.ratio(p.speedup.value)}, efficiency "
         f"{units.percent_interval(efficiency, 1)}; "
         f"{units.counted(training.epochs, 'epoch')} {take} {units.seconds(training_s.value)} at best."
@@ -202,7 +210,7 @@ def _sentence(p: Prediction, training: JobSpec) -> str:
 
 
 def _with_more_variation(report: PredictionReport) -> list[str]:
-    """Return what the largest count comes to where no variation was measured and workers vary as much as is usual."""
+    """Return a sentence on the largest count with the higher usual variation, if none was measured."""
     calibration, last, training = report.calibration, report.sweep.predictions[-1], report.training
     if calibration.is_variation_measured or last.num_workers == 1:
         return []
@@ -213,8 +221,8 @@ def _with_more_variation(report: PredictionReport) -> list[str]:
     batches = training.global_batch(counts)
     efficiency = (batches[1] / step_s) / (batches[0] / one_s) / last.num_workers
     return [
-        f"That is for workers whose steps vary by {100 * least:g} %. If they vary by {100 * most:g} %, "
-        f"{units.counted(last.num_workers, 'worker')} take at best {units.seconds(step_s)} a step, efficiency "
+        f"This assumes that a worker's steps vary by {100 * least:g} %. If they vary by {100 * most:g} %, "
+        f"{units.counted(last.num_workers, 'worker')} take at best {units.seconds(step_s)} per step, efficiency "
         f"{units.percent(efficiency, 1)}."
     ]
 
@@ -223,19 +231,19 @@ def _limits(report: PredictionReport) -> list[str]:
     sweep, last = report.sweep, report.sweep.predictions[-1]
     step = last.step
     named = {
-        Limit.COMPUTE: "computing itself limits",
-        Limit.LATENCY: f"the latency of the messages limits: {units.seconds(step.exposed_latency_s)} of a step",
-        Limit.BANDWIDTH: f"the bandwidth of the network limits: {units.seconds(step.exposed_transfer_s)} of a step",
-        Limit.STRAGGLERS: f"the slowest worker limits: all wait {units.seconds(step.straggler_s)} a step for it",
-        Limit.INPUT: f"the input pipeline limits: workers wait {units.seconds(step.data_wait_s)} a step for data",
-        Limit.BATCH: f"the batch is too small: of each step, {units.seconds(step.optimizer_s)} do not shrink with it",
+        Limit.COMPUTE: "computing is the limit",
+        Limit.LATENCY: f"the latency of messages is the limit: {units.seconds(step.exposed_latency_s)} per step",
+        Limit.BANDWIDTH: f"the network's bandwidth is the limit: {units.seconds(step.exposed_transfer_s)} per step",
+        Limit.STRAGGLERS: f"the slowest worker is the limit: all wait {units.seconds(step.straggler_s)} per step",
+        Limit.INPUT: f"the input pipeline is the limit: workers wait {units.seconds(step.data_wait_s)} per step",
+        Limit.BATCH: f"the batch is too small: {units.seconds(step.optimizer_s)} per step do not shrink with it",
     }
-    lines = [f"With {units.counted(last.num_workers, 'worker')} {named[last.limit]}."]
+    lines = [f"With {units.counted(last.num_workers, 'worker')}, {named[last.limit]}."]
     if sweep.fastest < last.num_workers:
-        lines.append(f"Even at best, more than {units.counted(sweep.fastest, 'worker')} are not faster.")
+        lines.append(f"Workers beyond {units.count(sweep.fastest)} gain nothing, even at best.")
     if sweep.most_workers is not None and max(report.asked) > sweep.most_workers:
         most = units.count(sweep.most_workers)
-        lines.append(f"More than {most} workers are not shown: a global batch of {most} has no sample for each.")
+        lines.append(f"More than {most} workers are not shown: a global batch of {most} has too few samples.")
     return lines
 
 
@@ -246,13 +254,13 @@ def assumptions(report: PredictionReport) -> list[str]:
     buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
     if how.bucket_bytes is not None:
         buckets = f"in buckets of {how.bucket_bytes / 2**20:g} MiB" if how.bucket_bytes else "one by one"
-    overlap = "behind the backward pass" if how.overlap else "after the backward pass"
+    overlap = "during the backward pass" if how.overlap else "after the backward pass"
     shrunk = "" if how.compression == 1 else f", compressed to {units.percent(how.compression)}"
-    strong, weak = "strong scaling: the global batch stays", "weak scaling: every worker has a batch of"
+    strong, weak = "strong scaling: the global batch is", "weak scaling: each worker's batch is"
     lines = [
         f"{strong if training.scaling is Scaling.STRONG else weak} {units.count(training.batch_size)}",
-        f"one worker takes {units.seconds(calibration.fixed_s)} a step and {units.seconds(calibration.per_sample_s)} "
-        f"a sample, with any number of workers beside it; its steps vary by {units.percent(calibration.variation, 1)} "
+        f"a worker takes {units.seconds(calibration.fixed_s)} per step and {units.seconds(calibration.per_sample_s)} "
+        f"per sample, whatever the number of workers; its steps vary by {units.percent(calibration.variation, 1)} "
         f"({'measured' if calibration.is_variation_measured else 'assumed'}), and all wait for the slowest worker",
         f"{units.size(size)} of gradients of {units.counted(len(calibration.layers), 'layer')} are sent {buckets}, "
         f"{overlap}{shrunk}",
@@ -261,31 +269,31 @@ def assumptions(report: PredictionReport) -> list[str]:
         *calibration.notes,
     ]
     if training.accumulation_steps > 1:
-        lines.append(f"gradients are sent once in {training.accumulation_steps} micro-batches")
-    pipeline = "the input pipeline keeps up: what it cost is part of the computing that was measured"
+        lines.append(f"gradients are sent once every {training.accumulation_steps} micro-batches")
+    pipeline = "the input pipeline keeps up: its cost is part of the measured computing time"
     if training.input_samples_per_s is not None:
-        pipeline = f"the input pipeline of a node delivers {units.rate(training.input_samples_per_s)}"
+        pipeline = f"a node's input pipeline delivers {units.rate(training.input_samples_per_s)}"
     lines.append(pipeline)
     lines.append("nothing else slows the workers: no contention between them, no other traffic, no slow node")
     predictions = report.sweep.predictions
     if off := [abs(p.step_time_s.value / p.measured.value - 1) for p in predictions if p.measured]:
-        lines.append(f"the model's steps differ from the measured ones above by at most {units.percent(max(off), 1)}")
+        lines.append(f"the model differs from the measured steps above by at most {units.percent(max(off), 1)}")
     if calibration.draws is None:
         return [*lines, "no intervals: a point ran only once"]
     if any(not p.extrapolated for p in predictions):
         lines.append(
-            "intervals are of the measurements' noise (95 %, bootstrap over repeats), not of the model's error"
+            "intervals cover the noise of the measurements (95 %, bootstrap over repeats), not the model's error"
         )
     if any(p.extrapolated for p in predictions):
-        lines.append("what is extrapolated has no interval: the model's error is unknown, and larger than the noise")
+        lines.append("extrapolated values have no interval: the model's error is unknown and larger than the noise")
     return lines
 
 
 def _network(network: Network | Topology, algorithm: Algorithm | str, source: str) -> list[str]:
     ways = {
-        Algorithm.AUTO: "whichever of ring, tree and hierarchical all-reduce is fastest for a bucket",
+        Algorithm.AUTO: "for each bucket, the fastest of ring, tree and hierarchical all-reduce",
         Algorithm.RING: "all-reduce in a ring",
-        Algorithm.GLOO: "all-reduce in a ring, as gloo does it on CPUs",
+        Algorithm.GLOO: "all-reduce in gloo's ring on CPUs",
         Algorithm.TREE: "all-reduce over two trees",
         Algorithm.HIERARCHICAL: "all-reduce in the nodes, then between them",
     }
@@ -293,9 +301,9 @@ def _network(network: Network | Topology, algorithm: Algorithm | str, source: st
     if isinstance(network, Network):
         return [f"{way}, on links of {_link(network)}, {source}"]
     return [
-        f"{way}; {units.counted(network.workers_per_node, 'worker')} a node, links of {_link(network.within)} within "
-        f"it, and {_link(network.between)} from node to node, which its workers share, {source}",
-        "no link slows another: the switches have room for all",
+        f"{way}; {units.counted(network.workers_per_node, 'worker')} per node, links of {_link(network.within)} within "
+        f"it, and a shared link of {_link(network.between)} to other nodes, {source}",
+        "links do not slow each other: the switches have enough capacity",
     ]
 
 
@@ -304,14 +312,14 @@ def _link(network: Network) -> str:
 
 
 def check_plot_path(path: Path) -> None:
-    """Raises RayparError where no plot can be written there."""
+    """Raise RayparError if no plot can be written to the path."""
     if path.suffix.lower().removeprefix(".") not in KINDS:
-        raise RayparError(f"--plot {path}: no such format", hint="end it in .svg or .png")
+        raise RayparError(f"--plot {path}: unknown format", hint="end the name in .svg or .png")
     check_file(path)
 
 
 def plot_of(report: PredictionReport) -> Figure:
-    """Throughput above efficiency, over the number of workers; what is extrapolated is dashed."""
+    """Draw throughput above efficiency by number of workers; extrapolated parts are dashed."""
     sweep = report.sweep
     curve = _curve(sweep)
     measured = [
@@ -335,8 +343,8 @@ def plot_of(report: PredictionReport) -> Figure:
     below = layers([row for row in curve if row["series"] != IDEAL], layer(line, **lines, y=efficiency))
     last = sweep.predictions[-1]
     text = (
-        "Samples per second and efficiency against the number of workers, at best, with what was measured: with "
-        f"{units.counted(last.num_workers, 'worker')} {units.rate(last.throughput_samples_per_s.value)}, efficiency "
+        "Upper bounds of samples per second and efficiency by number of workers, and the measurements. With "
+        f"{units.counted(last.num_workers, 'worker')}: {units.rate(last.throughput_samples_per_s.value)}, efficiency "
         f"{units.percent(last.efficiency.value)}."
     )
     both = [{**each, "width": WIDTH_PX} for each in (above, below)]
@@ -344,7 +352,7 @@ def plot_of(report: PredictionReport) -> Figure:
 
 
 def _curve(sweep: Sweep) -> list[Row]:
-    """The predicted curve, its extrapolated part from the largest count within the measured ones on, and the ideal."""
+    """Return rows of the ideal and predicted curves, the latter extrapolated from the largest measured count on."""
     workers, rates = sweep.curve
     ideal = rates[0] * workers
     until = max((p.num_workers for p in sweep.predictions if not p.extrapolated), default=1)

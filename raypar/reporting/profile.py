@@ -1,4 +1,4 @@
-"""Parts of a step's time in a terminal: one trial's profile in full, a study's by point."""
+"""Parts of a step in a terminal: a trial's profile in full, a study's by point."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from raypar.reporting.text import Column, encoded, print_line, print_paragraph, 
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
-MAX_RANKS_SHOWN = 3  # one by one; of more, the mean, the least and the most
-WORTH_A_WORD = 0.02  # of a step
+MAX_RANKS_SHOWN = 3  # one by one; otherwise the mean, minimum and maximum
+WORTH_A_WORD = 0.02  # share of a step that is shown
 NAMES: Mapping[str, str] = (
     {"data_wait": "waiting for data", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer"}
     | {"exposed_communication": "exposed communication", "stragglers": "waiting for stragglers"}
@@ -27,7 +27,7 @@ _HEADS = dict(zip(NAMES, ("data", "forw.", "backw.", "opt.", "comm.", "waits", "
 
 
 def print_profile(console: Console, title: str, profile: Profile, traces: str = "") -> None:
-    """Print the parts of a step on every rank, sentences on them, and the folder of the traces, if any."""
+    """Print the parts of a step on every rank, sentences about them, and the folder of the traces, if any."""
     print_line(console, title, "bold")
     print_line(console, "")
     print_table(console, _rank_columns(profile))
@@ -39,31 +39,31 @@ def print_profile(console: Console, title: str, profile: Profile, traces: str = 
 
 
 def sentences(profile: Profile) -> list[str]:
-    """Return the sentences of a profile: its largest part, communication, waiting, utilisation, overhead."""
+    """Return sentences on a profile: its largest part, communication, waiting, utilisation and overhead."""
     mean = profile.mean
     largest = max(PARTS, key=lambda part: mean.parts[part])
     of_ranks = " (mean of the ranks)" if len(profile.ranks) > 1 else ""
-    lines = [f"Most of a step is {NAMES[largest]}: {_share(mean, largest)}{of_ranks}."]
+    lines = [f"The largest part of a step is {NAMES[largest]}: {_share(mean, largest)}{of_ranks}."]
     lines += _about_communication(profile)
     lines += _about_waiting(profile)
-    used = "the work of this network can't be counted"
+    used = "unknown, as this network's work can't be counted"
     if profile.utilisation is not None:
         num, peak = len(profile.ranks), scaled(profile.peak_flops or 0.0, "FLOP/s")
-        used = f"{units.percent(profile.utilisation, 1)} of the {peak} that matrix products reach on "
+        used = f"{units.percent(profile.utilisation, 1)} of the {peak} of matrix products on "
         used += f"all {num} workers at once" if num > 1 else "it"
     lines.append(f"Model FLOP utilisation: {used}.")
     overhead = units.percent(abs(profile.overhead))
-    change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing that shows ({overhead} less)"
+    change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing measurable (-{overhead})"
     lines.append(f"A step takes {units.seconds(profile.step_s)} without the profiler, which {change}.")
     if not profile.shares_clock:
-        lines.append("The ranks are on several machines: their clocks were compared at barriers.")
+        lines.append("The ranks are on several machines. Their clocks were compared at barriers.")
     return lines
 
 
 def breakdown_section(
     profiles: Sequence[tuple[Mapping[str, Value], Profile]], width: int, encoding: str
 ) -> Iterator[RenderableType]:
-    """Yield a study's profiles by point, the ranks' mean in percent of the step; nothing where there is none."""
+    """Yield a study's profiles by point, the ranks' mean in percent of the step; nothing without profiles."""
     if not profiles:
         return
     means = [profile.mean for _, profile in profiles]
@@ -78,31 +78,31 @@ def breakdown_section(
     }
     columns = [encoded(Column(head, each, head != "point"), encoding) for head, each in cells.items()]
     yield Text("")
-    yield Text("Where a step's time goes (mean of the ranks; parts from 2 % on):", overflow="fold")
+    yield Text("Where a step's time goes (mean of the ranks; parts of 2 % or more):", overflow="fold")
     if table_width(columns, encoding) + 2 <= width:
         yield Padding.indent(terminal_table(columns, width, encoding), 2)
     else:
         points, *others = columns
         for i, label in enumerate(points.cells):
             yield Text("  " + label, overflow="fold")
-            # No line ends between a part and its share: textwrap breaks at plain spaces only.
+            # Keep a part and its share on one line: textwrap breaks only at plain spaces.
             parts = ", ".join(f"{c.head} {c.cells[i]}".replace(" ", "\N{NO-BREAK SPACE}") for c in others)
             for line in textwrap.wrap(parts, max(width - 4, 20), break_on_hyphens=False):
                 yield Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), overflow="fold")
     if communicates:
-        yield Text("comm.: exposed; waits: for the rank that comes last; hidden: share of", style="dim")
-        yield Text("communication that goes on while the rank works.", style="dim")
+        yield Text("comm.: exposed; waits: for the slowest rank; hidden: share of communication", style="dim")
+        yield Text("that overlaps with computing.", style="dim")
 
 
 def _rank_columns(profile: Profile) -> list[Column]:
-    """The parts of a step, a column for each rank; of many ranks the mean, the least and the most."""
+    """Return the parts of a step, with a column for each rank, or for mean, minimum and maximum."""
     ranks = profile.ranks
     parts = [part for part in PARTS if part != BUBBLE or any(rank.parts[part] for rank in ranks)]
     rows = {NAMES[part]: _cells([(rank.parts[part], rank.step_s) for rank in ranks]) for part in parts}
     rows["step"] = _cells([(rank.step_s, None) for rank in ranks])
     if len(ranks) > 1:
         rows["hidden communication"] = _cells([(rank.hidden_s, rank.step_s) for rank in ranks])
-    heads = [f"rank {i}" for i in range(len(ranks))] if len(ranks) <= MAX_RANKS_SHOWN else ["mean", "least", "most"]
+    heads = [f"rank {i}" for i in range(len(ranks))] if len(ranks) <= MAX_RANKS_SHOWN else ["mean", "min", "max"]
     numbers = zip(*rows.values(), strict=True)
     return [Column("", list(rows)), *(Column(head, each, True) for head, each in zip(heads, numbers, strict=True))]
 
@@ -126,21 +126,21 @@ def _about_communication(profile: Profile) -> Iterator[str]:
         return
     if mean.parts[BUBBLE] and not mean.hidden_s:
         yield (
-            f"Starting to communicate takes {_share(mean, COMMUNICATION)} of a step. What messages between stages take "
-            "is part of the bubble; the share that is hidden is unknown."
+            f"Starting to communicate takes {_share(mean, COMMUNICATION)} of a step. Messages between stages are part "
+            "of the bubble; their hidden share is unknown."
         )
         return
-    waiting = "" if profile.matches_collectives else " (waiting for others is part of it: groups of ranks overlap)"
+    waiting = "" if profile.matches_collectives else " (including waits: groups of ranks overlap)"
     yield (
-        f"{units.percent(share)} of communication is hidden: it goes on while the ranks work. "
-        f"Exposed, it takes {_share(mean, COMMUNICATION)} of a step{waiting}."
+        f"{units.percent(share)} of communication is hidden: it overlaps with computing. "
+        f"Exposed communication takes {_share(mean, COMMUNICATION)} of a step{waiting}."
     )
 
 
 def _about_waiting(profile: Profile) -> Iterator[str]:
     mean = profile.mean
     if mean.parts[BUBBLE] >= WORTH_A_WORD * mean.step_s:
-        yield f"For {_share(mean, BUBBLE)} of a step, a rank waits for another stage of the pipeline."
+        yield f"A rank waits {_share(mean, BUBBLE)} of a step for another stage of the pipeline."
     waits = [
         (seconds / breakdown.step_s, rank, other)
         for rank, breakdown in enumerate(profile.ranks)
@@ -154,7 +154,7 @@ def _about_waiting(profile: Profile) -> Iterator[str]:
         for share, rank, other in sorted(waits, reverse=True)[:MAX_RANKS_SHOWN]
         if share >= WORTH_A_WORD
     ]
-    yield f"Ranks wait for those that come last: {', '.join(waiting)}."
+    yield f"Ranks wait for slower ones: {', '.join(waiting)}."
 
 
 def _share(breakdown: Breakdown, part: str) -> str:

@@ -1,8 +1,8 @@
-"""Parts of figures: what their Vega-Lite specs share, and their drawing as SVG or PNG.
+"""Parts of figures: shared parts of their Vega-Lite specs, and drawing as SVG or PNG.
 
-Fields have fixed names; a study's names stand only in values and titles: a name with a dot, a bracket or an expression
-in it is text and nothing else. Colours are those of Okabe and Ito, "Color Universal Design"
-(2008), without black and yellow, which vanish on one of the two backgrounds; every colour comes with a shape.
+Fields have fixed names. A study's names appear only in values and titles, so that a name with a dot, a bracket or an
+expression stays text. Colours are those of Okabe and Ito, "Color Universal Design" (2008), without black and yellow,
+which are hard to see on one of the two backgrounds; every colour has its own shape.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Spec: TypeAlias = dict[str, Any]
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 MAX_SERIES = len(COLOURS)
-MAX_SHORT_NAME = 22  # characters: two of them beside each other fit on a phone
+MAX_SHORT_NAME = 22  # characters: two names fit side by side on a phone
 WIDTH_PX, HEIGHT_PX = 560, 240
 TICK_PX = 70
 BESIDE_PX = 8  # from an interval to the dots of its trials
-EDGE = 1.08  # from the outermost numbers of workers to the figure's sides, as a factor
+EDGE = 1.08  # factor from the outermost worker counts to the figure's sides
 MAX_BOUND_FACTOR = 4
 KINDS = ("svg", "png")
 INK, PAPER = "#1b1f24", "#ffffff"
@@ -44,11 +44,11 @@ class Figure:
 
     key: str  # a word for files and links
     title: str
-    caption: str  # what to see in it, in a sentence or two
-    spec: Mapping[str, Any]  # of Vega-Lite, without size and colours of text
+    caption: str  # its message, in a sentence or two
+    spec: Mapping[str, Any]  # for Vega-Lite, without size and text colours
 
     def save(self, path: Path | str) -> None:
-        """Draw it into a file that ends in .svg or .png, or raise RayparError."""
+        """Draw the figure into a .svg or .png file. Raises RayparError."""
         path = Path(path)
         kind = path.suffix.lower().removeprefix(".")
         if kind not in KINDS:
@@ -57,32 +57,32 @@ class Figure:
             there.write_bytes(drawn(self, "png" if kind == "png" else "svg"))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return the figure and its words for a notebook."""
+        """Return the figure and its text for a notebook."""
         return {"image/svg+xml": drawn(self, "svg").decode(), "text/plain": f"{self.title}. {self.caption}"}
 
 
 @dataclass(frozen=True)
 class OmittedFigure:
-    """Figure that the study has no data for, and the reason."""
+    """Figure that the study has no data for, with the reason."""
 
     title: str
     reason: str
 
 
 def for_page(figure: Figure, width: int | str = "container") -> Spec:
-    """Return the spec for a page that draws it: as wide as its place, in the page's colour of text."""
+    """Return the spec for a page that draws it, with the page's width and text colour."""
     return {**_without_control(figure.spec), "width": width, "config": _config("currentColor")}
 
 
 def static_svg(figure: Figure) -> str:
-    """Return the drawing for a page, in the page's colour of text."""
+    """Return an SVG for a page, in the page's text colour."""
     import vl_convert
 
     return vl_convert.vegalite_to_svg(for_page(figure, WIDTH_PX))
 
 
 def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
-    """Return the figure as a file's content, on white."""
+    """Return the content of a file with the figure on white."""
     import vl_convert
 
     spec = {**_without_control(figure.spec), "width": WIDTH_PX, "background": PAPER, "config": _config(INK)}
@@ -93,7 +93,7 @@ def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
 
 
 def _without_control(value: Any) -> Any:
-    """Return the spec without control characters: SVG can't have them, and vl-convert ends the process over them."""
+    """Return the spec without control characters, which SVG forbids and which crash vl-convert."""
     if isinstance(value, str):
         return strip_control(value)
     if isinstance(value, Mapping):
@@ -102,12 +102,12 @@ def _without_control(value: Any) -> Any:
 
 
 def layer(mark: Spec | str, **encoding: Any) -> Spec:
-    """Return a layer: a mark, and its channels."""
+    """Return a layer: a mark with its channels."""
     return {"mark": mark, "encoding": encoding}
 
 
 def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
-    """Return layers over the same rows; a quantity across has as many ticks as there is room for."""
+    """Return layers over the same rows. A quantitative x axis gets as many ticks as fit."""
     for mark in marks:
         x = mark["encoding"].get("x", {})
         if x.get("type") == "quantitative" and "values" not in x.get("axis", {}):
@@ -118,25 +118,25 @@ def layers(rows: Sequence[Row], *marks: Spec, height: int = HEIGHT_PX) -> Spec:
 
 
 def quantity(name: str, title: str, *, log2: bool = False, zero: bool = False, **more: Any) -> Spec:
-    """The channel of a number."""
+    """Return the channel of a number."""
     scale: Spec = {"type": "log", "base": 2} if log2 else {"zero": zero}
     return {"field": name, "type": "quantitative", "title": title, "scale": {**scale, **more.pop("scale", {})}, **more}
 
 
 def nominal(name: str, title: str | None = None, **more: Any) -> Spec:
-    """The channel of a name."""
+    """Return the channel of a name."""
     return {"field": name, "type": "nominal", "title": title, **more}
 
 
 def workers_axis(counts: Sequence[int]) -> Spec:
-    """The channel of the number of workers, with a tick at each that was run."""
+    """Return the channel of the number of workers, with a tick at each count."""
     ends = [min(counts) / EDGE, max(counts) * EDGE]
     axis = {"values": sorted(set(counts)), "format": "d", "grid": False}
     return quantity("workers", "workers", log2=True, axis=axis, scale={"domain": ends, "nice": False})
 
 
 def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
-    """Return the channel that points run down, and their names on it: their values, with the keys as its title."""
+    """Return the axis of points, with the keys as title, and the points' names: their values."""
     keys = list(dict.fromkeys(key for point in points for key in point))
     names = [", ".join(units.value_of(point.get(key)) for key in keys) or point_label(point) for point in points]
     if len(set(names)) < len(names):
@@ -146,7 +146,7 @@ def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
 
 
 def series(names: Sequence[str], channel: Literal["color", "shape"] = "color", title: str | None = None) -> Spec:
-    """Return the colours or shapes of at most `MAX_SERIES` series, in the order given."""
+    """Return the colours or shapes of at most `MAX_SERIES` series, in this order."""
     styles = COLOURS if channel == "color" else SHAPES
     scale = {"domain": list(names), "range": list(styles[: len(names)])}
     legend = {"orient": "top", "labelLimit": 260, "columns": legend_columns(names)} if len(names) > 1 else None
@@ -154,22 +154,22 @@ def series(names: Sequence[str], channel: Literal["color", "shape"] = "color", t
 
 
 def legend_columns(names: Sequence[str]) -> int:
-    """Return how many names fit beside each other in a legend."""
+    """Return how many names fit side by side in a legend."""
     return 1 if max(map(len, names), default=0) > MAX_SHORT_NAME else 2
 
 
 def metric_axis(metric: Metric) -> Spec:
-    """The axis of the study's metric: shares and percentages with a percent sign."""
+    """Return the axis of the study's metric: shares and percentages have a percent sign."""
     return {SHARE: {"format": ".3~%"}, PERCENT: {"labelExpr": "datum.label + '%'"}}.get(metric.unit, {})
 
 
 def tooltip(**titles: str) -> list[Spec]:
-    """Return the fields, with their titles, that are shown where the pointer is over a row."""
+    """Return the fields to show, with their titles, when the pointer is over a row."""
     return [nominal(name, title) for name, title in titles.items()]
 
 
 def pick(field: str) -> list[Spec]:
-    """Return the parameters, of one layer of a figure, by which a click in the legend leaves the others pale."""
+    """Return the parameters for a layer so that a click in the legend highlights a series."""
     return [{"name": "picked", "select": {"type": "point", "fields": [field]}, "bind": "legend"}]
 
 
@@ -184,7 +184,7 @@ def line_layer(x: Spec, y: Spec, **channels: Any) -> Spec:
 def point_layer(
     names: Sequence[str], x: Spec, y: Spec, *, size: int = 80, title: str | None = None, **tips: str
 ) -> Spec:
-    """Return a layer of one mark a row, in its series' colour and shape; `tips`: see `tooltip`."""
+    """Return a layer with a mark for each row in its series' colour and shape; `tips`: see `tooltip`."""
     drawn = layer(
         {"type": "point", "filled": True, "size": size},
         x=x,
@@ -201,8 +201,8 @@ def trial_layer(rows: Sequence[Row], x: Spec, y: Spec, what: str, *, beside: str
     """Return a layer of small dots, one for each trial.
 
     Args:
-        what: name of their value where the pointer is over one.
-        beside: ``xOffset`` or ``yOffset``: the direction in which they stand beside their interval; empty: none.
+        what: title of the value in the tooltip.
+        beside: ``xOffset`` or ``yOffset``: direction of their offset from the interval; empty: no offset.
     """
     mark = {"type": "point", "filled": True, "size": 28, "opacity": 0.75, "color": GREY}
     if beside:
@@ -211,7 +211,7 @@ def trial_layer(rows: Sequence[Row], x: Spec, y: Spec, what: str, *, beside: str
 
 
 def interval_layers(rows: Sequence[Row], along: Literal["x", "y"], x: Spec, y: Spec, **channels: Any) -> list[Spec]:
-    """Return the intervals of `within` along x or y, with an arrow where one leaves the axis."""
+    """Return the intervals of `within` along x or y, with an arrow where one is cut."""
     scaled, other, across = (x, "y", y) if along == "x" else (y, "x", x)
     name, shapes = scaled["field"], ("left", "right") if along == "x" else ("down", "up")
     low, high = ({**scaled, "field": f"{name}_{side}"} for side in ("low", "high"))
@@ -225,18 +225,18 @@ def interval_layers(rows: Sequence[Row], along: Literal["x", "y"], x: Spec, y: S
 
 
 def reference_layer(**channel: Spec) -> Spec:
-    """Return a dotted line at 1 of the x or y given."""
+    """Return a dotted line at 1 on the given x or y."""
     mark = {"type": "rule", "strokeDash": [2, 4], "color": GREY, "strokeWidth": 1.5}
     return {"data": {"values": [{"value": 1}]}, **layer(mark, **channel)}
 
 
 def stroke_legend() -> Spec:
-    """Return the legend of dashes, below the figure."""
+    """Return the legend of line dashes below the figure."""
     return {"orient": "bottom", "columns": 1, "symbolType": "stroke", "symbolSize": 500, "labelLimit": 260}
 
 
 def bounds(estimate: Estimate, name: str = "value") -> Row:
-    """Return the fields ``value``, ``value_low`` and ``value_high``; the bounds are the value without an interval."""
+    """Return the fields ``value``, ``value_low`` and ``value_high``; without an interval, bounds equal the value."""
     low, high = (
         estimate.value if bound is None or math.isnan(bound) else bound for bound in (estimate.low, estimate.high)
     )
@@ -246,10 +246,10 @@ def bounds(estimate: Estimate, name: str = "value") -> Row:
 def within(
     rows: Sequence[Row], name: str = "value", trials: Sequence[Row] = (), *, log: bool = False
 ) -> tuple[list[Row], Spec]:
-    """Return the rows with bounds that don't dwarf the values, and the scale where one was cut.
+    """Return the rows with bounds cut to the range of the values, and the scale if one was cut.
 
-    Two trials may have an interval of a factor of a million: in full, it would hide all else. Cut bounds are marked by
-    the fields ``value_low_is_cut`` and ``value_high_is_cut``, and stand at the ends of the scale.
+    The interval of two trials may span a factor of a million, which would hide everything else. Cut bounds are at the
+    ends of the scale, and marked by the fields ``value_low_is_cut`` and ``value_high_is_cut``.
     """
     values = [row[name] for row in (*rows, *trials)]
     least, most = min(values), max(values)
@@ -269,13 +269,13 @@ def within(
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
-    """Return at most so many of the rows, evenly taken, the last one among them."""
+    """Return at most this many rows, evenly spaced, including the last."""
     step = -(-len(rows) // max(1, most))
     return list(rows[::-1][::step][::-1]) if step > 1 else list(rows)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value can be drawn."""
+    """Return True if a value can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -284,7 +284,7 @@ def _config(ink: str) -> Spec:
     lines = {"domainColor": ink, "domainOpacity": 0.5, "tickColor": ink, "tickOpacity": 0.5}
     return {
         "background": "transparent",
-        "aria": False,  # mark by mark; a figure has its caption
+        "aria": False,  # describes each mark; a figure has its caption instead
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
         "legend": {**words, "labelFontSize": 11, "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1},

@@ -1,4 +1,4 @@
-"""Checks of a store before a study runs for hours: quick, and without creating anything."""
+"""Quick checks of a store before a study runs for hours. They create nothing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import shlex
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -33,15 +32,15 @@ ADDRESS_HINT = "use sqlite:////absolute/path/mlflow.db, or the http:// address o
 
 
 def check_writable(tracking_uri: str, project_dir: Path) -> None:
-    """Check that results can be journalled and stored. Raises StoreError with what to do where they can't."""
+    """Check that results can be journalled and stored. Raises StoreError with the fix."""
     scheme = check_address(tracking_uri)
     for folder in filter(None, (journal_dir(project_dir), artifact_root(tracking_uri, project_dir))):
         _check_folder(folder)
     if scheme == EMBEDDED:
         database = sqlite_path(tracking_uri)
         if database is None:
-            problem = f"{tracking_uri} is a database in memory, lost with the process"
-            raise StoreError(problem, hint="give it a file: sqlite:////absolute/path/mlflow.db")
+            problem = f"{tracking_uri} is a database in memory, which is lost when the process ends"
+            raise StoreError(problem, hint="use a file: sqlite:////absolute/path/mlflow.db")
         _check_folder(database.absolute().parent)
         if database.exists():
             _check_schema(database, tracking_uri, "written")
@@ -51,9 +50,9 @@ def check_writable(tracking_uri: str, project_dir: Path) -> None:
 
 
 def check_readable(tracking_uri: str) -> bool:
-    """Return False where there is nothing to read yet: MLflow would make a database, or upgrade one halfway.
+    """Return False if there is nothing to read yet, in which case MLflow would create or half-upgrade a database.
 
-    Raises StoreError where no such store is possible, or its database is not one of the installed MLflow.
+    Raises StoreError for an invalid address, or a database of another version of MLflow.
     """
     scheme, database = check_address(tracking_uri), sqlite_path(tracking_uri)
     if scheme != EMBEDDED or database is None:
@@ -62,56 +61,59 @@ def check_readable(tracking_uri: str) -> bool:
 
 
 def check_form(tracking_uri: str) -> None:
-    """Raise StoreError for what can't be taken apart as an address. Looks at no file, and contacts nobody."""
+    """Raise StoreError for a malformed address, without looking at files or connecting."""
     wrong, hint = "", ADDRESS_HINT
     try:
         parts = urlsplit(tracking_uri)
         has_host, _ = bool(parts.hostname), parts.port
         if parts.scheme in SERVERS and not tracking_uri.isprintable():
-            wrong = "holds a character that no address has"
+            wrong = "invalid character"
         elif parts.scheme in ("http", "https") and not has_host:
-            wrong = "names no host"
+            wrong = "the host is missing"
         elif parts.scheme == EMBEDDED and parts.netloc:
-            wrong, hint = "has two slashes", f"write three for a path: {masked(tracking_uri.replace('://', ':///', 1))}"
-    except ValueError as error:  # brackets, or a port that is no number
+            wrong = "two slashes"
+            hint = f"write three for a path: {masked(tracking_uri.replace('://', ':///', 1))}"
+    except ValueError as error:  # brackets, or an invalid port
         wrong = str(error)
     if wrong:
-        raise StoreError(f"{shortened(masked(tracking_uri))} is no address of a tracking store: {wrong}", hint=hint)
+        raise StoreError(
+            f"{shortened(masked(tracking_uri))} is not the address of a tracking store: {wrong}", hint=hint
+        )
 
 
 def check_address(tracking_uri: str) -> str:
-    """Return the scheme of a store's address. Raises StoreError for what is none, and for a missing folder."""
+    """Return the scheme of a store's address. Raises StoreError for an invalid address or a missing folder."""
     check_form(tracking_uri)
     scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
     if scheme in (EMBEDDED, *SERVERS, *DATABASES):
         database = sqlite_path(tracking_uri)
         if database is not None and not os.path.lexists(folder := database.absolute().parent):
-            problem = f"The tracking store {tracking_uri} can't be used: there is no folder {folder}"
+            problem = f"The tracking store {tracking_uri} can't be used: no such folder: {folder}"
             raise StoreError(
-                problem, hint=f"correct the address, or make the folder: mkdir -p {shlex.quote(str(folder))}"
+                problem, hint=f"correct the address, or create the folder: mkdir -p {shlex.quote(str(folder))}"
             )
         if database is not None:
             _check_link(database)
         return scheme
     hint = ADDRESS_HINT
     if scheme in ("", "file"):
-        problem = f"{tracking_uri!r} is a folder, and MLflow keeps no results in folders any more"
+        problem = f"{tracking_uri!r} is a folder; MLflow no longer stores results in folders"
     else:
-        problem = f"{masked(tracking_uri)!r} is no tracking store that MLflow knows"
+        problem = f"{masked(tracking_uri)!r} is not a tracking store that MLflow supports"
     raise StoreError(problem, hint=hint)
 
 
 def _check_link(path: Path) -> None:
-    """Raise StoreError for a link to nowhere: its target's disk may be gone, and nothing is made in its place."""
+    """Raise StoreError for a dangling link, whose target's disk may be missing, rather than replace it."""
     if path.is_symlink() and not path.exists():
         raise StoreError(
-            f"{path.absolute()} is a link to {path.readlink()}, which is not there",
+            f"{path.absolute()} is a link to {path.readlink()}, which does not exist",
             hint="correct or remove the link, or choose another store with --tracking-uri",
         )
 
 
 def _check_folder(folder: Path) -> None:
-    """Write to the nearest existing folder above: permission bits would not show a read-only or full disk."""
+    """Write to the nearest existing parent folder: permission bits don't show a read-only or full disk."""
     for path in (folder, *folder.parents):
         _check_link(path)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -123,35 +125,29 @@ def _check_folder(folder: Path) -> None:
     except OSError as e:
         raise StoreError(
             f"Results can't be written to {folder}: {e.strerror or e}",
-            hint="run in a folder that you may write to and that has space left, or choose one with --tracking-uri",
+            hint="run in a writable folder with free space, or choose another store with --tracking-uri",
         ) from e
 
 
-@contextmanager
-def _opened(database: Path, purpose: Literal["read", "written"]) -> Iterator[sqlite3.Connection]:
-    fix = {"read": "it, put a copy in its place", "written": "it"}[purpose]
-    try:
-        # Not read-only: SQLite then can't undo what a process was writing when it was killed.
-        uri = f"{database.absolute().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
-            yield connection
-    except sqlite3.Error as e:
-        hint = f"end whatever locks {fix}, or choose another one with --tracking-uri"
-        raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
-
-
 def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "written"]) -> bool:
-    """Return False for an empty database. Raises StoreError unless it, or its schema, is the installed MLflow's."""
-    with _opened(database, purpose) as connection:
-        versions, is_empty = schema_version(connection), not table_names(connection)
-        if purpose == "written":
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
+    """Return False for an empty database. Raises StoreError for a schema other than the installed MLflow's."""
+    # Not read-only: SQLite has to roll back the transaction of a killed process.
+    uri = f"{database.absolute().as_uri()}?mode=rw"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=2, isolation_level=None)) as connection:
+            versions, is_empty = schema_version(connection), not table_names(connection)
+            if purpose == "written":
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+    except sqlite3.Error as e:
+        fix = "end the process that locks it" + ", replace it by a copy" * (purpose == "read")
+        hint = f"{fix}, or choose another one with --tracking-uri"
+        raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
     if is_empty:
         return False
     if not versions:
         hint = "choose another file with --tracking-uri sqlite:////absolute/path/mlflow.db"
-        raise StoreError(f"The database {database} is not one of MLflow's", hint=hint)
+        raise StoreError(f"The database {database} is not a database of MLflow", hint=hint)
     if versions == [familiar_schema()]:
         return True
     with reachable(tracking_uri):
@@ -159,9 +155,9 @@ def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "w
     if versions == [installed]:
         return True
     if versions[0] in upgradable:
-        age, hint = "an older MLflow than the one installed", "back it up, then:"
+        age, hint = "an older MLflow than the one installed", "back it up, then run"
     else:
         age = f"a newer MLflow than the one installed (its schema: {versions[0]})"
-        hint = "update MLflow (pip install -U mlflow); if the database is still too old or new for it then:"
+        hint = "update MLflow (pip install -U mlflow); if the versions still differ, run"
     hint = f"{hint} mlflow db upgrade {masked(tracking_uri)}"
     raise StoreError(f"The database {database} was made by {age}", hint=hint)

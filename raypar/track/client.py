@@ -1,4 +1,4 @@
-"""MLflow client: imported late, quick to give up, silent. The only module that imports mlflow."""
+"""MLflow client: imported late, fails fast, silent. The only module that imports mlflow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-# MLflow's own default retries for four minutes while a study waits. What a user has set stays.
+# By default, MLflow retries for four minutes while a study waits. Variables that the user has set take precedence.
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -36,35 +36,35 @@ _ENVIRONMENT = {
 }
 SERVERS = ("http", "https", "databricks")
 MODEL_NAME = "best_model"
-# MLflow's codes of what is no fault of a record: a locked database or a full disk, a login, too many requests.
+# Error codes of MLflow that are not the record's fault: locked database, full disk, login, too many requests.
 _OUTAGES = frozenset(
     {
         *("TEMPORARILY_UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"),
         *("REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"),
     }
 )
-_UNAUTHORIZED = "failed with error code 401"  # of MLflow's message; its error_code does not tell
+_UNAUTHORIZED = "failed with error code 401"  # part of MLflow's message; its error_code doesn't show it
 
-# Alembic's versions by those of MLflow: experiments, runs and their tags are alike in all of these.
+# Alembic's schema by version of MLflow. Experiments, runs and their tags are stored alike in all of these.
 SCHEMAS: Mapping[str, str] = {"3.17": "dc11669786a5", "3.18": "f4a9b2c7d1e6"}
 VERSIONS = "alembic_version"  # table
 
 
 class Unreachable(Exception):
-    """The store doesn't answer now; it may later."""
+    """The store doesn't answer now, but may later."""
 
 
 class Failing(Unreachable):
-    """The store answers, and this fails: because of what it holds, or for the moment."""
+    """The store answers, but this request fails, for good or for the moment."""
 
 
 class Rejected(Exception):
-    """The store refuses this, and always will."""
+    """The store refuses this for good."""
 
 
 @cache
 def import_mlflow() -> Any:
-    """Return the mlflow module, set to be quick and silent. Takes a second the first time."""
+    """Return the mlflow module, configured to be fast and silent. The first import takes a second."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     with warnings.catch_warnings():
@@ -79,7 +79,7 @@ def import_mlflow() -> Any:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn whatever a store can raise into `Unreachable` or `Rejected`, and keep the terminal clean."""
+    """Turn all errors of a store into `Unreachable` or `Rejected`, without warnings in the terminal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -101,7 +101,7 @@ def _kind_of(error: Exception) -> type[Exception]:
 
 @contextmanager
 def reachable(tracking_uri: str) -> Iterator[None]:
-    """Turn whatever a store can raise into a `StoreError` for users."""
+    """Turn all errors of a store into a `StoreError` for users."""
     try:
         with store_errors():
             yield
@@ -110,18 +110,18 @@ def reachable(tracking_uri: str) -> Iterator[None]:
 
 
 def tag_filter(tags: Mapping[str, str]) -> str:
-    """Return the filter string of a search for runs that have all of the tags; values must not hold quotes."""
+    """Return a search filter for runs with all of these tags; values must not contain quotes."""
     return " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
 
 
 def connect(tracking_uri: str) -> Any:
-    """Return an `MlflowClient`, after a new database was made (2 s). Raises Unreachable without a store."""
+    """Return an `MlflowClient`; create a missing database first (2 s). Raises Unreachable without a store."""
     with store_errors():
         mlflow = import_mlflow()
         if urlsplit(tracking_uri).scheme not in SERVERS:
             from mlflow.store.db import utils
 
-            # One attempt to open a database: MLflow makes ten, over 100 s, and has no setting for it.
+            # Try once to open a database: MLflow tries ten times within 100 s, and has no setting for it.
             if hasattr(utils, "MAX_RETRY_COUNT"):
                 utils.MAX_RETRY_COUNT = 1
         log_in(tracking_uri)
@@ -130,18 +130,19 @@ def connect(tracking_uri: str) -> Any:
 
 
 def make_database(tracking_uri: str) -> None:
-    """Make an embedded database that is not there yet, with all of MLflow's tables; do nothing for any other store.
+    """Create a missing embedded database with all of MLflow's tables; do nothing for other stores.
 
-    MLflow itself makes them one by one: killed meanwhile, it leaves a database that it can neither use nor upgrade. So
-    they are made in memory, and what gets the database's name is a complete file.
+    MLflow creates the tables one by one, and can neither use nor upgrade a database if it is killed in between. So they
+    are created in memory, and the database gets its name as a complete file.
 
     Raises:
-        Unreachable: the database's folder does not exist; OSError, sqlite3.Error: it can't be written.
+        Unreachable: the database's folder does not exist.
+        OSError, sqlite3.Error: the database can't be written.
     """
     if (path := sqlite_path(tracking_uri)) is None:
         return
-    if not path.absolute().parent.is_dir():  # which MLflow would make
-        raise Unreachable(f"there is no folder {path.parent}")
+    if not path.absolute().parent.is_dir():  # MLflow would create it
+        raise Unreachable(f"no such folder: {path.parent}")
     if path.exists():
         return
     import_mlflow()
@@ -156,14 +157,14 @@ def make_database(tracking_uri: str) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-") as file:
             with closing(engine.raw_connection()) as made, closing(sqlite3.connect(file.name)) as target:
                 made.driver_connection.backup(target)  # type: ignore[union-attr]
-            with suppress(OSError):  # another process was quicker; or there are no links here, and MLflow makes it
+            with suppress(OSError):  # another process was faster; or the disk has no links, and MLflow creates it
                 os.link(file.name, path)
     finally:
         engine.dispose()
 
 
 def schema_version(database: sqlite3.Connection) -> list[str]:
-    """Return the one version of MLflow's schema, as a list; empty for a database that has none."""
+    """Return the version of MLflow's schema in a list, which is empty for other databases."""
     if VERSIONS not in table_names(database):
         return []
     return [str(version) for (version,) in database.execute(f"SELECT version_num FROM {VERSIONS}")]
@@ -174,7 +175,7 @@ def table_names(database: sqlite3.Connection) -> set[str]:
 
 
 def familiar_schema() -> str | None:
-    """Return the schema version of the installed MLflow, without importing it; None where `SCHEMAS` lacks it."""
+    """Return the schema version of the installed MLflow without importing it; None if not in `SCHEMAS`."""
     with suppress(metadata.PackageNotFoundError):
         return SCHEMAS.get(".".join(metadata.version("mlflow").split(".")[:2]))
     return None
@@ -182,7 +183,7 @@ def familiar_schema() -> str | None:
 
 @cache
 def schema_versions() -> tuple[str, frozenset[str]]:
-    """Return the schema version of the installed MLflow, and all that it can upgrade."""
+    """Return the schema version of the installed MLflow, and those that it can upgrade."""
     mlflow = import_mlflow()
     from alembic.script import ScriptDirectory
 
@@ -192,12 +193,12 @@ def schema_versions() -> tuple[str, frozenset[str]]:
 
 
 def has_server(tracking_uri: str) -> bool:
-    """Return True where the address, opened in a browser, shows MLflow."""
+    """Return True if a browser can open the address."""
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
 def sqlite_path(tracking_uri: str) -> Path | None:
-    """Return the database file of an embedded store; None for every other store."""
+    """Return the database file of an embedded store; None for other stores."""
     parts = urlsplit(tracking_uri)
     if parts.scheme.partition("+")[0] != "sqlite":
         return None
@@ -207,13 +208,13 @@ def sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def store_identity(tracking_uri: str) -> str:
-    """Return what the processes of this machine that use a store have in common, whatever folder they are in."""
+    """Return a name of a store that is the same in all processes of this machine, whatever their folder."""
     database = sqlite_path(tracking_uri)
     return str(database.resolve()) if database else tracking_uri
 
 
 def lease_path(study: str, tracking_uri: str, project_dir: Path) -> Path:
-    """Return the file by which the machines that share a store's folder know who runs a study of it."""
+    """Return the file that tells machines sharing a store's folder who is running the study."""
     database = sqlite_path(tracking_uri)
     folder, store = (database.resolve().parent, database.name) if database else (project_dir, tracking_uri)
     name = hashlib.sha256(f"{store}\n{study}".encode()).hexdigest()[:16]
@@ -221,7 +222,7 @@ def lease_path(study: str, tracking_uri: str, project_dir: Path) -> Path:
 
 
 def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
-    """Return the folder in which a store keeps its files; None where a server decides."""
+    """Return the folder of a store's files; None if a server decides."""
     if urlsplit(tracking_uri).scheme in SERVERS:
         return None
     database = sqlite_path(tracking_uri)
@@ -229,9 +230,9 @@ def artifact_root(tracking_uri: str, project_dir: Path) -> Path | None:
 
 
 def close_store(tracking_uri: str, project_dir: Path) -> None:
-    """Close a project's journals, logs, database and files to other users. Raises OSError.
+    """Make a project's journals, logs, database and files private. Raises OSError.
 
-    A database outside the project, named by its user, stays as open as it was made: several users may share it.
+    A database outside the project keeps its permissions, as several users may share it.
     """
     close_to_others(project_dir / ".raypar")
     if (root := artifact_root(tracking_uri, project_dir)) is None:
@@ -244,7 +245,7 @@ def close_store(tracking_uri: str, project_dir: Path) -> None:
 
 
 def local_folder(artifact_uri: str) -> Path | None:
-    """Return the folder behind an artifact URI; None where it is no folder."""
+    """Return the local folder of an artifact URI; None for other URIs."""
     parts = urlsplit(artifact_uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
@@ -252,20 +253,20 @@ def local_folder(artifact_uri: str) -> Path | None:
 
 
 def unreachable(tracking_uri: str, reason: object) -> StoreError:
-    """Return the error for users of a store that doesn't answer, or refuses them."""
+    """Return the error to show when a store doesn't answer or refuses the user."""
     where = masked(tracking_uri)
     if _UNAUTHORIZED in str(reason):
         from mlflow.utils.credentials import read_mlflow_creds
 
         is_given = all(read_mlflow_creds())
-        problem = "takes neither the user nor the password given" if is_given else "asks for a user and a password"
+        problem = "refuses this user and password" if is_given else "asks for a user and a password"
         hint = (
-            "give them in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or in ~/.mlflow/credentials (on a "
-            "cluster's head that file has them)"
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or put them into ~/.mlflow/credentials (copy "
+            "that file from the cluster's head)"
         )
         return StoreError(f"The tracking store {where} {problem}", hint=hint)
     first = "start the server (`mlflow server`)" if urlsplit(tracking_uri).scheme in SERVERS else "check the address"
-    hint = f"{first}, or leave --tracking-uri out to use the file mlflow.db here"
+    hint = f"{first}, or omit --tracking-uri to use the file mlflow.db here"
     return StoreError(f"The tracking store {where} can't be used: {masked(str(reason))}", hint=hint)
 
 
@@ -279,10 +280,10 @@ def _first_line(error: Exception) -> str:
 def save_model(
     module: nn.Module, inputs: Tensor, outputs: Tensor, folder: Path, *, metadata: Mapping[str, Any], versions: Any
 ) -> None:
-    """Write a model with signature and input example, as a graph that loads with torch and mlflow alone.
+    """Save a model with signature and input example as a graph, which loads with only torch and mlflow.
 
     Args:
-        inputs: at least two samples; with one, the graph would fix their number.
+        inputs: at least two samples; with one, the graph would fix the batch size.
         versions: installed versions by package.
 
     Raises:
@@ -298,7 +299,7 @@ def save_model(
         str(folder),
         signature=infer_signature(example, outputs.numpy()),
         input_example=example,
-        # Named, because guessing them means to load the model in a process of its own, which takes 10 s.
+        # To infer them, MLflow would load the model in a new process, which takes 10 s.
         pip_requirements=[f"{name}=={versions[name]}" for name in ("mlflow", "torch", "numpy")],
         metadata=dict(metadata),
         serialization_format="pt2",
@@ -306,7 +307,7 @@ def save_model(
 
 
 def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str, name: str) -> str:
-    """Log a folder of `save_model` as a run's model; return its id. With the same uid it is the same model."""
+    """Log a folder of `save_model` as a run's model, once per uid; return the model's id."""
     mlflow = import_mlflow()
     from mlflow.models import Model
 
@@ -316,7 +317,7 @@ def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, 
         params = client.get_run(run_id).data.params
         models = [client.create_logged_model(experiment_id, name=name, source_run_id=run_id, tags=tags, params=params)]
     model = models[0]
-    # MLflow itself writes these where it saves and logs in one go.
+    # MLflow writes these when it saves and logs in one step.
     saved = Model.load(str(folder))
     saved.model_id, saved.run_id, saved.artifact_path = model.model_id, run_id, model.artifact_location
     saved.save(str(folder / "MLmodel"))

@@ -1,7 +1,7 @@
-"""Journal of an execution: every record is a line on local disk first, and stays there until the store has it.
+"""Journal of an execution: every record is first a line on local disk, and stays there until the store has it.
 
-One file of JSON lines per execution. Beside it lie an ack file (the offset up to which a store has the records) and a
-lock that the writing process holds as long as it lives: a journal whose lock is free has no writer any more.
+A journal is a file of JSON lines, one per execution. Beside it are an ack file (the offset up to which a store has the
+records) and a lock that the writing process holds until it ends: a journal whose lock is free has no writer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True)
 class JournalLine:
-    """One line of a journal, from one offset to another.
+    """Line of a journal, from offset `start` to `end`.
 
     Attributes:
-        record: its content; None where it is damaged.
-        problem: the damage, file and line named; empty without any.
+        record: its content; None if damaged.
+        problem: description of the damage with file and line; empty if there is none.
     """
 
     start: int
@@ -43,21 +43,23 @@ def journal_dir(project_dir: Path) -> Path:
 
 
 def journal_path(project_dir: Path, study: str, execution_uid: str) -> Path:
-    """Return an execution's journal: inside `journal_dir`, however the study is called."""
+    """Return an execution's journal, which is in `journal_dir` whatever the study's name."""
     return journal_dir(project_dir) / f"{safe_name(study)}-{safe_name(execution_uid)}{SUFFIX}"
 
 
-def journal_paths(project_dir: Path) -> tuple[Path, ...]:
-    """Return all journals of a project, oldest first."""
+def journal_paths(project_dir: Path, tracking_uri: str | None = None) -> tuple[Path, ...]:
+    """Return a project's journals for a store, oldest first; None: for all stores."""
     by_age = []
     for path in journal_dir(project_dir).glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # just uploaded by someone else
+        if tracking_uri is not None and read_ack(path)[0] != tracking_uri:
+            continue
+        with suppress(FileNotFoundError):  # just uploaded by another process
             by_age.append((path.stat().st_mtime_ns, path))
     return tuple(path for _, path in sorted(by_age))
 
 
 def study_of(path: Path) -> str:
-    """Return the study whose journal it is, by its first record; empty where that can't be read."""
+    """Return the study in a journal's first record; empty if that can't be read."""
     with suppress(OSError):
         first = next(read_lines(path), None)
         return str(first.record.get("study", "")) if first and first.record else ""
@@ -65,21 +67,21 @@ def study_of(path: Path) -> str:
 
 
 class Journal:
-    """Appends lines to a journal file; a line is on disk when `append` returns. Raises OSError."""
+    """Writer of a journal file. A line is on disk when `append` returns. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         make_private_folder(path.parent)
         self.path = path
-        # It may hold a store's address with a password: for the owner only.
+        # Private: it may contain a store's address with a password.
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         size = self.size
         self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         sync_folder(path.parent)
 
     def append(self, text: str) -> int:
-        """Append a line and return its offset. A torn line before it is ended first, so it can't swallow this one.
+        """Append a line and return its offset. A torn line before it is ended first.
 
-        Raises OSError where it can't be written; nothing of it is left then, or it is a damaged line of its own.
+        Raises OSError if the line can't be written. It then leaves nothing, or a separate damaged line.
         """
         before = self.size
         start = before + self._is_torn
@@ -89,7 +91,7 @@ class Journal:
                 view = view[os.write(self._fd, view) :]
             os.fsync(self._fd)
         except BaseException as e:
-            # Ctrl-C in the middle leaves half a line as well; after the whole line, only the sync is missing.
+            # Ctrl-C may leave half a line too. After a complete line, only the sync is missing.
             if view or isinstance(e, OSError):
                 try:
                     os.ftruncate(self._fd, before)
@@ -110,7 +112,7 @@ class Journal:
 
 
 def read_lines(path: Path, start: int = 0, *, is_ended: bool = False) -> Iterator[JournalLine]:
-    """Yield the lines from an offset on, damaged ones included; an unterminated last line only if `is_ended`."""
+    """Yield the lines from an offset on, including damaged ones; an unterminated last line only if `is_ended`."""
     with path.open("rb") as file:
         file.seek(start)
         while raw := file.readline():
@@ -136,7 +138,7 @@ def _parse(path: Path, start: int, end: int, raw: bytes) -> JournalLine:
 
 
 def pending_lines(path: Path, tracking_uri: str, *, is_ended: bool = False) -> Iterator[JournalLine]:
-    """Yield the lines that this store has not acknowledged, as `read_lines` does."""
+    """Yield the lines that this store has not acknowledged; see `read_lines`."""
     uri, offset = read_ack(path)
     return read_lines(path, offset if uri == tracking_uri else 0, is_ended=is_ended)
 
@@ -149,16 +151,16 @@ def num_pending(path: Path, tracking_uri: str) -> int:
 
 
 def read_ack(path: Path) -> tuple[str | None, int]:
-    """Return the address of the store that a journal is meant for, and the offset up to which it has the journal."""
+    """Return the address of a journal's store, and the offset up to which the store has it."""
     try:
         ack = json.loads(path.with_suffix(".ack").read_text())
         return str(ack["tracking_uri"]), int(ack["offset"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None, 0  # at worst something is sent twice, and recognised
+        return None, 0  # at worst, records are sent twice, which the upload recognises
 
 
 def write_ack(path: Path, tracking_uri: str, offset: int) -> None:
-    """Replace the ack atomically. Not synced: an older one only means that something is sent twice."""
+    """Replace the ack atomically. It is not synced: with an older one, records are only sent twice."""
     draft = path.with_suffix(".ack-new")
     with os.fdopen(open_private(draft, os.O_TRUNC), "w") as file:
         json.dump({"tracking_uri": tracking_uri, "offset": offset}, file)
@@ -166,7 +168,7 @@ def write_ack(path: Path, tracking_uri: str, offset: int) -> None:
 
 
 def keep_rejected(path: Path, record: dict[str, Any], reason: str) -> Path:
-    """Append a record that the store will never take to a file beside the journal; return that file."""
+    """Append a record that the store refuses to a file beside the journal; return that file."""
     rejected = path.with_suffix(".rejected")
     with os.fdopen(open_private(rejected, os.O_APPEND), "w") as file:
         file.write(json.dumps({"reason": reason, "record": record}) + "\n")
@@ -174,15 +176,15 @@ def keep_rejected(path: Path, record: dict[str, Any], reason: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a journal that is in the store as a whole. To be called under `upload_lock`."""
+    """Delete a journal that is completely in the store. Call it under `upload_lock`."""
     for suffix in (SUFFIX, ".ack", ".owner"):
         path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def kept_folder(project_dir: Path, recorded: object) -> Path | None:
-    """Return the folder of a trial's files as a record names it; None where it is lost or outside this project.
+    """Return the folder of a trial's files named in a record; None if it is missing or outside of this project.
 
-    A journal that somebody else has written can't have other folders sent to a store.
+    A foreign journal must not get other folders uploaded to a store.
     """
     if not isinstance(recorded, str) or not recorded or "\0" in recorded:
         return None
@@ -192,7 +194,7 @@ def kept_folder(project_dir: Path, recorded: object) -> Path | None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Return whether a journal's writing process has ended. Raises OSError where its lock can't be tried."""
+    """Return True if a journal's writing process has ended. Raises OSError if its lock can't be tried."""
     if not path.exists():
         return False
     with suppress(TimeoutError), owner_lock(path).acquire(timeout=0):
@@ -201,12 +203,12 @@ def is_abandoned(path: Path) -> bool:
 
 
 def upload_lock(project_dir: Path) -> BaseFileLock:
-    """Return the lock of whoever uploads from this project."""
+    """Return the lock that an upload from this project holds."""
     return owner_lock(journal_dir(project_dir) / "upload", ".lock")
 
 
 def owner_lock(path: Path, suffix: str = ".owner") -> BaseFileLock:
-    """Return the lock that a journal's writing process holds as long as it lives."""
+    """Return the lock that a journal's writing process holds until it ends."""
     from filelock import FileLock
 
     make_private_folder(path.parent)

@@ -1,4 +1,4 @@
-"""Names and texts that MLflow and file systems accept: safe characters, bounded lengths, nothing lost silently."""
+"""Names and texts that MLflow and file systems accept: safe characters, limited length, marked cuts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
-# Of MLflow, a little below its limits where it counts bytes in one version and characters in another.
+# Limits of MLflow, lowered a little because some versions count bytes and others characters.
 MAX_TAG_LENGTH = 7_900
 MAX_PARAM_LENGTH = 5_900
 MAX_KEY_LENGTH = 250
-MAX_NAME_LENGTH = 500  # of an experiment, a run or a data set
+MAX_NAME_LENGTH = 500  # for experiments, runs and data sets
 MAX_EXPERIMENT_TAG_LENGTH = 19_000
 MAX_TAG_PARTS = 16
 
@@ -33,19 +33,19 @@ def short_hash(text: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a file name that stays in its folder; where it had to change, a hash of the original is appended."""
+    """Return a safe file name without folders; if it differs from the text, it ends in a hash of the text."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".")[:_MAX_FILE_NAME_LENGTH]
     return safe if safe and safe == text else f"{safe}-{short_hash(text)}"
 
 
 def experiment_name(study: str) -> str:
-    """Return the name of a study's MLflow experiment: the study's unless MLflow can't hold it."""
+    """Return the name of a study's MLflow experiment: the study's name, if MLflow accepts it."""
     clean = "".join(c if c.isprintable() else "_" for c in study).strip()
     return study if clean == study and 0 < len(study) <= MAX_NAME_LENGTH else _hashed(clean, study, MAX_NAME_LENGTH)
 
 
 def short_label(point: Mapping[str, Value]) -> str:
-    """Return ``bs=64 w=2`` for a column of names: initials of words, unless two hyperparameters would share them."""
+    """Return ``bs=64 w=2`` for a column of names: initials of words, unless two hyperparameters share them."""
     shorts = {key: _initials(key) for key in point}
     counts = Counter(shorts.values())
     shown = {key if counts[short] > 1 else short: point[key] for key, short in shorts.items()}
@@ -69,9 +69,9 @@ def key_name(text: str) -> str:
 
 
 def key_names(texts: Iterable[str]) -> dict[str, str]:
-    """Map each text to its key; of two texts that would become one key, the second gets a hash."""
+    """Map each text to its key. If two texts have the same key, the second gets a hash."""
     keys: dict[str, str] = {}
-    # Texts that need no change come first and keep their name.
+    # Texts that need no change come first, so that they keep their name.
     for text in sorted(dict.fromkeys(texts), key=lambda t: key_name(t) != t):
         key = key_name(text)
         keys[text] = _hashed(key, text, MAX_KEY_LENGTH) if key in keys.values() else key
@@ -79,18 +79,18 @@ def key_names(texts: Iterable[str]) -> dict[str, str]:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return the text as every database accepts it (no NUL, no lone surrogate), cut with "…" where it is too long."""
+    """Return the text without NUL and lone surrogates, which databases refuse; cut with "…" if too long."""
     text = text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def tag_text(value: Any) -> str:
-    """Return a value as a readable tag: strings as they are, the rest as JSON."""
+    """Return a value as a readable tag: strings unchanged, others as JSON."""
     return clip(value if isinstance(value, str) else json.dumps(value, default=str), MAX_TAG_LENGTH)
 
 
 def split_tag(key: str, text: str) -> dict[str, str] | None:
-    """Return a text as one tag where it fits, else compressed over `key`, `key.1` …; None if too long for that."""
+    """Return a text as one tag if it fits, else compressed over `key`, `key.1` …; None if too long for that."""
     if len(text) <= MAX_TAG_LENGTH and clip(text, MAX_TAG_LENGTH) == text and not text.startswith(_PACKED):
         return {key: text}
     packed = _PACKED + base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 6)).decode()
@@ -101,7 +101,7 @@ def split_tag(key: str, text: str) -> dict[str, str] | None:
 
 
 def join_tag(tags: Mapping[str, str], key: str) -> str | None:
-    """Return the text that `split_tag` was given; None where the tag is absent or damaged."""
+    """Return the text that was given to `split_tag`; None if the tag is missing or damaged."""
     text = tags.get(key)
     if text is None or not text.startswith(_PACKED):
         return text
@@ -109,7 +109,7 @@ def join_tag(tags: Mapping[str, str], key: str) -> str | None:
         text += tags.get(f"{key}.{i}", "")
     unpacker = zlib.decompressobj()
     try:
-        # A few kilobytes can be packed to become gigabytes.
+        # Limited: a few packed kilobytes can expand to gigabytes.
         content = unpacker.decompress(base64.b64decode(text[len(_PACKED) :]), _MAX_UNPACKED_BYTES)
         return content.decode("utf-8", "surrogatepass") if unpacker.eof else None
     except (ValueError, zlib.error):

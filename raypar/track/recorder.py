@@ -1,4 +1,4 @@
-"""The one writer of an execution: every result is journalled on disk first, then uploaded as soon as possible."""
+"""Writer of an execution: every result is first journalled on disk, then uploaded as soon as possible."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 RETRY_AFTER_S = 30.0
-# Of an execution, by state of a trial; others are finished.
+# Counter of an execution by state of a trial; other states count as finished.
 COUNTERS = {
     TrialState.DIVERGED: "num_diverged",
     TrialState.DOES_NOT_FIT: "num_does_not_fit",
     TrialState.FAILED: "num_failed",
 }
-# At the end another upload from the same folder is waited for; before, there will be a next record.
+# How long the last record waits for another upload from the same folder. Earlier ones are uploaded with the next.
 LAST_LOCK_TIMEOUT_S = 20.0
 
 Status: TypeAlias = Literal["finished", "failed", "killed"]
-_STATUS: Mapping[Status, str] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class Execution:
     Attributes:
         uid: unique over all executions.
         started_at: Unix time.
-        params: settings common to all trials, for people.
-        tags: free; `Store.question` reads ``raypar.question`` (JSON).
-        description, about: the study's question, and what else there is to say of it in Markdown.
-        answer: the question and what is known of its answer, in Markdown.
-        score, mode: key of the reports that trials are judged by, and "max" or "min".
-        compares: trials have a speedup against a baseline.
-        has_points: trials lie under the runs of their points.
+        params: settings common to all trials, to show.
+        tags: any; `Store.question` reads ``raypar.question`` (JSON).
+        description, about: the study's question, and further Markdown about it.
+        answer: the question and the answer so far, in Markdown.
+        score, mode: report key that trials are judged by, and "max" or "min".
+        compares: trials have a speedup over a baseline.
+        has_points: trials are nested under the runs of their points.
     """
 
     uid: str
@@ -70,14 +69,14 @@ class Execution:
 
 
 class Recorder:
-    """Writes an execution's results: first into a local journal, then into the store.
+    """Writer of an execution's results: first into a local journal, then into the store.
 
-    A store that can't be reached costs no result and raises nothing: it is tried again with a later record, at most
-    every `retry_after_s`, and at the end; `raypar.track.uploader.sync` brings the rest. Methods raise
-    StoreError where neither the journal nor the store takes its record.
+    An unreachable store loses no result and raises nothing. It is tried again with a later record, at most every
+    `retry_after_s`, and at the end; `raypar.track.uploader.sync` uploads the rest. Methods raise StoreError if neither
+    the journal nor the store can be written.
 
     Attributes:
-        outage: the reason why the store could not be reached last; empty if it could.
+        outage: why the last attempt to reach the store failed; empty if it succeeded.
     """
 
     def __init__(
@@ -104,10 +103,10 @@ class Recorder:
         self._upload_lock: BaseFileLock | None = None
 
     def start(self, *, upload: bool = True) -> None:
-        """Journal the execution, and create its run where the store can be reached.
+        """Journal the execution, and create its run if the store can be reached.
 
         Args:
-            upload: False leaves the store, whose first use takes seconds, to the first result.
+            upload: False defers the store's first use, which takes seconds, to the first result.
 
         Raises:
             StoreError: if the journal can't be written.
@@ -142,7 +141,7 @@ class Recorder:
         )
 
     def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
-        """Record a trial's result; the folders in `artifact_dir`, which stay there, are its artifacts."""
+        """Record a trial's result; the folders in `artifact_dir` are its artifacts and have to stay there."""
         counter = COUNTERS.get(result.state, "num_finished")
         totals = {**self._totals, counter: self._totals[counter] + 1}
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
@@ -159,7 +158,7 @@ class Recorder:
         self._totals = totals
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
-        """Record (key, value, step) of the execution itself: speedup curves."""
+        """Record metrics of the execution, such as speedup curves, as (key, value, step)."""
         shown: dict[str, Any] = {}
         if metrics and self._shown is not None:
             self._shown = replace(self._shown, curves=tuple(key_names(key for key, _, _ in metrics).values()))
@@ -168,21 +167,21 @@ class Recorder:
             self._write("metrics", points=metrics, **shown)
 
     def record_summary(self, answer: str, points: Sequence[PointRun] = ()) -> None:
-        """Record what is known of the study by now: its answer in Markdown, and its points."""
+        """Record the answer so far, in Markdown, and the points."""
         self._write("summary", answer=answer, about=self._execution.about, points=[p._asdict() for p in points])
 
     def record_trial_metrics(self, by_identity: Mapping[str, Mapping[str, float]]) -> None:
-        """Add metrics to trials, those of earlier executions included."""
+        """Add metrics to trials, including those of earlier executions."""
         if by_identity:
             self._write("trial_metrics", by_identity=by_identity)
 
     def record_trial_inputs(self, by_identity: Mapping[str, Mapping[str, Any]], contexts: Sequence[str]) -> None:
-        """Add splits of `TrialResult.data` that trials were evaluated on later."""
+        """Add splits of `TrialResult.data` that trials were later evaluated on."""
         if by_identity:
             self._write("trial_inputs", by_identity=by_identity, contexts=contexts)
 
     def record_model(self, identity: str, folder: Path) -> None:
-        """Add a folder of `raypar.track.client.save_model`, which stays there, as a model of the trial's run."""
+        """Add a folder of `raypar.track.client.save_model`, which has to stay there, as model of the trial's run."""
         self._write("model", uid=uuid.uuid4().hex, identity=identity, folder=str(folder))
 
     def add_artifact(self, path_in_run: str, text: str) -> None:
@@ -190,12 +189,12 @@ class Recorder:
         self._write("artifact", path=path_in_run, text=text)
 
     def close(self, status: Status) -> int:
-        """End the execution; return how many of its records the store still lacks. Does nothing a second time."""
+        """End the execution; return the number of its records missing in the store. Further calls do nothing."""
         if self._journal is None:
             return 0
         try:
             self._retry_at_s = float("-inf")
-            self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=_STATUS[status])
+            self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=status.upper())
             return journal.num_pending(self._path, self._tracking_uri)
         finally:
             self._release()
@@ -210,7 +209,7 @@ class Recorder:
         lock_timeout_s: float = 0,
         **fields: Any,
     ) -> None:
-        assert self._journal and self._upload_lock, "a Recorder records between start() and close()"
+        assert self._journal and self._upload_lock, "call start() before, and not after close()"
         record = {
             "kind": kind,
             "study": self._execution.study,
@@ -219,15 +218,15 @@ class Recorder:
             "totals": dict(self._totals),
             **fields,
         }
-        # Locked before it is written: nobody else can have begun to upload it, so the store need not be searched.
-        with suppress(OSError):  # held by another upload (Timeout), or the folder is lost
+        # Locked before writing: no other upload can have this record, so the store need not be searched for it.
+        with suppress(OSError):  # held by another upload (Timeout), or the folder is gone
             self._upload_lock.acquire(timeout=lock_timeout_s)
         has_lock = self._upload_lock.is_locked
         try:
             start = self._journal.append(json.dumps(record, separators=(",", ":")))
             if upload and has_lock and self._clock() >= self._retry_at_s:
                 self._upload(start if is_new else None, is_last=kind == "close")
-        except OSError as error:  # only by `append`: the record goes straight to the store
+        except OSError as error:  # raised only by `append`: the record goes straight to the store
             try:
                 self._uploader.apply(record)
             except (Unreachable, Rejected):
@@ -240,7 +239,7 @@ class Recorder:
             self.outage = replay(self._path, self._uploader, self._tracking_uri, new_from=new_from).outage
             if is_last and not self.outage:
                 journal.remove(self._path)
-        except OSError as e:  # the journal's folder is full or lost; the records that are in it stay
+        except OSError as e:  # the journal's folder is full or gone; records in it stay
             self.outage = str(e)
         if self.outage:
             self._retry_at_s = self._clock() + self._retry_after_s
@@ -249,8 +248,8 @@ class Recorder:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return StoreError(
             f"The results can't be written to {self._path.parent}: {reason}",
-            hint="free some space there or run in a folder that you may write to; what was recorded before is kept, "
-            "and running the study again goes on from there",
+            hint="free some space there or run in a writable folder; earlier results are kept, and running the study "
+            "again continues from there",
         )
 
     def _release(self) -> None:

@@ -1,4 +1,4 @@
-"""A trial's result as the fields of an MLflow run, and back. Pure: no store, no mlflow."""
+"""Conversion of a trial's result to the fields of an MLflow run and back. Pure: no store, no mlflow."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from raypar.track.names import (
 from raypar.track.view import ViewContent
 
 NO_DIGEST = "none"
-_MAX_DIGEST_LENGTH = 36  # MLflow's own
+_MAX_DIGEST_LENGTH = 36  # MLflow's limit
 
 RESULT_TAG = "raypar.result"
 RESULT_FILE = "trial.json"
 SOURCE_FILE = "study.py"
 TRACEBACK_FILE = "traceback.txt"
 
-# Whoever selects finished runs in MLflow wants results to work with; the tag ``raypar.state`` says which is which.
+# In MLflow, FINISHED selects usable results; the tag ``raypar.state`` has the exact state.
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED"}
 NO_RESULT_STATUS = "FAILED"
-# What somebody plots. MLflow draws a chart of every metric and lists every param and tag: the rest is in RESULT_FILE.
+# Values worth plotting. MLflow draws a chart of every metric and lists every param and tag, so the rest is only in
+# RESULT_FILE.
 SCALARS = (
     *("train_time_s", "wall_s", "throughput_samples_per_s", "energy_j", "other_load_cores"),
     *("peak_memory_bytes", "peak_rss_bytes"),
 )
 PARAMS = ("num_workers", "batch_size", "epochs", "lr", "optimizer", "strategy", "device", "precision")
-# Reports of raypar's training loop, under the names of other tools; MLflow makes sections of the part before the slash.
+# Names for the reports of raypar's training loop, as in other tools; the part before the slash is a section in MLflow.
 # Metrics of a workload keep their names.
 SECTIONS = {
     "train_loss": "train/loss",
@@ -54,7 +55,7 @@ UNPLOTTED = frozenset(
 
 
 class Input(NamedTuple):
-    """One split of a data set: "train", "val" or "test"; the last three are JSON, as MLflow's page reads them."""
+    """Split of a data set: "train", "val" or "test". The last three fields are JSON in MLflow's format."""
 
     context: str
     name: str
@@ -65,7 +66,7 @@ class Input(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One value of a metric."""
+    """Value of a metric."""
 
     key: str
     value: float
@@ -74,7 +75,7 @@ class Point(NamedTuple):
 
 
 class ChildRun(NamedTuple):
-    """A trial as MLflow shows it, with the texts of its artifacts and the data sets of training and validation."""
+    """Trial as MLflow shows it, with the texts of its artifacts and the data sets of training and validation."""
 
     name: str
     start_ms: int
@@ -88,11 +89,11 @@ class ChildRun(NamedTuple):
 
 
 class PointRun(NamedTuple):
-    """A point as MLflow shows it, between the execution and its trials.
+    """Point as MLflow shows it, between the execution and its trials.
 
     Attributes:
-        identity: `TrialSpec.point_identity`: a study has one run of each.
-        metrics: swept numbers, and estimates under keys that no trial has.
+        identity: `TrialSpec.point_identity`; a study has one run for each.
+        metrics: swept numbers, and estimates under keys that trials don't use.
     """
 
     identity: str
@@ -103,7 +104,7 @@ class PointRun(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """A run as read from a store; its status is RUNNING until all of it is there."""
+    """Run as read from a store; its status is RUNNING until it is complete."""
 
     run_id: str
     artifact_uri: str
@@ -113,7 +114,7 @@ class StoredRun(NamedTuple):
 
 
 def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:
-    """Return a result as MLflow's fields; the same for the same arguments, so it can be sent twice."""
+    """Return a result as MLflow's fields: the same for the same arguments, so that it can be sent twice."""
     start_s = result.started_at or recorded_at
     end_s = start_s + result.wall_s if result.wall_s else recorded_at
     start_ms, end_ms = round(start_s * 1000), round(max(start_s, end_s) * 1000)
@@ -134,7 +135,7 @@ def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> C
 
 
 def inputs_of(data: Mapping[str, Any], contexts: Sequence[str]) -> tuple[Input, ...]:
-    """Return the splits of a `TrialResult.data` that are of these contexts."""
+    """Return the splits of a `TrialResult.data` with these contexts."""
     splits = data.get("splits", {})
     return tuple(_input(data, context, splits[context]) for context in contexts if context in splits)
 
@@ -148,7 +149,7 @@ def _input(data: Mapping[str, Any], context: str, split: Mapping[str, Any]) -> I
     if {"inputs", "targets"} <= split.keys():
         schema = json.dumps({"mlflow_tensorspec": {"features": tensor("inputs"), "targets": tensor("targets")}})
     digest = split.get("digest")
-    # MLflow identifies a data set by name and digest: without one, splits must not be taken for each other.
+    # MLflow identifies a data set by name and digest. Without a digest, the name has to distinguish the splits.
     name = data["name"] if digest else f"{data['name']}, {context}"
     return Input(
         context,
@@ -161,17 +162,17 @@ def _input(data: Mapping[str, Any], context: str, split: Mapping[str, Any]) -> I
 
 
 def result_tags(result: TrialResult) -> dict[str, str] | None:
-    """Return the result without step times as tags, so that a study is read in one query; None if it is too long."""
+    """Return the result without step times as tags, so that one query reads a study; None if too long."""
     return split_tag(RESULT_TAG, without_step_times(result).to_json())
 
 
 def result_from_tags(tags: Mapping[str, str]) -> TrialResult | None:
-    """Return the result of `result_tags`; None where they are absent or damaged."""
+    """Return the result of `result_tags`; None if they are missing or damaged."""
     return parse_result(join_tag(tags, RESULT_TAG))
 
 
 def parse_result(stored: object) -> TrialResult | None:
-    """Return a result from its JSON, or from what that decodes to; None where it is damaged."""
+    """Return a result from its JSON, decoded or not; None if damaged."""
     try:
         return TrialResult.from_json(stored if isinstance(stored, str) else json.dumps(stored))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -179,16 +180,16 @@ def parse_result(stored: object) -> TrialResult | None:
 
 
 def series_keys(result: TrialResult) -> dict[str, str]:
-    """Map keys of the reports to metrics in MLflow, without the key that is the axis.
+    """Map keys of the reports to metrics in MLflow, without the axis.
 
-    Of raypar's training loop without times, and without a learning rate that is constant.
+    Times and a constant learning rate of raypar's training loop are left out.
     """
     sections, left_out = {}, {"epoch", SINCE_LAUNCH}
     if _is_of_own_loop(result):
         is_constant = len({report.get("lr") for report in result.reports}) < 2
         sections, left_out = SECTIONS, {"step", SINCE_LAUNCH, *UNPLOTTED, *(["lr"] if is_constant else [])}
     names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key not in left_out]
-    # One metric can't hold both the trial's figure and its figure per report.
+    # A metric can't hold both a value of the trial and values of its reports.
     taken = {*SCALARS, "num_workers", "batch_size", *result.spec.point, *sections.values()}
     texts = {name: sections.get(name, f"epoch/{name}" if name in taken else name) for name in names}
     keys = key_names(texts.values())
@@ -196,10 +197,10 @@ def series_keys(result: TrialResult) -> dict[str, str]:
 
 
 def view_content(result: TrialResult, score: str, mode: str, *, compares: bool, has_points: bool) -> ViewContent:
-    """Return the content of a study's saved views, going by one of its trials.
+    """Return the content of a study's saved views, based on one of its trials.
 
     Args:
-        score, mode: the key of the reports that trials are judged by, and "max" or "min".
+        score, mode: report key that trials are judged by, and "max" or "min".
         compares, has_points: as in `ViewContent`.
     """
     point, keys = result.spec.point, series_keys(result)
@@ -214,9 +215,9 @@ def without_step_times(result: TrialResult) -> TrialResult:
 
 
 def run_params(spec: TrialSpec) -> dict[str, str]:
-    """Return the swept hyperparameters, the workload's own, `PARAMS`, and other options that have an effect.
+    """Return swept and workload-specific hyperparameters, `PARAMS`, and other options that have an effect.
 
-    An option at its default is left out, and so is one that this config does not use.
+    Options at their defaults, and options without effect in this config, are left out.
     """
     values = {key: value for key, value in {**spec.config, **spec.point}.items() if _is_param(spec, key)}
     keys = key_names(values)
@@ -239,14 +240,14 @@ def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
 
 
 def swept_numbers(spec: TrialSpec) -> dict[str, float]:
-    """Return the numbers among what is swept, and the workers: as params, which are strings, they sort 1, 16, 2."""
+    """Return swept numbers and the workers as metrics, since params are strings and sort as 1, 16, 2."""
     swept = {**{k: spec.config.get(k) for k in ("num_workers", "batch_size")}, **spec.point}
     keys = key_names(swept)
     return {keys[k]: number for k, value in swept.items() if (number := _number(value)) is not None}
 
 
 def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
-    """Return every numeric key of the reports. Reports carry no time of day: they are spread over the trial."""
+    """Return every numeric key of the reports. Reports have no time of day, so they are spread over the trial."""
     reports, keys = result.reports, series_keys(result)
     by_step = _axis(reports, "step") if _is_of_own_loop(result) else None
     steps = by_step or _axis(reports, "epoch") or range(len(reports))
@@ -260,13 +261,13 @@ def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
 
 
 def _is_of_own_loop(result: TrialResult) -> bool:
-    """Return True where raypar's training loop wrote the reports, so that the meaning of their keys is certain."""
-    # A trial that failed has no time; but only the config of that loop holds all of its options.
+    """Return True if raypar's training loop wrote the reports, so that the meaning of their keys is known."""
+    # A failed trial has no time, but only configs of that loop contain all options.
     return result.train_time_s is not None or GENERAL.keys() <= result.spec.config.keys()
 
 
 def _axis(reports: Sequence[Mapping[str, float]], key: str) -> list[int] | None:
-    """Return the key's values where they are distinct whole numbers, else None."""
+    """Return the key's values if they are distinct whole numbers, else None."""
     values = [_number(report.get(key)) for report in reports]
     integers = [int(v) for v in values if v is not None and abs(v) < 2**53 and v.is_integer()]
     return integers if len(set(integers)) == len(reports) else None
@@ -276,7 +277,7 @@ def _tags(result: TrialResult) -> dict[str, str]:
     tags: dict[str, object] = {
         "raypar.kind": "trial",
         "raypar.identity": result.spec.identity,
-        "raypar.repeat": result.spec.repeat + 1,  # as names and tables count; in the result itself from 0
+        "raypar.repeat": result.spec.repeat + 1,  # from 1, as in names and tables; the result counts from 0
         "raypar.state": result.state.value,
     }
     if result.is_unusable:
@@ -288,7 +289,7 @@ def _tags(result: TrialResult) -> dict[str, str]:
 
 
 def _number(value: object) -> float | None:
-    """Return the value as MLflow stores it, infinity as the largest float; None for anything but a number."""
+    """Return a number as MLflow stores it, infinity as the largest float; None for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

@@ -1,9 +1,9 @@
-"""MLflow servers: a web page over a store that ends with this process, and the shared server of a cluster's head.
+"""MLflow servers: a web page over a store, which ends with this process, and the shared server on a cluster's head.
 
-``python -m raypar.track.server`` starts the shared one (``mlflow server --app-name basic-auth``) on 127.0.0.1 unless it
-runs, and leaves it running. All of it is in ``~/mlflow``, which only its owner can look into: database, files, users,
-log, and its process number (``kill $(cat ~/mlflow/pid)`` ends it). MLflow's clients read the password, made up the
-first time, from ``~/.mlflow/credentials``.
+``python -m raypar.track.server`` starts the shared server (``mlflow server --app-name basic-auth``) on 127.0.0.1 unless
+it is running, and leaves it running. The private folder ``~/mlflow`` has its database, files, users, log and process id
+(``kill $(cat ~/mlflow/pid)`` ends it). The first start generates a password in ``~/.mlflow/credentials``, from which
+MLflow's clients read it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
@@ -42,36 +42,36 @@ FIRST_PORT = 5000
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 
-# The default is 15 processes, 2.3 GB and calls three times as slow: parts that raypar doesn't use are off.
+# Turns off what raypar doesn't use: by default, the server has 15 processes, takes 2.3 GB and is three times slower.
 SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
-    # It and the Python that it starts import nothing from the current folder, which may be somebody else's.
+    # It and its child processes import nothing from the current folder, which may belong to another user.
     "PYTHONSAFEPATH": "1",
     # Without it, --allowed-hosts has no effect.
     "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
 }
 DATABASE = "MLFLOW_BACKEND_STORE_URI"
 UVICORN = "MLFLOW_UVICORN_OPTS"
-# A password check takes a tenth of a second by design, at each call unless it is cached.
+# A password check takes a tenth of a second by design, so it is cached.
 AUTH_CONFIG = "[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///users.db\nauth_cache_ttl_seconds = 60\n"
-EXPOSED = "warning: --host {host}: {danger}; leave --host out to keep it to this machine, and come from elsewhere by "
+EXPOSED = "warning: --host {host}: {danger}; omit --host to keep it local, and connect from other machines with "
 EXPOSED += "`ssh -L {port}:localhost:{port} {name}`"
 WITHOUT_LINK = (
-    "whoever reaches port {port} of this machine can read, change and delete every run and file of the store, without "
-    "a password"
+    "anyone who can reach port {port} of this machine can read, change and delete every run and file of the store "
+    "without a password"
 )
-UNENCRYPTED = "link and pages travel unencrypted: whoever listens on the network can use the link and read the store"
+UNENCRYPTED = "link and pages are not encrypted: anyone listening on the network can use the link and read the store"
 
 
 def home_url(server_url: str) -> str:
-    """Return the page of a server to open. Without the parameter MLflow opens one for traces, which is empty."""
+    """Return the page of a server to open. Without the parameter, MLflow shows an empty page for traces."""
     return f"{server_url.rstrip('/')}/?workflowType=machine_learning"
 
 
 class Server:
-    """A running MLflow server, whose process leads a group of its own; also a context manager that stops it."""
+    """Running MLflow server, whose process leads a group; a context manager that stops it."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
         self.url = url
@@ -82,11 +82,11 @@ class Server:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until it ends by itself; return its exit status."""
+        """Wait until it ends; return its exit status."""
         return self._process.wait()
 
     def answers(self) -> bool:
-        """Wait until it answers and return True; False if it ends before, or takes longer than `START_TIMEOUT_S`."""
+        """Wait until it answers; return False if it ends first or takes longer than `START_TIMEOUT_S`."""
         until_s = time.monotonic() + START_TIMEOUT_S
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
         while time.monotonic() < until_s and self.is_running():
@@ -97,9 +97,9 @@ class Server:
         return False
 
     def stop(self) -> None:
-        """End the whole process group and wait for it. Does nothing a second time."""
-        # The group as a whole: its leader may be gone and have left a worker on the port.
-        with suppress(ProcessLookupError, PermissionError):  # none of the group is left
+        """End the whole process group and wait for it. Further calls do nothing."""
+        # Its leader may have ended and left a worker on the port.
+        with suppress(ProcessLookupError, PermissionError):  # the group has ended
             for signal_ in (signal.SIGTERM, signal.SIGKILL):
                 os.killpg(self.pid, signal_)
                 until_s = time.monotonic() + STOP_TIMEOUT_S
@@ -122,11 +122,11 @@ def _launch(
 ) -> Server:
     """Start a server in the folder and return when it answers. Raises StoreError with the end of its log.
 
-    The environment has what is not for arguments, which everyone on the machine can read: it may hold passwords.
+    Passwords have to be in the environment, because all users of the machine can read the arguments.
     """
     command = [sys.executable, "-m", "mlflow", "server", *arguments, "--workers", "1", "--host", host]
     command += ["--port", str(port), "--allowed-hosts", ",".join(allowed_hosts(host))]
-    # By default uvicorn imports from the current folder first.
+    # By default, uvicorn imports from the current folder first.
     command += ["--uvicorn-opts", f"{os.environ.get(UVICORN, '')} --app-dir {os.devnull}".strip()]
     process = subprocess.Popen(
         command,
@@ -154,14 +154,15 @@ def _launch(
 def start_server(
     tracking_uri: str, project_dir: Path, *, port: int = FIRST_PORT, host: str = HOST, access: Access | None = None
 ) -> Server:
-    """Start a server over a store, on the port or the next free one; return when it answers.
+    """Start a server over a store on the port, or the next free one; return when it answers.
 
     Args:
-        access: what the server asks for; None: everybody who reaches it may use it.
+        access: secrets that the server asks for; None: everyone who can reach it may use it.
 
-    Raises StoreError where the store can't be used, or the server doesn't start.
+    Raises:
+        StoreError: the store can't be used, or the server doesn't start.
     """
-    # The server itself would try for minutes, and then fail without a hint.
+    # The server would retry for minutes, and then fail without a hint.
     check_writable(tracking_uri, project_dir)
     with reachable(tracking_uri):
         make_database(tracking_uri)
@@ -186,15 +187,14 @@ def serve(
     announce: Callable[[str], None] = print,
     warn: Callable[[str], None] = print,
 ) -> None:
-    """Start a server, announce its address, and stay until a signal or its end. Raises as `start_server` does.
+    """Start a server, announce its address, and wait for a signal or its end. Raises as `start_server`.
 
-    Warns of a host that other machines can reach.
+    Warns if other machines can reach the host.
     """
-    flags: dict[str, Any] = {"port": port, "host": host, "access": access}
     with ExitStack() as stack:
         stack.enter_context(handle_signals())
         stack.enter_context(suppress(KeyboardInterrupt))
-        server = stack.enter_context(start_server(tracking_uri, project_dir, **flags))
+        server = stack.enter_context(start_server(tracking_uri, project_dir, port=port, host=host, access=access))
         port = int(server.url.rpartition(":")[2])
         if access is not None:
             stack.enter_context(access.shared_by_file(port))
@@ -206,12 +206,12 @@ def serve(
 
 
 def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
-    """Start the shared server in ``home``/mlflow unless it runs; return whether it had to be started.
+    """Start the shared server in ``home``/mlflow unless it is running; return True if it was started.
 
-    Its database is the one that MLFLOW_BACKEND_STORE_URI names, else ``home``/mlflow/mlflow.db.
+    Its database is MLFLOW_BACKEND_STORE_URI, else ``home``/mlflow/mlflow.db.
 
     Raises:
-        StoreError: it doesn't start, the port is taken by another program, or the password is lost.
+        StoreError: it doesn't start, another program uses the port, or the password is lost.
     """
     if find_spec("flask_wtf") is None:
         raise StoreError("MLflow can't ask for a password here", hint="pip install 'raypar[cluster]'")
@@ -222,7 +222,7 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
         if "mlflow" in command and str(port) in command:
             return False
     if free_port(port) != port:
-        raise StoreError(f"port {port} is taken by another program", hint="end it, or give --port")
+        raise StoreError(f"another program uses port {port}", hint="end it, or choose another port with --port")
     user, password = credentials(home)
     (folder / "auth.ini").write_text(AUTH_CONFIG)
     environment = {
@@ -232,7 +232,7 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
         "MLFLOW_AUTH_ADMIN_PASSWORD": password,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
     }
-    # `raypar ui` looks for artifacts beside a database, should the folder be copied elsewhere.
+    # Beside the database, where `raypar ui` finds them in a copy of the folder.
     arguments = ["--app-name", "basic-auth", "--artifacts-destination", str(folder / "mlartifacts")]
     with reachable(environment[DATABASE]):
         make_database(environment[DATABASE])
@@ -243,9 +243,10 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
 
 
 def credentials(home: Path) -> tuple[str, str]:
-    """Return user and password of ``home``/.mlflow/credentials; make them up where there are none.
+    """Return user and password of ``home``/.mlflow/credentials, which are generated if missing.
 
-    Raises StoreError where there are none, but users that have been made with them.
+    Raises:
+        StoreError: they are missing, but the server's users were created with them.
     """
     path = home / ".mlflow" / "credentials"
     file = configparser.ConfigParser()  # as MLflow's clients read it
@@ -255,7 +256,7 @@ def credentials(home: Path) -> tuple[str, str]:
     if user and password:
         return user, password
     if (users := home / "mlflow" / "users.db").exists():
-        raise StoreError(f"{path}: the password of {users} is lost", hint=f"to start anew: rm {users}")
+        raise StoreError(f"{path}: the password of {users} is lost", hint=f"to create a new one: rm {users}")
     user, password = "admin", secrets.token_urlsafe(24)
     make_private_folder(path.parent)
     path.touch()
@@ -265,7 +266,7 @@ def credentials(home: Path) -> tuple[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True where a server that listens there can be reached from this machine alone."""
+    """Return True if only this machine can reach a server on this host."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -273,10 +274,10 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
-    """Return the names by which browsers may call a server on `host`: MLflow's patterns, the port included.
+    """Return the host names that browsers may use for a server on `host`, as MLflow's patterns with the port.
 
-    MLflow's default list has patterns such as ``10.*``, which a name like ``10.evil.example`` matches too: its owner
-    can have it mean this machine, and a page of theirs could then read the store.
+    MLflow's default patterns, such as ``10.*``, also match ``10.evil.example``: its owner can point that name to this
+    machine, so that their page can read the store.
     """
     names = [*LOOPBACK] if host == EVERYWHERE or is_loopback(host) else [*LOOPBACK, host]
     if host == EVERYWHERE:
@@ -289,22 +290,23 @@ def allowed_hosts(host: str) -> tuple[str, ...]:
 
 
 def free_port(first: int = FIRST_PORT, host: str = HOST) -> int:
-    """Return the first port from `first` on that nobody listens on.
+    """Return the first free port from `first` on.
 
-    Raises StoreError where none of the next hundred is free, or the host is no address of this machine.
+    Raises:
+        StoreError: none of the next hundred is free, or the host is not an address of this machine.
     """
     for port in range(first, min(first + 100, 65536)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: not put off by TIME_WAIT
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: ignores TIME_WAIT
             try:
                 probe.bind((host, port))
             except OSError as error:
                 if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                    hint = "127.0.0.1 is for this machine only, 0.0.0.0 for every network that it is in"
-                    raise StoreError(f"--host {host}: is no address of this machine", hint=hint) from None
+                    hint = "use 127.0.0.1 for this machine only, or 0.0.0.0 for all its networks"
+                    raise StoreError(f"--host {host}: not an address of this machine", hint=hint) from None
                 continue
             return port
-    raise StoreError(f"No port from {first} on is free", hint="choose another one with --port")
+    raise StoreError(f"no free port from {first} on", hint="choose another one with --port")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -317,8 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RayparError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    state = "answers" if is_new else "runs already"
-    print(f"MLflow {state} at http://{HOST}:{port}; who may use it: {Path.home()}/.mlflow/credentials")
+    state = "runs" if is_new else "already runs"
+    print(f"MLflow {state} at http://{HOST}:{port}; user and password: {Path.home()}/.mlflow/credentials")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Stored results of all executions of a study: from MLflow's database or server, and from this project's journals.
+"""Stored results of all executions of a study, from MLflow's database or server and this project's journals.
 
-An embedded database of a schema in `client.SCHEMAS` is read by SQL, without importing MLflow; every other is asked
+An embedded database with a schema in `client.SCHEMAS` is read by SQL, without importing MLflow. Other stores are read
 through MLflow's client.
 """
 
@@ -28,11 +28,11 @@ from raypar.track.names import experiment_name, join_tag
 from raypar.track.runs import RESULT_FILE, SOURCE_FILE, StoredRun, parse_result, result_from_tags, without_step_times
 from raypar.train.job import MODEL_FOLDER
 
-# A writer holds the database for milliseconds; MLflow, which is asked then, waits longer.
+# A writer locks the database for milliseconds. After this time MLflow is asked, which waits longer.
 LOCK_TIMEOUT_S = 2.0
 _WORKSPACE = "default"
 _WORKSPACES_VARIABLE = "MLFLOW_ENABLE_WORKSPACES"
-_PAGE_SIZE = 250  # a server that is asked for thousands at once takes longer than a request may
+_PAGE_SIZE = 250  # thousands at once would exceed the time limit of a request
 
 _NO_EXPERIMENTS: dict[str, str] = {}
 _NO_RUNS: Iterable[StoredRun] = ()
@@ -42,19 +42,19 @@ T = TypeVar("T")
 
 
 def default_tracking_uri(project_dir: Path) -> str:
-    """Return ``MLFLOW_TRACKING_URI`` if it is set, else the embedded database ``mlflow.db`` of the folder."""
+    """Return ``MLFLOW_TRACKING_URI`` if set, else the embedded database ``mlflow.db`` of the folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project_dir.absolute()}/mlflow.db"
 
 
 class Unfamiliar(Exception):
-    """The database can't be read by SQL here: another schema, locked, damaged, with workspaces."""
+    """The database can't be read by SQL: other schema, locked, damaged, or with workspaces."""
 
 
 class EmbeddedRuns:
     """Runs of the database of a ``sqlite:`` URI. Every method reads in one transaction and never writes.
 
     Raises:
-        Unfamiliar: by every method, where MLflow is to be asked instead.
+        Unfamiliar: by every method, if MLflow has to be asked instead.
     """
 
     def __init__(self, tracking_uri: str) -> None:
@@ -63,7 +63,7 @@ class EmbeddedRuns:
         self._path: Path | None = sqlite_path(tracking_uri) if plain else None
 
     def experiments(self) -> dict[str, str]:
-        """Map study names to ids of experiments that are not deleted."""
+        """Return the ids of experiments that are not deleted, by study name."""
         query = """
             SELECT t.value, e.experiment_id FROM experiments AS e JOIN experiment_tags AS t USING (experiment_id)
             WHERE t.key = 'raypar.study' AND t.value != '' AND e.lifecycle_stage = 'active'
@@ -73,14 +73,14 @@ class EmbeddedRuns:
             return {str(study): str(experiment_id) for study, experiment_id in database.execute(query)}
 
     def experiment_id(self, name: str) -> str | None:
-        """Return the id of the experiment of this name; None if there is none, or it is deleted."""
+        """Return the id of the experiment of this name; None if missing or deleted."""
         query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
         with self._opened() as database:
             row = database.execute(query, [name]).fetchone()
         return str(row[0]) if row else None
 
     def search(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> list[StoredRun]:
-        """Return the runs that have all of the tags, the latest first; deleted ones are not among them."""
+        """Return the runs with all of these tags, the latest first, without deleted ones."""
         where = [f"experiment_id IN ({', '.join('?' * len(experiment_ids))})", "lifecycle_stage = 'active'"]
         values: list[object] = [int(experiment_id) for experiment_id in experiment_ids]
         for pair in tags.items():
@@ -101,10 +101,10 @@ class EmbeddedRuns:
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Open the database for reading, as it stands now, however long that takes."""
+        """Open the database in a read transaction."""
         if self._path is None or os.environ.get(_WORKSPACES_VARIABLE, "").lower() not in ("", "false", "0"):
             raise Unfamiliar
-        # MLflow opens the same path: SQLite's URI keeps it from making the file, and from changing it.
+        # Read-only, so that SQLite neither creates nor changes the file.
         address = f"{self._path.absolute().as_uri()}?mode=ro"
         try:
             with closing(sqlite3.connect(address, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as database:
@@ -121,7 +121,7 @@ class EmbeddedRuns:
 
 
 class MlflowRuns:
-    """The same questions through MLflow's client, which connects when first asked; methods raise StoreError."""
+    """Runs of any store, read through MLflow's client, which connects on first use. Methods raise StoreError."""
 
     def __init__(self, tracking_uri: str) -> None:
         self._tracking_uri = tracking_uri
@@ -153,7 +153,7 @@ class MlflowRuns:
         return (StoredRun(i.run_id, i.artifact_uri, i.start_time or 0, i.status, tags) for i, tags in infos)
 
     def _pages(self, search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
-        """Yield what a search of MLflow's finds, fetching the next page only when it is needed."""
+        """Yield the results of an MLflow search, fetching each page only when it is needed."""
         token = None
         while True:
             with reachable(self._tracking_uri):
@@ -166,11 +166,11 @@ class MlflowRuns:
 
 @dataclass(frozen=True)
 class StudySummary:
-    """A study at a glance; the counts are sums over its executions.
+    """Summary of a study; the counts are sums over its executions.
 
     Attributes:
         last_used_at: Unix time.
-        experiment_id: MLflow's; empty while the study is in a journal only.
+        experiment_id: MLflow's; empty while the study is only in a journal.
     """
 
     name: str
@@ -184,7 +184,7 @@ class StudySummary:
 
 
 class ExecutionRef(NamedTuple):
-    """An execution: its uid, MLflow's run (empty while it is in a journal only), and when it began, Unix time."""
+    """Execution: its uid, MLflow's run (empty while it is only in a journal), and its start in Unix time."""
 
     uid: str
     run_id: str
@@ -195,11 +195,11 @@ class ExecutionRef(NamedTuple):
 def study_names(tracking_uri: str, project_dir: Path) -> tuple[str, ...]:
     """Return the names of the studies in an embedded store and in a project's journals, the latest first.
 
-    Quick and without MLflow, for a shell that completes names: a server is not asked.
+    For shell completion: fast, without importing MLflow or asking a server.
     """
     names: dict[str, None] = {}
-    for path in reversed(journal.journal_paths(project_dir)):
-        if journal.read_ack(path)[0] == tracking_uri and (study := journal.study_of(path)):
+    for path in reversed(journal.journal_paths(project_dir, tracking_uri)):
+        if study := journal.study_of(path):
             names[study] = None
     with suppress(Unfamiliar):
         names |= dict.fromkeys(EmbeddedRuns(tracking_uri).experiments())
@@ -207,9 +207,9 @@ def study_names(tracking_uri: str, project_dir: Path) -> tuple[str, ...]:
 
 
 class Store:
-    """Reads one store, and the journals of one project folder that are meant for it. Connects when first asked.
+    """Reader of a store and of a project's journals for that store. Connects on first use.
 
-    All methods raise StoreError where the store can't be read, the constructor for an address that is none; an embedded
+    Methods raise StoreError if the store can't be read, and the constructor if the address is malformed. An embedded
     store that does not exist yet is empty.
     """
 
@@ -229,38 +229,38 @@ class Store:
     def results(self, study_name: str) -> tuple[TrialResult, ...]:
         """Return one result per identity over all executions, oldest first, without step times.
 
-        It is the latest complete one, or the latest failed one where none is complete.
+        This is the latest complete result, or else the latest failed one.
         """
-        # The journals before the store: what is uploaded in between is then seen twice, not missed.
+        # Journals first: records uploaded in between are then seen twice, not missed.
         pending = self._pending_results(study_name)
         stored: list[TrialResult] = []
         for run in self._trial_runs(study_name):
             if result := self._result(study_name, run):
                 stored.append(result)
             else:
-                log.warning("the run %s holds no result that can be read, skipped", run.run_id)
+                log.warning("run %s has no readable result, skipped", run.run_id)
         return latest([without_step_times(result) for result in (*stored, *pending)])
 
     def trial_runs(self, study_name: str) -> Iterator[tuple[StoredRun, TrialResult]]:
-        """Yield the runs of trials in the store, journals aside, with their results."""
+        """Yield the runs of trials in the store, without journals, with their results."""
         for run in self._trial_runs(study_name):
             if result := self._result(study_name, run):
                 yield run, result
 
     def _result(self, study_name: str, run: StoredRun) -> TrialResult | None:
-        """Return the result of a trial's run, under the name that its study has now."""
+        """Return the result of a trial's run under the current name of its study."""
         result = result_from_tags(run.tags) or self._result_from_file(run)
         return result and replace(result, spec=replace(result.spec, study=study_name))
 
     def step_times(self, study_name: str, identity: str) -> tuple[tuple[float, ...], ...]:
-        """Return ``[rank][step]`` in seconds of the trial that `results` gives for this identity; empty if none."""
+        """Return the step times in seconds, ``[rank][step]``, of the trial in `results` with this identity."""
         pending = [result for result in self._pending_results(study_name) if result.spec.identity == identity]
         stored = [self._result_from_file(run) for run in self._trial_runs(study_name, identity=identity)]
         best = latest([*(result for result in reversed(stored) if result is not None), *pending])
         return best[0].step_times_s if best else ()
 
     def model_folder(self, study_name: str, identity: str) -> Path | None:
-        """Return a folder with the model that the trial has kept; None where it has none."""
+        """Return a folder with the trial's model; None if it kept none."""
         for record in self._pending("trial", study_name):
             folder = journal.kept_folder(self.project_dir, record.get("artifact_dir"))
             result = parse_result(record.get("result"))
@@ -274,8 +274,8 @@ class Store:
         return None
 
     def _trial_runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:
-        """Return the runs of trials that are in the store as a whole, which end when their last part is."""
-        if not all(value.isalnum() for value in tags.values()):  # an identity can't break out of its query
+        """Return the runs of trials that are completely in the store: a run ends with its last part."""
+        if not all(value.isalnum() for value in tags.values()):  # no quotes that would end the query's string
             return ()
         return (run for run in self.runs(study_name, kind="trial", **tags) if run.status != "RUNNING")
 
@@ -285,10 +285,10 @@ class Store:
     # ---- studies and their executions
 
     def studies(self) -> tuple[StudySummary, ...]:
-        """Return every study, the last used first. Looks at executions only, not at trials."""
+        """Return every study, the last used first. Reads executions only, not trials."""
         pending = list(self._all_pending())
         experiment_ids = self._ask(lambda runs: runs.experiments(), _NO_EXPERIMENTS)
-        # By execution: study, numbers of trials (an older one did not count every state), time of last use.
+        # By execution: study, numbers of trials (older ones did not count every state), time of last use.
         counters = ("num_finished", "num_diverged", "num_does_not_fit", "num_failed")
         executions: dict[str, tuple[str, list[int], float]] = {}
         for run in self._search(list(experiment_ids.values()), kind="execution"):
@@ -296,7 +296,7 @@ class Store:
             counts = [int(tags.get(f"raypar.{key}", 0)) for key in counters]
             used_at = float(tags.get("raypar.last_used_at", run.start_ms / 1000))
             executions[tags.get("raypar.uid", run.run_id)] = (tags.get("raypar.study", ""), counts, used_at)
-        for record in pending:  # later than what the store has of the same execution
+        for record in pending:  # newer than the store's counts of the same execution
             counts = [record["totals"].get(key, 0) for key in counters]
             executions[record["execution"]] = (record["study"], counts, record["at"])
         by_study: dict[str, StudySummary] = {}
@@ -308,7 +308,7 @@ class Store:
         return tuple(sorted(by_study.values(), key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:
-        """Return the text of the study's file as of its latest execution; None if none is kept."""
+        """Return the study file of the latest execution; None if not stored."""
         for record in self._pending_executions(study_name):
             return str(record["study_source"]) or None
         for run in self.runs(study_name, kind="execution"):
@@ -316,7 +316,7 @@ class Store:
         return None
 
     def artifact(self, study_name: str, name: str) -> str | None:
-        """Return a text that the latest execution with such a one added to its run; None if none has."""
+        """Return the text of this name in the latest execution that has one, else None."""
         texts = [r["text"] for r in self._pending("artifact", study_name) if r["path"] == name]
         if texts:
             return str(texts[-1])
@@ -324,15 +324,15 @@ class Store:
         return next((text for text in texts_of_runs if text is not None), None)
 
     def question(self, study_name: str) -> dict[str, Any]:
-        """Return the JSON that the latest execution stored under the tag ``raypar.question``; empty if none."""
+        """Return the JSON in the latest execution's tag ``raypar.question``; empty if missing."""
         return _json_object(self.origin(study_name)[0].get("raypar.question"))
 
     def resume_info(self, study_name: str) -> dict[str, Any]:
-        """Return file and flags of the latest execution, from its tag ``raypar.resume``; empty if none."""
+        """Return file and flags of the latest execution, from its tag ``raypar.resume``; empty if missing."""
         return _json_object(self.origin(study_name)[0].get("raypar.resume"))
 
     def origin(self, study_name: str) -> tuple[dict[str, str], str]:
-        """Return the tags of the latest execution, and its description for people."""
+        """Return the tags and the description of the latest execution."""
         return next(self.origins(study_name), ({}, ""))
 
     def origins(self, study_name: str) -> Iterator[tuple[dict[str, str], str]]:
@@ -344,7 +344,7 @@ class Store:
             yield tags, tags.get("mlflow.note.content", "")
 
     def executions(self, study_name: str) -> tuple[ExecutionRef, ...]:
-        """Return all executions, the first one first."""
+        """Return all executions, the oldest first."""
         every: dict[str, ExecutionRef] = {}
         for record in self._pending_executions(study_name):
             every[record["execution"]] = ExecutionRef(record["execution"], "", float(record["at"]))
@@ -356,12 +356,12 @@ class Store:
     # ---- runs and their files
 
     def experiment_id(self, study_name: str) -> str | None:
-        """Return MLflow's id of the study's experiment; None if there is none, or it is deleted."""
+        """Return MLflow's id of the study's experiment; None if missing or deleted."""
         name = experiment_name(study_name)
         return self._ask(lambda runs: runs.experiment_id(name), None)
 
     def runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:
-        """Return the study's runs with these ``raypar.`` tags, the latest first; deleted ones are not among them."""
+        """Return the study's runs with these ``raypar.`` tags, the latest first, without deleted ones."""
         experiment_id = self.experiment_id(study_name)
         return self._search([experiment_id] if experiment_id else [], **tags)
 
@@ -387,7 +387,7 @@ class Store:
                 return None
 
     def _artifact(self, run: StoredRun, name: str, to: Path) -> Path | None:
-        """Return a file or folder among a run's artifacts, downloaded to `to` from another machine."""
+        """Return a file or folder of a run's artifacts, downloaded to `to` if it is not on this machine."""
         folder = local_folder(run.artifact_uri)
         if folder is not None:
             return self._moved(folder) / name
@@ -399,7 +399,7 @@ class Store:
             return None
 
     def _moved(self, folder: Path) -> Path:
-        """Return a run's folder, even if the project's folder was moved as a whole since."""
+        """Return a run's folder, even if the project's folder has been moved."""
         root = artifact_root(self.tracking_uri, self.project_dir)
         if folder.exists() or root is None or root.name not in folder.parts:
             return folder
@@ -409,17 +409,15 @@ class Store:
     # ---- journals
 
     def _all_pending(self) -> Iterator[dict[str, Any]]:
-        """Yield this project's records that are meant for this store and not there yet."""
-        for path in journal.journal_paths(self.project_dir):
-            if journal.read_ack(path)[0] != self.tracking_uri:
-                continue
+        """Yield this project's records for this store that are not in it yet."""
+        for path in journal.journal_paths(self.project_dir, self.tracking_uri):
             try:
                 for line in journal.pending_lines(path, self.tracking_uri):
                     if line.record is None:
                         log.warning("%s", line.problem)
                     elif {"study", "execution", "at", "totals"} <= line.record.keys():
                         yield line.record
-            except OSError:  # uploaded and removed by now: then it is in the store
+            except OSError:  # uploaded and removed by now
                 continue
 
     def _pending(self, kind: str, study_name: str) -> Iterator[dict[str, Any]]:
@@ -428,7 +426,7 @@ class Store:
     def _pending_results(self, study_name: str) -> list[TrialResult]:
         results = [parse_result(record.get("result")) for record in self._pending("trial", study_name)]
         if None in results:
-            log.warning("%d pending results of %s can't be read, skipped", results.count(None), study_name)
+            log.warning("%d unreadable pending results of %s skipped", results.count(None), study_name)
         return [result for result in results if result is not None]
 
     def _pending_executions(self, study_name: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Load of a trial's machines: processor, memory, disk, network and GPUs, sampled by MLflow's own monitors.
+"""Load of a trial's machines: processor, memory, disk, network and GPUs, sampled by MLflow's monitors.
 
-A thread of the process that supervises a machine's first rank samples, never a process that is timed. The names are
-those that MLflow gives the metrics of several nodes, so its page "System metrics" shows them.
+The process that supervises a machine's first rank samples in a thread, never a timed process. Metrics have MLflow's
+names for several nodes, so that its page "System metrics" shows them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from raypar.track.client import import_mlflow
 from raypar.track.runs import Point
 
 INTERVAL_S = 1.0
-NUM_DENSE = 600  # samples at this interval; in longer trials it grows, so that a day has some thousand
+NUM_DENSE = 600  # samples at this interval, which then grows: a day has a few thousand samples
 
 
 @contextlib.contextmanager
 def system_sampled() -> Iterator[list[Point]]:
-    """Sample this machine during the block, at steps 0, 1, 2 …; at its end the list is complete, and never empty."""
+    """Sample this machine during the block, at steps 0, 1, 2 …. The list is complete, and not empty, at its end."""
     monitors, is_over, points = _monitors(), threading.Event(), list[Point]()
 
     def watch() -> None:
-        _values(monitors)  # psutil's first figure of the processor means nothing
+        _values(monitors)  # psutil's first value for the processor is meaningless
         for step in itertools.count():
             if is_over.wait(INTERVAL_S * max(1.0, step / NUM_DENSE)) and step:
                 return
@@ -53,7 +53,7 @@ def _monitors() -> list[Any]:
 
     monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
     for gpus in (GPUMonitor, ROCMMonitor):
-        with contextlib.suppress(Exception):  # no such GPU here, or no package that reads it
+        with contextlib.suppress(Exception):  # no such GPU, or no package for it
             monitors.append(gpus())
     return monitors
 

@@ -1,4 +1,4 @@
-"""Upload of journals to MLflow: idempotent and in order; `sync` brings what an outage or a killed study left behind."""
+"""Upload of journals to MLflow, idempotent and in order; `sync` uploads what an outage or a killed study left."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ _MAX_POINTS, _MAX_PAIRS = 1000, 100
 INCOMPLETE = "incomplete trial"
 BEING_RUN = "being run"
 LOCK_TIMEOUT_S = 60.0
-ABANDONED_LOCK_TIMEOUT_S = 5.0  # of an upload that need not be now
+ABANDONED_LOCK_TIMEOUT_S = 5.0  # for an upload that can wait
 
 log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
 
 
 class RunRef(NamedTuple):
-    """A run in the store: its id, and the URI of its files."""
+    """Run in the store: its id, and the URI of its files."""
 
     run_id: str
     artifact_uri: str
 
 
-def _filter(tags: Mapping[str, str]) -> str:
-    return tag_filter({f"raypar.{key}": value for key, value in tags.items()})
+def _ref(run: Any) -> RunRef:
+    return RunRef(run.info.run_id, run.info.artifact_uri)
 
 
 class RunWriter:
-    """Writes experiments and runs; every method raises Unreachable or Rejected where the store does not accept it."""
+    """Writer of experiments and runs. Methods raise Unreachable or Rejected if the store does not accept it."""
 
     def __init__(self, tracking_uri: str, project_dir: Path) -> None:
         self._tracking_uri = tracking_uri
@@ -83,7 +83,7 @@ class RunWriter:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the connection and all ids: the store may have come back as another one."""
+        """Drop the connection and cached ids: the store may have been replaced."""
         self.__dict__.pop("_client", None)
         self._experiments: dict[str, str] = {}
 
@@ -95,7 +95,7 @@ class RunWriter:
 
     @store_errors()
     def experiment(self, study: str) -> str:
-        """Return the id of the study's experiment, created if there is none."""
+        """Return the id of the study's experiment, which is created if missing."""
         if study not in self._experiments:
             self._experiments[study] = self._find_or_create_experiment(study)
         return self._experiments[study]
@@ -107,43 +107,40 @@ class RunWriter:
 
     @store_errors()
     def check_takes(self, study: str) -> None:
-        """Write what an experiment has already; raise where the store takes nothing at present."""
+        """Rewrite an existing tag of the experiment; raise if the store accepts no writes now."""
         self._client.set_experiment_tag(self.experiment(study), "raypar.study", clip(study, MAX_TAG_LENGTH))
 
     @store_errors()
     def find(self, study: str, **tags: str) -> RunRef | None:
-        """Return the latest run of the study with these ``raypar.`` tags, deleted ones included."""
-        runs = self._client.search_runs(
-            [self.experiment(study)],
-            _filter(tags),
-            run_view_type=import_mlflow().entities.ViewType.ALL,
-            max_results=1,
-            order_by=["attributes.start_time DESC"],
-        )
-        return RunRef(runs[0].info.run_id, runs[0].info.artifact_uri) if runs else None
+        """Return the study's latest run with these ``raypar.`` tags, including deleted ones."""
+        every = import_mlflow().entities.ViewType.ALL
+        order = ["attributes.start_time DESC"]
+        runs = self._search(study, tags, run_view_type=every, max_results=1, order_by=order)
+        return _ref(runs[0]) if runs else None
 
     @store_errors()
     def find_running(self, study: str, kind: str, **tags: str) -> list[RunRef]:
-        """Return the runs of the study of this kind and with these ``raypar.`` tags that have not ended."""
-        running = f"{_filter({'kind': kind, **tags})} AND attributes.status = 'RUNNING'"
-        runs = self._client.search_runs([self.experiment(study)], running, max_results=1000)
-        return [RunRef(run.info.run_id, run.info.artifact_uri) for run in runs]
+        """Return the study's unfinished runs of this kind with these ``raypar.`` tags."""
+        runs = self._search(study, {"kind": kind, **tags}, " AND attributes.status = 'RUNNING'")
+        return [_ref(run) for run in runs]
 
     @store_errors()
     def point_runs(self, study: str) -> dict[str, RunRef]:
-        """Return the runs of the study's points by the points' identities."""
-        runs, token = [], None
-        while True:
-            ids = [self.experiment(study)]
-            page = self._client.search_runs(ids, _filter({"kind": "point"}), max_results=1000, page_token=token)
+        """Return the runs of the study's points, by identity."""
+        page = runs = self._search(study, {"kind": "point"})
+        while page.token:
+            page = self._search(study, {"kind": "point"}, page_token=page.token)
             runs += page
-            if not (token := page.token):
-                break
-        return {run.data.tags["raypar.point"]: RunRef(run.info.run_id, run.info.artifact_uri) for run in runs}
+        return {run.data.tags["raypar.point"]: _ref(run) for run in runs}
+
+    def _search(self, study: str, tags: Mapping[str, str], condition: str = "", **how: Any) -> Any:
+        """Return a page of the study's runs with these ``raypar.`` tags."""
+        query = tag_filter({f"raypar.{key}": value for key, value in tags.items()}) + condition
+        return self._client.search_runs([self.experiment(study)], query, **{"max_results": 1000, **how})
 
     @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
-        """Create a run; its start is Unix time in milliseconds."""
+        """Create a run; its start is in milliseconds of Unix time."""
         name, tags = clip(name, MAX_NAME_LENGTH), {key: clip(text, MAX_TAG_LENGTH) for key, text in tags.items()}
         info = self._client.create_run(self.experiment(study), start_ms, tags, run_name=name).info
         return RunRef(info.run_id, info.artifact_uri)
@@ -157,7 +154,7 @@ class RunWriter:
         points: Sequence[Point] = (),
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Add to a run, in as few calls as MLflow allows. Points that are there already are not doubled."""
+        """Add to a run, in as few calls as MLflow allows. Existing points are not duplicated."""
         entities = import_mlflow().entities
         metrics = [entities.Metric(p.key, p.value, p.time_ms, p.step) for p in points]
         pairs = [entities.Param(k, clip(v, MAX_PARAM_LENGTH)) for k, v in (params or {}).items()]
@@ -168,7 +165,7 @@ class RunWriter:
 
     @store_errors()
     def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
-        """Add data sets that a run used. Those that are there already are not doubled."""
+        """Add data sets that a run used. Existing ones are not duplicated."""
         entities = import_mlflow().entities
         datasets = [
             entities.DatasetInput(
@@ -187,17 +184,17 @@ class RunWriter:
 
     @store_errors()
     def write_file(self, run: RunRef, name: str, text: str) -> None:
-        """Write a text among the run's artifacts; ``folder/name`` makes a folder."""
+        """Write a text to the run's artifacts; ``folder/name`` creates a folder."""
         path = Path(*(safe_name(part) for part in name.split("/") if part))
         if (folder := local_folder(run.artifact_uri)) is None:
             self._client.log_text(run.run_id, text.encode("utf-8", "replace").decode(), path.as_posix())
-        else:  # as MLflow does it, without its 20 ms
+        else:  # as MLflow does, without its 20 ms
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8", errors="replace")
 
     @store_errors()
     def write_folder(self, run: RunRef, name: str, source: Path) -> None:
-        """Copy a folder's files among the run's artifacts, except links to files outside of it."""
+        """Copy a folder's files to the run's artifacts, except links to files outside of it."""
         folder = local_folder(run.artifact_uri)
         for path in sorted(source.rglob("*")):
             if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
@@ -216,20 +213,20 @@ class RunWriter:
 
     @store_errors()
     def delete_experiment(self, experiment_id: str) -> None:
-        """Delete an experiment as MLflow does: it and its files can be restored until MLflow's ``gc`` removes them."""
+        """Delete an experiment. It can be restored with its files until ``mlflow gc`` removes them."""
         self._client.delete_experiment(experiment_id)
 
     @store_errors()
     def rename_experiment(self, experiment_id: str, study: str) -> None:
-        """Make an experiment that of another study, which must have none."""
+        """Give an experiment to another study, which must have none."""
         self._free_name(experiment_name(study))
         self._client.set_experiment_tag(experiment_id, "raypar.study", clip(study, MAX_TAG_LENGTH))
         self._client.rename_experiment(experiment_id, experiment_name(study))
 
     def _free_name(self, name: str) -> Any:
-        """Return the experiment of this name; None where it is deleted, or there is none: then the name is free.
+        """Return the experiment of this name; None if it is missing or deleted, and its name free.
 
-        MLflow keeps the name of a deleted experiment until it is purged: it stays deleted, under another name.
+        MLflow reserves the name of a deleted experiment until it is purged. So it is renamed and stays deleted.
         """
         client, experiment = self._client, self._client.get_experiment_by_name(name)
         if experiment is None or experiment.lifecycle_stage == "active":
@@ -252,18 +249,18 @@ class RunWriter:
             except import_mlflow().exceptions.MlflowException as e:
                 if e.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            experiment = client.get_experiment_by_name(name)  # another process was quicker
-        if "raypar.study" not in experiment.tags:  # someone's own experiment of that name
+            experiment = client.get_experiment_by_name(name)  # another process was faster
+        if "raypar.study" not in experiment.tags:  # an experiment of that name that raypar did not create
             for key, value in tags.items():
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
 
 
 class Uploader:
-    """Applies journal records to one store, through its writer. Connects when first used, and again after a failure.
+    """Upload of journal records to a store through its writer. Connects on first use, and again after a failure.
 
     Args:
-        gives_up: reject a record that fails twice while the store takes another one; else it is tried again for ever.
+        gives_up: reject a record that fails twice while the store accepts other writes, instead of retrying forever.
     """
 
     def __init__(self, writer: RunWriter, *, gives_up: bool = False) -> None:
@@ -273,13 +270,15 @@ class Uploader:
     def _forget(self) -> None:
         self._writer.forget()
         self._parents: dict[str, RunRef] = {}
-        self._points: dict[str, dict[str, RunRef]] = {}  # of a study, by identity
+        self._points: dict[str, dict[str, RunRef]] = {}  # by study and identity
         self._trials: dict[tuple[str, str], RunRef] = {}
 
     def apply(self, record: Record, *, is_new: bool = False) -> None:
-        """Bring a journal's record into the store, which is not searched for one that `is_new`.
+        """Upload a journal's record. The store is not searched for a record that `is_new`.
 
-        Raises Unreachable where it is to be tried again later, Rejected where the store will never take it.
+        Raises:
+            Unreachable: it should be tried again later.
+            Rejected: the store refuses it for good.
         """
         try:
             self._apply(record, is_new)
@@ -304,26 +303,26 @@ class Uploader:
     def _apply(self, record: Record, is_new: bool) -> None:
         try:
             if (kind := record["kind"]) not in _HANDLERS:
-                raise Rejected(f"a record of the unknown kind {kind!r}: written by a newer raypar?")
+                raise Rejected(f"unknown kind of record {kind!r}: written by a newer raypar?")
             _HANDLERS[kind](self, record, is_new)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise Rejected(f"a record that can't be read: {type(e).__name__}: {e}") from e
+            raise Rejected(f"unreadable record: {type(e).__name__}: {e}") from e
 
     def _execution(self, record: Record, is_new: bool) -> None:
         description = str(record["description"])
         tags = {**_long_tags(record["tags"]), **_totals(record)}
         if description:
-            tags["mlflow.note.content"] = clip(description, MAX_TAG_LENGTH)
+            tags["mlflow.note.content"] = description
         parent = self._parent(record, name=record["name"], tags=tags, is_new=is_new)
         keys = key_names(record["params"])
-        params = {keys[k]: clip(str(v), MAX_PARAM_LENGTH) for k, v in record["params"].items()}
+        params = {keys[k]: str(v) for k, v in record["params"].items()}
         self._writer.log(parent, params=params, tags={} if is_new else tags)
         if record["study_source"]:
             self._writer.write_file(parent, SOURCE_FILE, record["study_source"])
         self._describe(record)
 
     def _describe(self, record: Record) -> None:
-        """Write the experiment's description: first the answer, to which MLflow's pages fold it."""
+        """Write the experiment's description. It starts with the answer, as MLflow's pages show the first lines."""
         answer, about = str(record.get("answer", "")), str(record.get("about", ""))
         if answer or about:
             linked = links(self._writer.experiment(record["study"]))
@@ -348,18 +347,18 @@ class Uploader:
         for name, content in child.files.items():
             self._writer.write_file(run, name, content)
         kept = journal.kept_folder(self._writer.project_dir, record.get("artifact_dir"))
-        if kept is not None:  # else its disk was cleaned before the store could be reached
+        if kept is not None:  # None: deleted before the store could be reached
             for folder in sorted(path for path in kept.iterdir() if path.is_dir() and not path.is_symlink()):
                 self._writer.write_folder(run, folder.name, folder)
-        # The last call that matters: a run that has not ended is no result.
+        # The last necessary call: a run counts as a result once it has ended.
         self._writer.end(run, child.status, child.end_ms)
         self._trials[record["execution"], result.spec.identity] = run
-        with suppress(Unreachable, Rejected):  # the next record has them too, at the latest the one that closes
+        with suppress(Unreachable, Rejected):  # later records have them too, at the latest the closing one
             self._writer.log(parent, tags=_totals(record))
         self._view(record)
 
     def _metrics(self, record: Record, _is_new: bool) -> None:
-        # In this order, also those at one step.
+        # A later time keeps their order at the same step.
         points = list(enumerate(record["points"], round(record["at"] * 1000)))
         keys = key_names(key for _, (key, _, _) in points)
         metrics = [Point(keys[key], float(value), time_ms, int(step)) for time_ms, (key, value, step) in points]
@@ -392,7 +391,7 @@ class Uploader:
     def _model(self, record: Record, _is_new: bool) -> None:
         run = self._trial_run(record, record["identity"])
         folder = journal.kept_folder(self._writer.project_dir, record["folder"])
-        if run is not None and folder is not None:  # else its disk was cleaned before the store could be reached
+        if run is not None and folder is not None:  # None: deleted before the store could be reached
             self._writer.log_model(record["study"], run, folder, _quotable(record["uid"]))
 
     def _artifact(self, record: Record, _is_new: bool) -> None:
@@ -401,7 +400,7 @@ class Uploader:
     def _close(self, record: Record, _is_new: bool) -> None:
         parent, end_ms = self._parent(record), round(record["at"] * 1000)
         if record["status"] != "FINISHED":
-            # Of a trial that broke off while it was written to the store, and is in no journal: it counts as not run.
+            # Trials whose upload broke off and that are in no journal count as not run.
             for run in self._writer.find_running(record["study"], "trial", execution=_quotable(record["execution"])):
                 self._writer.log(run, tags={"raypar.kind": INCOMPLETE})
                 self._writer.end(run, "KILLED", end_ms)
@@ -411,7 +410,7 @@ class Uploader:
         self._writer.end(parent, record["status"], end_ms)
 
     def _view(self, record: Record) -> None:
-        """Update the study's saved views, where the record brings one. Optional: any failure is ignored."""
+        """Update the study's saved views if the record has any. Failures are ignored."""
         if shown := record.get("shown"):
             with suppress(Unreachable, Rejected):
                 for tag, text in saved_views(ViewContent.from_record(shown), at_ms=round(record["at"] * 1000)).items():
@@ -420,18 +419,18 @@ class Uploader:
     def _parent(
         self, record: Record, *, name: str = "", tags: Mapping[str, str] | None = None, is_new: bool = False
     ) -> RunRef:
-        """Return the run of the record's execution; created here if the execution's own record was damaged."""
+        """Return the run of the record's execution, created if its own record was damaged."""
         uid, study = _quotable(record["execution"]), str(record["study"])
         if uid not in self._parents:
             run = None if is_new else self._writer.find(study, uid=uid)
             if run is None:
-                ids = {"raypar.kind": "execution", "raypar.study": clip(study, MAX_TAG_LENGTH), "raypar.uid": uid}
+                ids = {"raypar.kind": "execution", "raypar.study": study, "raypar.uid": uid}
                 run = self._writer.create(study, name or study, round(record["at"] * 1000), {**(tags or {}), **ids})
             self._parents[uid] = run
         return self._parents[uid]
 
     def _point(self, record: Record, identity: str, name: str, params: Mapping[str, str], start_ms: int) -> RunRef:
-        """Return the run of a point, which has one in its study; created if there is none."""
+        """Return the run of a point, which is created if the study has none."""
         study, uid = record["study"], _quotable(identity)
         if study not in self._points:
             self._points[study] = self._writer.point_runs(study)
@@ -445,7 +444,7 @@ class Uploader:
         return points[uid]
 
     def _trial_run(self, record: Record, identity: str) -> RunRef | None:
-        """Return the run of a trial in this execution, or else in the latest one that has it."""
+        """Return the run of a trial in this execution, else in the latest one that has it."""
         study, execution, identity = record["study"], record["execution"], _quotable(identity)
         return (
             self._trials.get((execution, identity))
@@ -467,12 +466,12 @@ def _totals(record: Record) -> dict[str, str]:
 
 def _long_tags(tags: Mapping[str, str]) -> dict[str, str]:
     texts = [(key, str(tags[original])) for original, key in key_names(tags).items()]
-    parts = (split_tag(key, text) or {key: clip(text, MAX_TAG_LENGTH)} for key, text in texts)
+    parts = (split_tag(key, text) or {key: text} for key, text in texts)
     return {key: part for pieces in parts for key, part in pieces.items()}
 
 
 def _quotable(uid: str) -> str:
-    """Return a uid that can stand in quotes in a search."""
+    """Return a uid that can be quoted in a search."""
     return uid if all(c.isalnum() or c in "-_@." for c in uid) else short_hash(uid)
 
 
@@ -481,10 +480,10 @@ class UploadReport:
     """Outcome of an upload.
 
     Attributes:
-        num_uploaded, num_rejected: records that the store has, and that it will never take (kept beside the journal).
-        num_left: records that are still in journals only; counted by `sync`.
-        problems: damaged and rejected records, and with `sync` outages, one line each, for people.
-        outage: the reason why one journal's upload stopped; empty if it went to the end.
+        num_uploaded, num_rejected: records that the store has accepted, and refused (kept beside the journal).
+        num_left: records that are still only in journals; counted by `sync`.
+        problems: messages on damaged and rejected records and, with `sync`, outages.
+        outage: why the upload of a journal stopped; empty if it finished.
     """
 
     num_uploaded: int = 0
@@ -497,12 +496,12 @@ class UploadReport:
 def replay(
     path: Path, uploader: Uploader, tracking_uri: str, *, new_from: int | None = None, is_ended: bool = False
 ) -> UploadReport:
-    """Upload the pending records of a journal. To be called under `journal.upload_lock`.
+    """Upload the pending records of a journal. Call it under `journal.upload_lock`.
 
     Args:
         tracking_uri: the uploader's store, whose ack counts.
-        new_from: the offset from which on no record can be in the store yet.
-        is_ended: the journal has no writer any more, so a half-written last line will not grow.
+        new_from: offset from which on no record can be in the store yet.
+        is_ended: the journal has no writer, so that a half-written last line will not grow.
 
     Raises:
         OSError: the journal can't be read, or the ack not be written.
@@ -522,21 +521,21 @@ def replay(
             except Rejected as e:
                 kept = journal.keep_rejected(path, line.record, str(e))
                 done.num_rejected += 1
-                done.problems.append(f"a {line.record['kind']} record was refused by the store, kept in {kept}: {e}")
+                done.problems.append(f"a {line.record['kind']} record was refused by the store and kept in {kept}: {e}")
                 log.warning("%s", done.problems[-1])
         journal.write_ack(path, tracking_uri, line.end)
     return done
 
 
 def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> UploadReport:
-    """Upload every pending journal. Safe to repeat, beside a running study, and beside another sync.
+    """Upload every pending journal. Can be repeated, also beside a running study and another sync.
 
     Args:
-        tracking_uri: the store to upload to; None: each to the store it was meant for.
+        tracking_uri: the store to upload to; None: each journal's own store.
         lock_timeout_s: how long to wait for another upload.
 
     Raises:
-        StoreError: the journals can't be read or written, another upload takes too long, or there can be no such store.
+        StoreError: the journals can't be read or written, another upload takes too long, or the address is invalid.
     """
     if tracking_uri is not None:
         check_address(tracking_uri)
@@ -557,22 +556,22 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
                         outages[uri] = done.outage
                 total.num_left += journal.num_pending(path, uri)
     except TimeoutError as e:
-        problem, hint = f"Another upload from {project_dir} is taking long", "wait for it to end, then try again"
+        problem, hint = f"another upload from {project_dir} is still running", "wait for its end, then try again"
         raise StoreError(problem, hint=hint) from e
     except OSError as e:
-        problem = f"The journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}"
+        problem = f"the journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}"
         raise StoreError(problem, hint="make the folder writable, then try again") from e
     total.problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
     return total
 
 
 def end_abandoned(project_dir: Path, tracking_uri: str) -> None:
-    """Bring a store the journals of executions whose process was killed; their runs, RUNNING until then, become KILLED.
+    """Upload the journals of executions whose process was killed, and change the status of their runs to KILLED.
 
-    A journal's lock dies with the process that writes it, and the journal lies in that process's folder: an execution
-    that goes on, here or from another machine on the same server, is left alone. What fails is left to `sync`.
+    A journal's lock is free once its process has ended, so running executions, here or on other machines, are left
+    alone. What fails is left to `sync`.
     """
-    paths = [p for p in journal.journal_paths(project_dir) if journal.read_ack(p)[0] == tracking_uri]
+    paths = journal.journal_paths(project_dir, tracking_uri)
     with suppress(OSError):  # the lock is held by another upload, or the folder can't be written
         if not any(map(journal.is_abandoned, paths)):
             return
@@ -594,7 +593,7 @@ def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> UploadReport
         records = (line.record for line in journal.read_lines(path, is_ended=True) if line.record)
         last = next(iter(deque(records, maxlen=1)), None)
         if not done.outage and last is not None and last["kind"] != "close":
-            # Of a killed process, its run would count as running for ever.
+            # The process was killed: without this, its run would stay RUNNING forever.
             of_execution = {key: last.get(key) for key in ("study", "execution", "at", "totals")}
             with closing(journal.Journal(path)) as writer:
                 writer.append(json.dumps({**of_execution, "kind": "close", "status": "KILLED"}))
@@ -609,10 +608,10 @@ def _sync_one(path: Path, uploader: Uploader, tracking_uri: str) -> UploadReport
 def delete_study(study: str, tracking_uri: str, project_dir: Path) -> str:
     """Delete a study from its store; return the id of its experiment, which MLflow can restore.
 
-    What is in this project's journals goes to the store first, so that nothing of the study appears again.
+    This project's journals are uploaded first, so that the study does not reappear.
 
     Raises:
-        RayparError: it is being run, or not in the store.
+        RayparError: the study is running, or not in the store.
         StoreError: the store can't be reached.
     """
     experiment_id = _settled_experiment(study, tracking_uri, project_dir)
@@ -631,13 +630,13 @@ def rename_study(
     project_dir: Path,
     shown: Callable[[Sequence[_Trial]], Iterable[_Trial]] = iter,
 ) -> None:
-    """Give a study and its trials another name, which no other has.
+    """Rename a study and its trials; the new name must be free.
 
-    The identities of trials and points hold the study's name, so their tags are written anew. The experiment gets its
-    name last: until then the study has its old one, and doing it again finishes it. Raises as `delete_study`.
+    Identities of trials and points contain the study's name, so their tags are rewritten. The experiment is renamed
+    last: until then the study keeps its old name, and another call finishes the renaming. Raises as `delete_study`.
 
     Args:
-        shown: passes on the trials to be labelled, each of which takes a request, and shows how far it is.
+        shown: wraps the trials to show progress, as each takes a request.
     """
     experiment_id = _settled_experiment(study, tracking_uri, project_dir)
     store, writer = Store(tracking_uri, project_dir), RunWriter(tracking_uri, project_dir)
@@ -657,29 +656,29 @@ def rename_study(
             if (identity := run.tags.get("raypar.point", "")) in points:
                 label(run, "raypar.point", points[identity])
         for run in store.runs(study, kind="execution"):
-            label(run, "raypar.study", clip(new, MAX_TAG_LENGTH))
+            label(run, "raypar.study", new)
         writer.rename_experiment(experiment_id, new)
 
 
 def _settled_experiment(study: str, tracking_uri: str, project_dir: Path) -> str:
-    """Return the id of a study's experiment, once all that this project has of the study is in it."""
-    paths = [p for p in journal.journal_paths(project_dir) if journal.read_ack(p)[0] == tracking_uri]
+    """Upload all that this project has of a study; return the id of its experiment."""
+    paths = journal.journal_paths(project_dir, tracking_uri)
     uploader, outage = Uploader(RunWriter(tracking_uri, project_dir)), ""
     try:
         with journal.upload_lock(project_dir).acquire(timeout=LOCK_TIMEOUT_S):
             for path in paths:
                 if journal.study_of(path) == study and not outage:
                     outage = _sync_one(path, uploader, tracking_uri).outage or (BEING_RUN if path.exists() else "")
-    except OSError as error:  # a lock's Timeout is one
+    except OSError as error:  # or a lock's Timeout
         outage = f"{journal.journal_dir(project_dir)} can't be read or written: {error.strerror or error}"
     if outage == BEING_RUN:
-        raise RayparError(f"study `{study}` is being run", hint="wait for its end, or end it")
+        raise RayparError(f"study `{study}` is being run", hint="wait for its end, or stop it")
     if outage:
         raise unreachable(tracking_uri, outage)
     store = Store(tracking_uri, project_dir)
     if has_server(tracking_uri) and any(execution.status == "RUNNING" for execution in store.executions(study)):
-        hint = "end it there; where its process was killed, `raypar store sync` in its folder ends it"
+        hint = "stop it there; if its process was killed, run `raypar store sync` in its folder"
         raise RayparError(f"study `{study}` is being run, maybe on another machine", hint=hint)
     if (experiment_id := store.experiment_id(study)) is None:
-        raise RayparError(f"no study `{study}` in the store", hint="`raypar list` shows those that are")
+        raise RayparError(f"no study `{study}` in the store", hint="`raypar list` shows all studies")
     return experiment_id

@@ -1,7 +1,7 @@
-"""Links to a study in MLflow, and saved views: of its points and of its trials, in tables and charts, and its speedups.
+"""Links to a study in MLflow, and saved views of its points, its trials and its speedups in tables and charts.
 
-The format of a saved view is internal to MLflow and undocumented. It is written as an experiment tag that other
-versions of MLflow ignore; nothing else depends on it.
+The format of a saved view is internal to MLflow and undocumented. Views are experiment tags that other versions of
+MLflow ignore; nothing else depends on them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from raypar.track.names import MAX_EXPERIMENT_TAG_LENGTH, short_hash
 
 VIEW_KEY, TRIALS_KEY, SPEEDUP_KEY = "raypar-v2", "raypar-trials", "raypar-speedup"
 VIEW_TAG = "mlflow.sharedViewState."
-MEDIAN = "median_"  # before the name of a trial's metric: that of a point's estimate
+MEDIAN = "median_"  # prefix of a trial's metric for the estimate of a point
 
-_NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # columns of MLflow's own
+_NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # MLflow's columns
 _DESCRIPTION = "attributes.`Description`"
-_LOSSES = ("train/loss", "eval/loss", "train_loss", "val_loss")  # the last two by train loops that raypar didn't write
+_LOSSES = ("train/loss", "eval/loss", "train_loss", "val_loss")  # the last two: from train loops of users
 _MAX_CURVES = 6
-_MAX_SWEPT = 4  # charts of one kind, one for each swept hyperparameter
+_MAX_SWEPT = 4  # charts of a kind, one for each swept hyperparameter
 
 
 @dataclass(frozen=True)
 class ViewContent:
-    """Content of a study's saved views, under its keys in MLflow.
+    """Content of a study's saved views: names of its metrics and params in MLflow.
 
     Attributes:
-        swept: the swept hyperparameters; True for numbers, which are metrics as well.
+        swept: the swept hyperparameters; True for numbers, which are metrics too.
         score: metric that trials are judged by; empty if no trial reports it.
         series: metrics that trials report step by step.
-        compares: trials have a speedup against a baseline.
-        has_points: trials lie under the runs of their points.
+        compares: trials have a speedup over a baseline.
+        has_points: trials are nested under the runs of their points.
         time_metric: the time that trials are compared by.
-        mode: "max" or "min", whichever is the better score.
-        curves: metrics of an execution over the number of workers.
+        mode: "max" or "min": direction of the score.
+        curves: metrics of an execution by number of workers.
     """
 
     swept: Mapping[str, bool]
@@ -52,28 +52,28 @@ class ViewContent:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ViewContent:
-        """Return the content as a journal has it, be it that of an older raypar."""
+        """Return the content of a journal's record, which may be that of another version of raypar."""
         return cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})
 
 
 def experiment_url(server_url: str, experiment_id: str) -> str:
-    """Return a link to a study's points; to its trials where these are its points."""
+    """Return a link to a study's points, or to its trials if they are the points."""
     return f"{server_url.rstrip('/')}/{_view_path(experiment_id, VIEW_KEY)}"
 
 
 def links(experiment_id: str) -> str:
-    """Return links to a study's views, in Markdown for MLflow's own pages."""
+    """Return links to a study's views, in Markdown for MLflow's pages."""
     points, trials = (_view_path(experiment_id, key) for key in (VIEW_KEY, TRIALS_KEY))
     return f"[Table]({points}) · [Charts]({points}&compareRunsMode=CHART) · [All trials]({trials})"
 
 
 def _view_path(experiment_id: str, key: str) -> str:
-    # Without ``workflowType`` MLflow opens an empty page.
+    # Without ``workflowType``, MLflow opens an empty page.
     return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
 
 
 def saved_views(content: ViewContent, *, at_ms: int) -> dict[str, str]:
-    """Return the tags of the views, the same for the same arguments; without one that is too long for a tag."""
+    """Return the tags of the views, the same for the same arguments. Views too long for a tag are left out."""
     trials = _saved("trials", _table(content, ""), at_ms)
     views = {VIEW_KEY: _saved("points", _table(content, MEDIAN), at_ms) if content.has_points else trials}
     views[TRIALS_KEY] = trials
@@ -89,7 +89,7 @@ def _saved(name: str, state: Mapping[str, Any], at_ms: int) -> str:
 
 
 def _table(content: ViewContent, prefix: str) -> dict[str, Any]:
-    """Return the state of a view of the points, with their prefix, or of the trials."""
+    """Return the state of a view of the trials, or with a prefix of the points."""
     time_s, score = prefix + content.time_metric, prefix + content.score if content.score else ""
     outcomes = [time_s, *(prefix + key for key in ("speedup", "efficiency") if content.compares)]
     outcomes += [score] if score else []
@@ -100,7 +100,6 @@ def _table(content: ViewContent, prefix: str) -> dict[str, Any]:
     swept = [f"params.`{key}`" for key in content.swept]
     columns = [*swept, *([_DESCRIPTION] if prefix else []), *(f"metrics.`{key}`" for key in outcomes)]
     return {
-        # Runs whose names and values fit into their columns, the swept values first.
         **_columns(columns),
         "searchFilter": f"tags.`raypar.kind` = '{'point' if prefix else 'trial'}'",
         "orderByKey": order,
@@ -110,14 +109,14 @@ def _table(content: ViewContent, prefix: str) -> dict[str, Any]:
 
 
 def _speedup(curves: Sequence[str]) -> dict[str, Any]:
-    """Return the state of a view of the executions, in one wide chart."""
+    """Return the state of a view of the executions with one wide chart."""
     filtered = {"searchFilter": "tags.`raypar.kind` = 'execution'", "orderByKey": "tags.`mlflow.runName`"}
     chart = _line("speedup over the number of workers", curves)
     return {**_columns([]), **filtered, "orderByAsc": False, **_charts([("Speedup", [chart])], num_columns=1)}
 
 
 def _charts(sections: Iterable[tuple[str, list[dict[str, Any]]]], num_columns: int = 2) -> dict[str, Any]:
-    """Return the part of a state that holds the charts of each section, but of an empty one."""
+    """Return the part of a state with the charts of each section that is not empty."""
     shown, charts = [], []
     for title, drawn in sections:
         if drawn:
@@ -128,7 +127,7 @@ def _charts(sections: Iterable[tuple[str, list[dict[str, Any]]]], num_columns: i
 
 
 def _columns(columns: Sequence[str]) -> dict[str, Any]:
-    """Return the table's columns, in their order, as wide as their titles in pixels."""
+    """Return the table's columns in order, with widths in pixels that fit their titles."""
     titles = {column: column.partition("`")[2].rstrip("`") for column in columns}
     widths = {_NAME: 140, _CREATED: 140}
     widths |= {column: 20 + max(70, round(7.5 * len(title))) for column, title in titles.items()}
@@ -160,7 +159,7 @@ def _sections(content: ViewContent, prefix: str) -> Iterable[tuple[str, list[dic
 
 
 _STATE: Mapping[str, Any] = (
-    # Runs are flat, not trees, because they are not sorted by their start: each is in the charts.
+    # Sorted by anything but their start, runs are shown flat, so that each is in the charts.
     {"startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs"}
     | {"runsHiddenMode": "SHOWALL", "runsExpanded": {}}
     | {"viewMaximized": False, "runListHidden": False, "isAccordionReordered": True}

@@ -145,9 +145,9 @@ def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_e
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=150).stdout
 
     try:
-        assert start().startswith(f"MLflow answers at {url}; ")
+        assert start().startswith(f"MLflow runs at {url}; ")
         pid = int(pid_file.read_text())
-        assert start().startswith(f"MLflow runs already at {url}; ") and int(pid_file.read_text()) == pid
+        assert start().startswith(f"MLflow already runs at {url}; ") and int(pid_file.read_text()) == pid
 
         credentials = configparser.ConfigParser()
         credentials.read(home / ".mlflow" / "credentials")

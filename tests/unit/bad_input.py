@@ -236,14 +236,23 @@ FLAGS = (
     flags(
         "a study's flag before it", "ab A B --budget 3m -- study good.py", "--budget", "ab A B -- study FILE --budget"
     ),
-    flags("half a bracket", "list --tracking-uri http://[::1", "http://[::1", "no address", "Invalid IPv6", "sqlite:"),
-    flags("a store's port", "report s --tracking-uri http://h:99999", "h:99999", "no address", "0-65535", "sqlite:///"),
-    flags("a store without a host", "list --tracking-uri http://", "http://", "names no host", "sqlite:///"),
-    flags("an odd character", "list --tracking-uri http://a\u200bb", "http://a", "a character that no address has"),
+    flags(
+        "half a bracket", "list --tracking-uri http://[::1", "http://[::1", "not the address", "Invalid IPv6", "sqlite:"
+    ),
+    flags(
+        "a store's port",
+        "report s --tracking-uri http://h:99999",
+        "h:99999",
+        "not the address",
+        "0-65535",
+        "sqlite:///",
+    ),
+    flags("a store without a host", "list --tracking-uri http://", "http://", "the host is missing", "sqlite:///"),
+    flags("an odd character", "list --tracking-uri http://a\u200bb", "http://a", "invalid character"),
     flags(
         "two slashes", "list --tracking-uri sqlite://x.db", "sqlite://x.db", "two slashes", "three", "sqlite:///x.db"
     ),
-    flags("an odd other store", "compare s t --baseline-uri http://[x", "http://[x", "no address", "sqlite:///"),
+    flags("an odd other store", "compare s t --baseline-uri http://[x", "http://[x", "not the address", "sqlite:///"),
     flags("repeats of text", "study good.py --repeats many", "--repeats 'many'", "integer"),
     flags("no repeats at all", "study good.py --repeats 0", "good.py", "--repeats = 0", "at least 1"),
     flags("until for ever on the line", "study good.py --until forever", "--until = 'forever': is unknown", "settled"),
@@ -359,7 +368,7 @@ ENVIRONMENTS = (
     Case(
         "a folder of files that is gone",
         ("study", "good.py"),
-        ("mlartifacts is a link to gone, which is not there", "remove the link"),
+        ("mlartifacts is a link to gone, which does not exist", "remove the link"),
         setup=lambda folder: (folder / "mlartifacts").symlink_to("gone"),
     ),
     Case("logs that can't be written", ("study", "good.py"), ("logs", "can't be written"), {".raypar/logs": ""}),

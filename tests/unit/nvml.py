@@ -71,7 +71,7 @@ class Nvml(ModuleType):
         return int(device.card is not device)
 
     def nvmlDeviceGetUUID(self, device):
-        return device.uuid.encode()  # as older versions of the module
+        return device.uuid
 
     def nvmlDeviceGetName(self, device):
         return device.name

@@ -58,16 +58,16 @@ STORES = {
     "older": (older, "older MLflow", "mlflow db upgrade sqlite:///"),
     "newer": (lambda path: of_version(path, "ffffffffffff"), "newer MLflow", "pip install -U mlflow"),
     "no database": (lambda path: path.write_bytes(b"mine, and dear to me\n" * 100), "mlflow.db", "--tracking-uri"),
-    "of another program": (of_another_program, "not one of MLflow's", "--tracking-uri"),
+    "of another program": (of_another_program, "not a database of MLflow", "--tracking-uri"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:99_999]), "mlflow.db", "--tracking-uri"),
-    "a link to nowhere": (a_link, "mlflow.db is a link to gone.db, which is not there", "remove the link"),
+    "a link to nowhere": (a_link, "mlflow.db is a link to gone.db, which does not exist", "remove the link"),
     "a folder": (a_folder, "mlflow.db", "--tracking-uri"),
 }
 BAD_URIS = [
-    *((uri, "in folders any more", "sqlite:////") for uri in ("./mlruns", "file:///tmp/mlruns", "")),
-    *((uri, "no tracking store that MLflow knows", "http://") for uri in ("htpp://host:5000", "redis://x")),
+    *((uri, "no longer stores results in folders", "sqlite:////") for uri in ("./mlruns", "file:///tmp/mlruns", "")),
+    *((uri, "not a tracking store that MLflow supports", "http://") for uri in ("htpp://host:5000", "redis://x")),
     ("sqlite:///:memory:", "in memory", "sqlite:////"),
-    ("sqlite:////no/such/dir/x.db", "there is no folder /no/such/dir", "mkdir -p /no/such/dir"),
+    ("sqlite:////no/such/dir/x.db", "no such folder: /no/such/dir", "mkdir -p /no/such/dir"),
 ]
 
 
@@ -154,7 +154,7 @@ def test_a_store_in_a_folder_that_is_not_there_is_refused_and_not_made(command, 
     before = contents(tmp_path)
     done = raypar([*command.split(), "--tracking-uri", f"sqlite:///{tmp_path}/no/such/x.db"], tmp_path)
     assert_one_message(done)
-    assert f"there is no folder {tmp_path}/no/such" in done.err
+    assert f"no such folder: {tmp_path}/no/such" in done.err
     assert contents(tmp_path) == before
 
 

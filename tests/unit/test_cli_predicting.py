@@ -74,22 +74,23 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
     [
         (
             NODES,
-            "16 workers, batch 256: |4 workers a node, links of 10.0 µs and 10.0 GB/s within it, and 20.0 µs and 11.8 "
-            "GB/s|in buckets of 25 MiB, the first of 1 MiB (torch's own), behind the backward pass|shared out among "
+            "16 workers, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a shared link "
+            "of 20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's own), during "
+            "the backward pass|shared out among "
             "the layers by counted work|what is within a node was not given|its steps vary by 2.4 %",
             "",
         ),
         (
             NODES + "--bucket-mb 0 --no-overlap --algorithm tree --network-within 50GB/s,2us",
-            "are sent one by one, after the backward pass|all-reduce over two trees; 4 workers a node, links of 2.0 µs",
+            "are sent one by one, after the backward pass|over two trees; 4 workers per node, links of 2.0 µs",
             "was not given",
         ),
-        (POINT + "--workers 8 --network 1Gbit", "as gloo does it on CPUs", ""),
-        (POINT + "--workers 8 --network 1Gbit --nodes-of 2", "whichever of ring, tree and hierarchical", ""),
+        (POINT + "--workers 8 --network 1Gbit", "in gloo's ring on CPUs", ""),
+        (POINT + "--workers 8 --network 1Gbit --nodes-of 2", "the fastest of ring, tree and hierarchical", ""),
         (POINT + "--workers 4", "fitted to the steps of 2, 4 workers|all-reduce in a ring|14.2 ms", "xtrapolated:"),
         (
             "--set per_worker_batch_size=64 --workers 4096 --network 1Gbit,5ms --scaling weak --input-rate 1000",
-            "weak scaling: every worker has a batch of 64|4,096 workers, batch 262,144|delivers 1.00k samples/s",
+            "weak scaling: each worker's batch is 64|4,096 workers, batch 262,144|delivers 1.00k samples/s",
             "",
         ),
     ],
@@ -134,23 +135,23 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", "--set num_workers=4", "worker counts are predicted"),
         ("scaled", "--set batch_size=1,2", "several values"),
         ("scaled", "--set batch_size", "lacks `=`"),
-        ("scaled", "--network fast", "'fast' is no bandwidth"),
+        ("scaled", "--network fast", "'fast' is not a bandwidth"),
         ("scaled", "--network-within 1GB/s", "a node of one worker has no links within"),
         ("scaled", POINT + "--input-rate 0", "--input-rate 0.0: must be greater than 0"),
         ("scaled", POINT + "--plot nowhere/curve.png", "nowhere/curve.png: can't be written"),
         ("scaled", POINT + "--parameters many", "is no number of parameters"),
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),
-        ("wide", "--network 1Gbit", "no trial of one worker was measured"),
+        ("wide", "--network 1Gbit", "no trial of one worker"),
         ("disturbed", POINT + "--network 1Gbit", "other load disturbed all trials of one worker (15 of 15 trials"),
         (
             "contradicted",
             POINT + "--network 1Gbit",
-            "so nothing is predicted: 2 workers, batch 256 took 16.6 ms a step",
+            "so nothing is predicted: 2 workers, batch 256 took 16.6 ms per step",
         ),
         ("lost", "--network 1Gbit", "its network can't be inspected → give its size: --parameters"),
         ("lost", "--parameters 1M", "the study has no data on a network"),
-        ("piped", "--network 1Gbit", "strategy=pipeline: the step model knows"),
+        ("piped", "--network 1Gbit", "strategy=pipeline: the step model only covers"),
         ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
     ],
 )

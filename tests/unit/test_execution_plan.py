@@ -87,7 +87,7 @@ def growing(*types, nodes=({"CPU": 4},)):
     return Cluster(nodes, is_own=False, node_types=types)
 
 
-DRIVER = "the installed torch is built for CUDA 13.0, which needs driver 580.65.06 or later; there is 535.1"
+DRIVER = "the installed torch is built for CUDA 13.0, which needs driver 580.65.06 or later; installed: 535.1"
 NO_TORCH = f"device=auto: cpu, because {DRIVER}; --set device=cuda insists"
 TOO_FEW = (
     "device=auto: cpu, because num_workers=2 needs 2 GPUs in one gang, the cluster has 1; "
@@ -221,7 +221,7 @@ def test_a_search_goes_on_where_it_began():
 @pytest.mark.parametrize(
     ("cluster", "problem"),
     [
-        (gpus(0), "there is no GPU"),
+        (gpus(0), "this machine has no GPU"),
         (gpus(1), "num_workers=2 needs 2 GPUs in one gang, the cluster has 1"),
         (gpus(2, gpu_problem=DRIVER), DRIVER),
         (gpus(2, cpus=8), "num_workers=2 needs 16 CPUs in one gang, the cluster has 8"),

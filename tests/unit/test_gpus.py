@@ -19,7 +19,7 @@ from raypar.gpus import (
     visible_only,
 )
 
-TWO = (Card(1), Card(2, name=b"NVIDIA H200"))
+TWO = (Card(1), Card(2, name="NVIDIA H200"))
 PARTS = [Card(1, uuid=f"MIG-{letter}5", name="NVIDIA H100 MIG 1g.10gb") for letter in "ab"]
 
 
@@ -169,9 +169,9 @@ def test_a_device_has_a_handle_by_nvmls_uuid_and_by_torchs(monkeypatch, uuid):
         (
             ("13.2", ""),
             {"driver": "535.183.01", "cuda": 12020},
-            "CUDA 13.2, which needs driver 580.65.06 or later; there ",
+            "CUDA 13.2, which needs driver 580.65.06 or later; installed: 535.183.01",
         ),
-        (("14.0", ""), {}, "CUDA 14.0, which needs a newer driver; there is 580.65.06"),
+        (("14.0", ""), {}, "CUDA 14.0, which needs a newer driver; installed: 580.65.06"),
         (("13.2", ""), {"driver": "535.183.01", "cuda": 13000}, None),  # with a package of compatibility
         (("13.2", ""), {"error": "Driver Not Loaded"}, None),
         (("", ""), {}, "the installed torch is built without CUDA"),

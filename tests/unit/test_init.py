@@ -219,8 +219,8 @@ def test_the_keys_of_a_config_are_overrides(text, folder):
 def test_of_options_that_are_read_otherwise_the_file_says_what_to_fill_in(folder):
     (folder / "train.py").write_text("import click\n@click.command()\n@click.option('--lr')\ndef main(lr): ...\nmain()")
     _, out, _ = raypar("init", "train.py")
-    assert "note: options read by click are not known here" in out
-    assert "# Options read by click are not known here" in (folder / "train_study.py").read_text()
+    assert "note: options of click are not recognised" in out
+    assert "# Options of click are not recognised" in (folder / "train_study.py").read_text()
 
 
 # ---- kinds
@@ -250,7 +250,7 @@ def test_the_kind_of_a_script_shows_in_its_calls(text, kind, folder):
 def test_a_train_loop_that_trains_when_it_is_imported_is_refused_with_the_fix(folder):
     text = (SCRIPTS / "ray_script.py").read_text().replace('if __name__ == "__main__":', "if True:")
     (folder / "train.py").write_text(text)
-    refused("train.py, line 21: runs when the script is imported", "init", "train.py")
+    refused("train.py, line 21: runs on import", "init", "train.py")
 
 
 # ---- what it writes

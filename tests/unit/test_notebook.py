@@ -113,5 +113,5 @@ def test_a_study_or_folder_that_is_not_there_is_named_with_one_that_is(folder, t
     with pytest.raises(raypar.RayparError, match="no study `mnits` in the store") as error:
         raypar.load("mnits", f"sqlite:///{folder}/mlflow.db")
     assert error.value.hint == "did you mean 'mnist'?"
-    with pytest.raises(raypar.RayparError, match="there is no such folder"):
+    with pytest.raises(raypar.RayparError, match="no such folder"):
         raypar.load("mnist", folder=tmp_path / "no")

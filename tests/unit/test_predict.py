@@ -80,7 +80,7 @@ def test_the_trials_of_one_point_are_chosen_whatever_their_workers_and_batch():
 @pytest.mark.parametrize(
     ("results", "settings", "problem"),
     [
-        ([make_result({"lr": 0.1})], {"speed": 3}, "no trial has such a hyperparameter"),
+        ([make_result({"lr": 0.1})], {"speed": 3}, "no trial has this hyperparameter"),
         ([make_result({}, state=TrialState.FAILED)], {}, "no finished trial"),
         ([make_result({}, train_time_s=None)], {}, "can't instrument the steps"),
     ],
@@ -116,7 +116,7 @@ def test_two_batch_sizes_separate_a_steps_fixed_time_from_that_of_its_samples():
 def test_one_batch_size_is_taken_as_proportional_with_a_note_and_one_repeat_gives_no_intervals():
     fitted = calibrate(points(batches=(64,), noise=(1.0,)), LAYERS)
     assert (fitted.fixed_s, fitted.per_sample_s) == (0, pytest.approx(step_s(1, 64) / 64))
-    assert "with a batch of 64 only" in fitted.notes[0]
+    assert "only with a batch of 64" in fitted.notes[0]
     assert fitted.draws is None
     assert predict(fitted, strong(), HOW, [2], is_measured_network=True).predictions[0].step_time_s.low is None
 
@@ -125,7 +125,7 @@ def test_one_batch_size_is_taken_as_proportional_with_a_note_and_one_repeat_give
 def test_workers_are_never_taken_to_be_all_alike(measured):
     fitted = calibrate(points(), LAYERS, measured)
     assert (fitted.variation, fitted.is_variation_measured) == (0.01, False)
-    assert fitted.notes == ("no variation of steps was measured: 1 to 3 % are usual, and 1 % is taken",)
+    assert fitted.notes == ("the variation of steps was not measured: 1 to 3 % is usual, and 1 % is assumed",)
     job = JobSpec(Scaling.WEAK, 256, num_samples=1024)
     (many,) = predict(fitted, job, replace(HOW, network=FAST), [1024]).predictions
     slowest = 1 + 0.01 * float(expected_max_of_normals(np.array(1024)))
@@ -164,7 +164,7 @@ def test_disturbed_trials_are_no_measure_of_a_step():
     # As much as Ray's own processes make on two cores is no reason to predict nothing.
     little = [replace(r, conditions=stored_conditions(BUSY)) for r in quiet]
     assert quiet_results(little) == (tuple(little), "")
-    with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in all\)"):
+    with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in total\)"):
         quiet_results([replace(r, conditions=stored_conditions(BUSIER)) for r in quiet[:3]] + quiet[3:])
 
 
@@ -177,7 +177,7 @@ def scaled(factors):
 
 @pytest.mark.parametrize(("factor", "problem"), [(0.3, "links of 2.00 TB/s or more"), (9e5, "which no machine has")])
 def test_a_network_that_no_machine_has_is_refused(factor, problem):
-    with pytest.raises(RayparError, match="the steps of several workers show no network: ") as caught:
+    with pytest.raises(RayparError, match="can't fit a network to the steps of several workers: ") as caught:
         fit_study_network(calibrate(scaled(dict.fromkeys((2, 4, 8), factor)), LAYERS), HOW)
     assert problem in caught.value.message and "--network" in caught.value.hint
 
@@ -259,7 +259,7 @@ def test_workers_without_a_sample_are_excluded():
     calibration = calibrate(points(), LAYERS)
     sweep = predict(calibration, strong(16), HOW, [8, 16, 32])
     assert ([p.num_workers for p in sweep.predictions], sweep.most_workers) == ([8, 16], 16)
-    with pytest.raises(RayparError, match="no sample for each of 32 workers"):
+    with pytest.raises(RayparError, match="too few samples for 32 workers"):
         predict(calibration, strong(16), HOW, [32])
 
 

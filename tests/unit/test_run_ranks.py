@@ -468,8 +468,12 @@ def a_rank(rank=0, size=2, *, local_rank=0, local_size=1, node_ip="10.0.0.7", **
 @pytest.mark.parametrize(
     ("num_gpus", "given", "message"),
     [
-        (0, {"CUDA_VISIBLE_DEVICES": ""}, "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is ''; there is no GPU"),
-        (0, {}, "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is not set; there is no GPU"),
+        (
+            0,
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is ''; this machine has no GPU",
+        ),
+        (0, {}, "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is not set; this machine has no GPU"),
         (1, {"CUDA_VISIBLE_DEVICES": "3"}, "sees 1 GPU: CUDA_VISIBLE_DEVICES is '3'; each worker needs one of its own"),
         (
             1,
@@ -481,7 +485,7 @@ def a_rank(rank=0, size=2, *, local_rank=0, local_size=1, node_ip="10.0.0.7", **
 def test_a_rank_without_a_gpu_says_which_it_may_see(monkeypatch, variables, num_gpus, given, message):
     variables.update(given)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(worker, "torch_problem", lambda _: None if num_gpus else "there is no GPU")
+    monkeypatch.setattr(worker, "torch_problem", lambda _: None if num_gpus else "this machine has no GPU")
     with pytest.raises(ClusterError, match="raypar doctor") as caught:
         worker._device({"device": "cuda"}, a_rank(1, local_rank=1, local_size=2))
     assert message in caught.value.message

@@ -19,7 +19,7 @@ def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert free_port(port) > port
-        with pytest.raises(StoreError, match=f"port {port} is taken"):
+        with pytest.raises(StoreError, match=f"another program uses port {port}"):
             ensure_shared_server(tmp_path, port=port)
     assert not (tmp_path / ".mlflow").exists()
 
@@ -52,7 +52,7 @@ def test_without_the_plugin_for_passwords_no_server_is_started(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "takes neither the user nor the")])
+@pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "refuses this user and password")])
 def test_a_refused_user_learns_what_to_give(given, problem, tmp_path, monkeypatch):
     for name in ("HOME", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, str(tmp_path) if name == "HOME" else given)
