@@ -29,6 +29,7 @@ from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.conditions import Conditions
+from raypar.study.quantity import BUILT_IN
 from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
@@ -324,7 +325,7 @@ def cause(first: Failure | None, end: RankEnd) -> Failure | None:
 
 
 NO_CONDITIONS = Conditions()
-TIMES = ("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s")
+OF_RANKS = {q.key: q.of_ranks for q in BUILT_IN if q.of_ranks is not None}  # attributes of `RankOutcome`
 
 
 def trial_result(
@@ -358,10 +359,12 @@ def trial_result(
     state = ended
     if failure is not None:
         state = TrialState.DOES_NOT_FIT if failure.kind is FailureKind.DOES_NOT_FIT else TrialState.FAILED
-    times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
-    slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
+    combined: dict[str, Any] = {}
+    for name, combine in OF_RANKS.items():
+        values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
+        combined[name] = combine(values) if values else None
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
-    train_time_s = slowest["train_time_s"]
+    train_time_s = combined["train_time_s"]
     conditions, energy_j = _measured(conditions, outcomes)
     profiles = [outcome.profile for outcome in outcomes]
     result = TrialResult(
@@ -369,7 +372,7 @@ def trial_result(
         state=state,
         attempts=attempts,
         started_at=started_at,
-        **slowest,
+        **combined,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
         # Of a command, the first machine's alone.

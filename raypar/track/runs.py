@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from raypar.study.options import OPTIONS, has_effect
+from raypar.study.quantity import View, of_view
 from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState
 from raypar.track.names import (
     MAX_NAME_LENGTH,
@@ -35,10 +36,6 @@ TRACEBACK_FILE = "traceback.txt"
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED"}
 NO_RESULT_STATUS = "FAILED"
 # What somebody plots. MLflow draws a chart of every metric and lists every param and tag: the rest is in RESULT_FILE.
-SCALARS = (
-    *("train_time_s", "wall_s", "throughput_samples_per_s", "energy_j", "other_load_cores"),
-    *("peak_memory_bytes", "peak_rss_bytes"),
-)
 PARAMS = ("num_workers", "batch_size", "epochs", "lr", "optimizer", "strategy", "device", "precision")
 # Reports of raypar's training loop, under the names of other tools; MLflow makes sections of the part before the slash.
 # Metrics of a workload keep their names.
@@ -189,7 +186,13 @@ def series_keys(result: TrialResult) -> dict[str, str]:
         sections, left_out = SECTIONS, {"step", SINCE_LAUNCH, *UNPLOTTED, *(["lr"] if is_constant else [])}
     names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key not in left_out]
     # One metric can't hold both the trial's figure and its figure per report.
-    taken = {*SCALARS, "num_workers", "batch_size", *result.spec.point, *sections.values()}
+    taken = {
+        *(q.key for q in of_view(View.MLFLOW)),
+        "num_workers",
+        "batch_size",
+        *result.spec.point,
+        *sections.values(),
+    }
     texts = {name: sections.get(name, f"epoch/{name}" if name in taken else name) for name in names}
     keys = key_names(texts.values())
     return {name: keys[text] for name, text in texts.items()}
@@ -233,7 +236,7 @@ def _is_param(spec: TrialSpec, key: str) -> bool:
 
 
 def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
-    figures = {key: _number(getattr(result, key)) for key in SCALARS}
+    figures = {q.key: _number(q.of(result)) for q in of_view(View.MLFLOW)}
     values = {**swept_numbers(result.spec), **{key: value for key, value in figures.items() if value is not None}}
     return [Point(key, value, time_ms, 0) for key, value in values.items()]
 

@@ -418,7 +418,7 @@ def recommendations():
         "diverged trials and a target": advice(some_diverged()[1], reached, some_diverged()[0]),
         "points of which one does not fit": advice(some_do_not_fit()[1], question=some_do_not_fit()[0]),
         "points of which one does not fit, and a limit": advice(
-            some_do_not_fit()[1], Constraints(max_memory_bytes=1.5e9), some_do_not_fit()[0]
+            some_do_not_fit()[1], Constraints(limits={"memory_bytes": 1.5e9}), some_do_not_fit()[0]
         ),
         "many points": advice([make_result({"lr": i / 100}, 0, 4.0 + i) for i in range(20)], question=lr),
     }
