@@ -17,7 +17,6 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.analysis.breakdown import PARTS
 from raypar.analysis.laws import USL, Fit
 from raypar.analysis.pairwise import Outcome, trial_speedup
 from raypar.analysis.points import PointAnalysis
@@ -32,6 +31,7 @@ from raypar.reporting.profile import NAMES
 from raypar.reporting.recommend import recommended_lines
 from raypar.reporting.sentences import comparison_columns
 from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
+from raypar.study.profile import PARTS
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 

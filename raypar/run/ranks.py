@@ -32,6 +32,7 @@ from raypar.study.conditions import Conditions
 from raypar.study.quantity import BUILT_IN
 from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
+from raypar.train.breakdown import profile_of
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
 
@@ -366,7 +367,7 @@ def trial_result(
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
     train_time_s = combined["train_time_s"]
     conditions, energy_j = _measured(conditions, outcomes)
-    profiles = [outcome.profile for outcome in outcomes]
+    recorded = [outcome.profile for outcome in outcomes]
     result = TrialResult(
         spec=spec,
         state=state,
@@ -380,7 +381,7 @@ def trial_result(
         energy_j=energy_j,
         conditions=conditions,
         failure=failure,
-        profile={"recorded": profiles} if profiles and all(profiles) else {},
+        profile=profile_of(recorded, spec.config) if recorded and all(recorded) else None,
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )

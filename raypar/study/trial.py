@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from raypar.study.conditions import Conditions
+from raypar.study.profile import Profile
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
@@ -259,8 +260,7 @@ class TrialResult:
             train loop or a command have `SINCE_LAUNCH`.
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         conditions: what it ran on and with, and what was measured of its machines.
-        profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
-            `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
+        profile: where a step's time goes; None for a trial that was not profiled.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
         load: of its machines, from a runner that samples it; it is not part of the stored result.
@@ -282,7 +282,7 @@ class TrialResult:
     step_times_s: tuple[tuple[float, ...], ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     failure: Failure | None = None
-    profile: Mapping[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
     load: tuple[LoadSample, ...] = ()
@@ -377,9 +377,11 @@ class TrialResult:
         return tuple(max(times) for times in zip(*self.step_times_s, strict=False))
 
     def to_json(self) -> str:
-        raw = asdict(replace(self, conditions=Conditions(), load=()))
+        raw = asdict(replace(self, conditions=Conditions(), profile=None, load=()))
         stored = {("environment" if key == "conditions" else key): value for key, value in raw.items() if key != "load"}
-        return json.dumps(stored | {"environment": self.conditions.to_stored()}, separators=(",", ":"))
+        stored |= {"environment": self.conditions.to_stored()}
+        stored |= {"profile": self.profile.to_stored() if self.profile else {}}
+        return json.dumps(stored, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
@@ -397,6 +399,7 @@ class TrialResult:
                 "reports": tuple(raw["reports"]),
                 "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
                 "conditions": Conditions.from_stored(environment),
+                "profile": Profile.from_stored(raw.get("profile", {})),
                 "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
             }
         )

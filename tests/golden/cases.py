@@ -21,7 +21,6 @@ from rich.console import Console
 
 from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
-from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.compare import Gate, Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
@@ -50,6 +49,7 @@ from raypar.reporting.sentences import effect_lines
 from raypar.reporting.vega import OmittedFigure
 from raypar.run import runner
 from raypar.study.options import OPTIONS
+from raypar.study.profile import PARTS, Breakdown, Profile
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.runs import SECTIONS, child_run
 from raypar.track.view import ViewContent, saved_views
@@ -153,7 +153,7 @@ def reports():
         for r in range(3)
     ]
     profiled = at_workers({1: 4.0, 2: 2.0})
-    profiled[4] = replace(profiled[4], profile=TWO_RANKS.to_dict())
+    profiled[4] = replace(profiled[4], profile=TWO_RANKS)
     stalled = at_workers({1: 4.0, 2: 2.0})
     stalled[4] = replace(
         stalled[4],
