@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import os
@@ -15,7 +16,7 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import RayparError
-from raypar.study.quantity import COST, UpperLimit, limited
+from raypar.study.quantity import BUILT_IN, COST, UpperLimit, limited
 from raypar.units import DURATIONS_S
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ _limit = partial(typer.Option, rich_help_panel="Limits")
 
 
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each quantity that may be limited, after that of the time."""
+    """Give a command an option for each quantity that may be limited, after that of the time.
+
+    Without those of packages where one is at fault: this runs before any command, and reading results says so.
+    """
 
     def parameter(option: UpperLimit) -> inspect.Parameter:
         kind: Any = str | None if option.scales else float | None
@@ -41,10 +45,13 @@ def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
             option.parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation
         )
 
+    options = [quantity.limit for quantity in BUILT_IN if quantity.limit is not None]
+    with contextlib.suppress(RayparError):
+        options = list(limited().values())
     signature = inspect.signature(function, eval_str=True)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     place = [p.name for p in parameters].index("max_time") + 1
-    parameters[place:place] = map(parameter, limited().values())
+    parameters[place:place] = map(parameter, options)
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
 
