@@ -41,7 +41,6 @@ from gpu_studies import COMPARISONS, compare
 from gpu_trials import NETWORKS, all_reducing, hoarding, metered
 from torch import nn
 
-from raypar.analysis.breakdown import BACKWARD, FORWARD, OPTIMIZER, profile_of
 from raypar.gpus import driver_version
 from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
@@ -49,6 +48,7 @@ from raypar.run.forkserver import NVML_CHECK
 from raypar.run.local import LocalRunner
 from raypar.run.ranks import BASE_PRELOAD, LATE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
+from raypar.study.profile import BACKWARD, FORWARD, OPTIMIZER
 from raypar.study.strategy import STRATEGIES
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, TrialResult, TrialState
@@ -472,7 +472,7 @@ def profile(bench: Bench) -> tuple[bool, Figures]:
     device = bench.device
     config = {"device": device.name, "hidden_size": device.widths[1], "batch_size": 512}
     (result,) = run_trials(bench.warm, config, is_profiled=True)
-    of_trial = profile_of(result.profile.get("recorded", ()), result.spec.config)
+    of_trial = result.profile
     if of_trial is None:
         return False, {"error": "no step was recorded"}
     parts, utilisation = of_trial.mean.parts, of_trial.utilisation

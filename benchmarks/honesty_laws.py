@@ -19,7 +19,7 @@ from honesty_compare import FALSE_CLAIMS, OUTLIER_SCALE, OUTLIER_SHARE, POWER, R
 
 from raypar import units
 from raypar.analysis.laws import AMDAHL, USL, Fit
-from raypar.analysis.scaling import Quantity, Runs, ScalingAnalysis, analyse_scaling
+from raypar.analysis.scaling import Measurement, Runs, ScalingAnalysis, analyse_scaling
 
 NUM_SIMULATIONS = 2000
 NUM_QUICK = 50
@@ -84,7 +84,7 @@ class Cell:
             logs += np.where(rng.random(shape) < OUTLIER_SHARE, rng.exponential(OUTLIER_SCALE, shape), 0)
         times = np.exp(logs) / np.array([[self.speedup(n)] for n in self.counts])
         values = {n: tuple(of_count.tolist()) for n, of_count in zip(self.counts, times, strict=True)}
-        return analyse_scaling(Runs(values, Quantity.TIME, self.are_paired))
+        return analyse_scaling(Runs(values, Measurement.TIME, self.are_paired))
 
 
 def claims_peak(analysis: ScalingAnalysis) -> bool:

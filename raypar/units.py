@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 MISSING = "–"
 TOO_NOISY = "(too noisy)"  # in place of an interval that needs more repeats
@@ -31,6 +31,11 @@ def parsed(text: str, scales: Mapping[str, float]) -> float | None:
     except (ValueError, KeyError):
         return None
     return value if math.isfinite(value) else None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_missing(value: float | None) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from raypar.analysis.breakdown import Profile
 from raypar.analysis.checks import Evidence, Finding, doubt_of, run_checks
 from raypar.analysis.effects import Effects, Importances, effects_of, importances_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
@@ -23,6 +22,7 @@ from raypar.analysis.scaling import WorkerGroup, worker_groups
 from raypar.analysis.settle import Stopped, stop_sentence, stop_status, what_is_open
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdict import Verdict, statements, verdict_of
+from raypar.study.profile import Profile
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState, gain
@@ -141,7 +141,7 @@ def _rank(question: Question, p: PointAnalysis) -> float:
 
 def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:
     for samples in gathered:
-        profiles = [profile for r in samples.results if (profile := Profile.from_dict(r.profile)) is not None]
+        profiles = [result.profile for result in samples.results if result.profile is not None]
         if profiles:
             yield samples.point, profiles[-1]
 

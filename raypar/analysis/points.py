@@ -14,57 +14,65 @@ those of the time that is compared; what a study leaves out of it (start-up, eva
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
+from raypar.study import quantity
+from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
 from raypar.study.trial import TrialResult
-from raypar.units import HOUR_S
-
-PACKAGES = "CPU packages"
-MIXED = "the energies of some trials hold that of the CPU packages, those of others don't"
-NOT_MEASURED = "no trial has its energy recorded"
+from raypar.units import HOUR_S, is_number
 
 
 def energy_source(gathered: Iterable[PointSamples]) -> str:
-    """Return what the trials' energies are of: "CPU packages", "GPUs" or both; empty where none can be compared."""
-    sources = {r.conditions.energy_of for p in gathered for r in _measured(p)}
-    if len({PACKAGES in source for source in sources}) != 1:
-        return ""
-    return max(sources, key=len)  # on CPUs alone some trials have no GPUs to count
+    """Return what the finished trials' energies are of, see `quantity.energy_source`."""
+    return quantity.energy_source(_finished(gathered))
 
 
-def energy_of(samples: PointSamples, times: Mapping[int, float] | None = None) -> Estimate | None:
-    """Estimate the energy of a training, joules; None where no finished trial has one.
+def _finished(gathered: Iterable[PointSamples]) -> list[TrialResult]:
+    return [result for samples in gathered for result in samples.measured]
+
+
+def comparable(gathered: Sequence[PointSamples]) -> list[Quantity]:
+    """Return the quantities that points have from their trials, without those whose values can't be compared."""
+    finished = _finished(gathered)
+    estimated = [q for q in quantities() if q.of_repeats not in (None, Repeats.DERIVED)]
+    return [q for q in estimated if q.are_comparable(finished)]
+
+
+def estimate_of(q: Quantity, samples: PointSamples, times: Mapping[int, float] | None = None) -> Estimate | None:
+    """Estimate a quantity of a point; None where no finished trial has it.
 
     Args:
-        times: seconds after the first timed step by repeat: the energy up to then, and of those trials alone. Power is
-            taken as constant: a share of the timed region uses that share of its energy.
+        times: seconds after the first timed step by repeat: a quantity that accrues is that up to then, and of those
+            trials alone.
     """
-    joules: list[float] = []
-    for result in _measured(samples):
-        if not result.energy_j:
-            continue
-        if times is None:
-            joules.append(result.energy_j)
-        elif result.train_time_s and (until_s := times.get(result.spec.repeat)) is not None:
-            joules.append(result.energy_j * min(1.0, until_s / result.train_time_s))
-    return median_estimate(joules) if joules else None
+    if q is THROUGHPUT:  # of trials that are compared by their training time
+        values = samples.all_of("throughput")
+    else:
+        values = [value for r in samples.measured if (value := _value(q, r, times)) is not None]
+    if not values:
+        return None
+    return median_estimate(
+        [max(values)] if q.of_repeats is Repeats.MOST else values, log_scale=q.of_repeats is Repeats.MEDIAN
+    )
 
 
-def why_energy_unknown(results: Sequence[TrialResult]) -> str:
-    """Return why no energies can be compared, in words of the machine where it has some."""
-    if any(r.energy_j is not None for r in results):
-        return MIXED
-    reasons = dict.fromkeys(r.conditions.no_energy for r in results if r.conditions.no_energy)
-    return "; ".join(reasons) or NOT_MEASURED
-
-
-def _measured(samples: PointSamples) -> list[TrialResult]:
-    return [r for r in samples.measured if r.energy_j is not None]
+def _value(q: Quantity, result: TrialResult, times: Mapping[int, float] | None) -> float | None:
+    value = q.of(result)
+    if not is_number(value) or (value <= 0 and q.of_repeats is not Repeats.LINEAR):
+        return None
+    if q.accrues and (result.conditions.stalls_s or result.is_memory_only):
+        return None
+    if not q.accrues or times is None:
+        return value
+    until_s = times.get(result.spec.repeat)
+    if until_s is None or not result.train_time_s:
+        return None
+    return value * min(1.0, until_s / result.train_time_s)
 
 
 def num_nodes(samples: PointSamples) -> int | None:
@@ -86,28 +94,46 @@ class PointAnalysis(PointSamples):
     Attributes:
         is_baseline: whether it is what others are compared with.
         time_s: the study's time metric, seconds.
-        throughput: samples per second, whole gang, timed region.
         speedup: how many times as fast as the baseline; 1 for a baseline itself; None without one.
         efficiency: speedup · N0 / N; None where the baseline names no ``num_workers``.
         metric: the study's metric (accuracy, say) after the last epoch.
         step_time_median_s: over all steps of all finished trials, slowest rank.
         step_time_p95_s: 95th percentile of the same.
-        cost: of the time, in the currency of the study's price; None where that or the number of nodes is unknown.
-        energy_j: of a training, joules; None where it can't be read, or not be compared with the other points'.
-        memory_bytes: that a worker needs (`TrialResult.memory_bytes`), the most of any finished trial.
+        quantities: the known ones by their keys, without those that can't be compared with the other points'.
     """
 
     is_baseline: bool = False
     time_s: Estimate | None = None
-    throughput: Estimate | None = None
     speedup: Estimate | None = None
     efficiency: Estimate | None = None
     metric: Estimate | None = None
     step_time_median_s: float | None = None
     step_time_p95_s: float | None = None
-    cost: Estimate | None = None
-    energy_j: Estimate | None = None
-    memory_bytes: Estimate | None = None
+    quantities: Mapping[str, Estimate] = field(default_factory=dict)
+
+    def of(self, q: Quantity) -> Estimate | None:
+        """Return the estimate of a quantity; None where it is unknown."""
+        return self.quantities.get(q.key)
+
+    @property
+    def throughput(self) -> Estimate | None:
+        """Samples per second, whole gang, timed region."""
+        return self.of(THROUGHPUT)
+
+    @property
+    def cost(self) -> Estimate | None:
+        """Cost of the time, in the currency of the study's price."""
+        return self.of(COST)
+
+    @property
+    def energy_j(self) -> Estimate | None:
+        """Energy of a training."""
+        return self.of(ENERGY)
+
+    @property
+    def memory_bytes(self) -> Estimate | None:
+        """Memory that a worker needs."""
+        return self.of(MEMORY)
 
 
 def analyse_points(
@@ -118,15 +144,15 @@ def analyse_points(
     Args:
         family: of the study's comparisons, if it is known already.
     """
-    has_energy, family = bool(energy_source(gathered)), family or family_of(question, gathered)
-    return tuple(_analysed(question, p, base, has_energy, family) for p, base in with_baselines(question, gathered))
+    family, estimated = family or family_of(question, gathered), comparable(gathered)
+    return tuple(_analysed(question, p, base, estimated, family) for p, base in with_baselines(question, gathered))
 
 
 def _analysed(
-    question: Question, samples: PointSamples, base: PointSamples | None, has_energy: bool, family: Family
+    question: Question, samples: PointSamples, base: PointSamples | None, estimated: Sequence[Quantity], family: Family
 ) -> PointAnalysis:
     is_baseline = question.is_baseline(samples.point)
-    times, rates, metrics = (samples.all_of(q) for q in ("time_s", "throughput", "metric"))
+    times, metrics = samples.all_of("time_s"), samples.all_of("metric")
     ratio = None
     if is_baseline and times:
         ratio = reference(len(times))
@@ -138,21 +164,38 @@ def _analysed(
         **vars(samples),
         is_baseline=is_baseline,
         time_s=time_s,
-        throughput=median_estimate(rates) if rates else None,
         speedup=ratio,
         efficiency=_efficiency(question, samples, base, ratio),
         metric=median_estimate(metrics, log_scale=False) if metrics else None,
         step_time_median_s=float(np.median(steps)) if steps else None,
         step_time_p95_s=float(np.quantile(steps, 0.95)) if steps else None,
-        cost=cost_of(time_s, num_nodes(samples), question.price_per_node_hour),
-        energy_j=energy_of(samples) if has_energy else None,
-        memory_bytes=_memory_of(samples),
+        quantities=_by_key(
+            {
+                COST: cost_of(time_s, num_nodes(samples), question.price_per_node_hour),
+                **{q: estimate_of(q, samples) for q in estimated},
+            }
+        ),
     )
 
 
-def _memory_of(samples: PointSamples) -> Estimate | None:
-    sizes_bytes = [result.memory_bytes for result in samples.measured if result.memory_bytes]
-    return median_estimate([max(sizes_bytes)]) if sizes_bytes else None
+def _by_key(estimates: Mapping[Quantity, Estimate | None]) -> dict[str, Estimate]:
+    return {q.key: estimate for q, estimate in estimates.items() if estimate is not None}
+
+
+def quantities_until(
+    point: PointAnalysis, time_s: Estimate | None, times: Mapping[int, float] | None, price_per_node_hour: float | None
+) -> dict[str, Estimate]:
+    """Return a point's quantities up to a moment, by their keys.
+
+    Args:
+        time_s: of the moment.
+        times: the same by repeat, seconds after the first timed step; None: unknown, and with it all that accrues.
+    """
+    estimates = {q: point.of(q) for q in quantities() if not q.accrues}
+    estimates[COST] = cost_of(time_s, num_nodes(point), price_per_node_hour)
+    if times is not None:
+        estimates |= {q: estimate_of(q, point, times) for q in quantities() if q.accrues and point.of(q) is not None}
+    return _by_key(estimates)
 
 
 def _efficiency(

@@ -40,15 +40,7 @@ from raypar.analysis.pairwise import (
     repeats_for_margin,
     repeats_needed,
 )
-from raypar.analysis.points import (
-    PointAnalysis,
-    analyse_points,
-    cost_of,
-    energy_of,
-    energy_source,
-    num_nodes,
-    why_energy_unknown,
-)
+from raypar.analysis.points import PointAnalysis, analyse_points, energy_source, quantities_until
 from raypar.analysis.question import PointSamples, Question, current_results
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import (
@@ -62,6 +54,7 @@ from raypar.analysis.time_to_target import (
 )
 from raypar.errors import RayparError, suggest
 from raypar.study.metric import Metric
+from raypar.study.quantity import View, limited, of_view
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
@@ -72,19 +65,20 @@ Differs: TypeAlias = Callable[[int, int, int], bool]
 
 
 def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> frozenset[int]:
-    """Return the indices of the points on the front of time, metric, cost and energy, of those that have a time.
+    """Return the indices of the points on the front of time, metric and `View.FRONT`, of those that have a time.
 
     Points of which a trial diverged are neither on the front nor do they beat others.
 
     Args:
-        points: of one study; the metric, the cost and the energy count where all of those with a time have one.
+        points: of one study; the metric and a quantity count where all of those with a time have one.
         mode: "max" or "min" of the metric is better.
         family: of the points' comparisons.
     """
     indices = [i for i, point in enumerate(points) if point.time_s is not None and not point.unusable]
     timed = [points[i] for i in indices]
-    every = {name: [getattr(p, name) for p in timed] for name in ("time_s", "metric", "cost", "energy_j")}
-    columns: dict[str, list[Estimate]] = {name: column for name, column in every.items() if None not in column}
+    every = {"time_s": [p.time_s for p in timed], "metric": [p.metric for p in timed]}
+    every |= {q.key: [p.of(q) for p in timed] for q in of_view(View.FRONT)}
+    columns = {name: [e for e in column if e is not None] for name, column in every.items() if None not in column}
     names = list(columns)
     rows = [
         [gain(mode, -column[i].value) if name == "metric" else column[i].value for name, column in columns.items()]
@@ -142,9 +136,7 @@ class Constraints:
         target: the time until it is reached counts; None: the time of the whole training.
         start: from when on.
         max_time_s: of the time that counts.
-        max_cost: in the currency of the price.
-        max_energy_j: joules of the time that counts.
-        max_memory_bytes: that a worker needs at its peak.
+        limits: the most of each of these quantities, by their keys.
         min_efficiency: parallel efficiency, 0 to 1, as the report has it.
         min_metric: of the study's metric after the last epoch; the most it may be where less is better.
         metric_margin: how much worse than the best a metric may be; None: the default.
@@ -154,9 +146,7 @@ class Constraints:
     target: Target | None = None
     start: Start = Start.FIRST_STEP
     max_time_s: float | None = None
-    max_cost: float | None = None
-    max_energy_j: float | None = None
-    max_memory_bytes: float | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
     min_efficiency: float | None = None
     min_metric: float | None = None
     metric_margin: float | None = None
@@ -173,7 +163,7 @@ class Candidate(PointAnalysis):
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         metric_gap: its metric minus the best point's, where it is open whether that is within the margin.
         is_metric_worse: whether its metric is shown to be worse than the best point's by more than the margin.
-        is_on_front: whether no other beats it in time, metric, cost and energy.
+        is_on_front: whether no other beats it in time, metric and the quantities of `View.FRONT`.
     """
 
     to_target: PointToTarget | None = None
@@ -221,14 +211,9 @@ def _candidate(question: Question, constraints: Constraints, analysed: PointAnal
     candidate = Candidate(**vars(analysed))
     if constraints.target:
         to_target = time_to_target(analysed, constraints.target, constraints.start)
-        is_metered = analysed.energy_j is not None and constraints.start is Start.FIRST_STEP
-        candidate = replace(
-            candidate,
-            to_target=to_target,
-            time_s=to_target.time_s,
-            cost=cost_of(to_target.time_s, num_nodes(analysed), question.price_per_node_hour),
-            energy_j=energy_of(analysed, to_target.times) if is_metered else None,
-        )
+        times = to_target.times if constraints.start is Start.FIRST_STEP else None
+        until = quantities_until(analysed, to_target.time_s, times, question.price_per_node_hour)
+        candidate = replace(candidate, to_target=to_target, time_s=to_target.time_s, quantities=until)
     exclusion, is_close_call = _exclusion(question, constraints, candidate)
     return replace(candidate, exclusion=exclusion, is_close_call=is_close_call)
 
@@ -245,9 +230,10 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
     metric = question.metric
     limits: tuple[tuple[str, float | None, Estimate | None, bool, Callable[[float], str]], ...] = (
         ("time", constraints.max_time_s, c.time_s, True, units.seconds),
-        ("cost", constraints.max_cost, c.cost, True, "{:g}".format),
-        ("energy", constraints.max_energy_j, c.energy_j, True, units.energy),
-        ("memory", constraints.max_memory_bytes, c.memory_bytes, True, units.size),
+        *(
+            (q.head, constraints.limits.get(q.key), c.of(q), True, limit.show or q.show)
+            for q, limit in limited().items()
+        ),
         ("efficiency", constraints.min_efficiency, c.efficiency, False, units.percent),
         (metric, constraints.min_metric, c.metric, question.mode == "min", question.judged_by.show),
     )
@@ -542,18 +528,13 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
     if constraints.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
         hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'
         raise RayparError(f"--min-efficiency {constraints.min_efficiency:g}: no point has an efficiency", hint=hint)
-    if constraints.max_cost is not None and timed and all(c.cost is None for c in timed):
-        hint = "leave it out, or run the study again: new results record their nodes"
-        raise RayparError(f"--max-cost {constraints.max_cost:g}: no result has its number of nodes recorded", hint=hint)
-    if constraints.max_memory_bytes is not None and timed and not any(c.memory_bytes for c in candidates):
-        limit, hint = units.size(constraints.max_memory_bytes), "run the study again with --fresh: new results have it"
-        raise RayparError(f"--max-memory {limit}: no result has its memory recorded", hint=hint)
-    if constraints.max_energy_j is None:
-        return
-    limit = f"--max-energy {units.energy(constraints.max_energy_j)}"
-    if constraints.target is not None and constraints.start is not Start.FIRST_STEP:
-        hint = "leave --target out" if any(r.is_foreign for r in results) else "leave --start out"
-        raise RayparError(f"{limit}: energy is known from the first timed step on", hint=hint)
-    if timed and not any(c.energy_j for c in candidates):
-        hint = "leave it out, or run the study where it can be read"
-        raise RayparError(f"{limit}: {why_energy_unknown(results)}", hint=hint)
+    for q, option in limited().items():
+        if (limit := constraints.limits.get(q.key)) is None:
+            continue
+        asked = f"{option.flag} {(option.show or q.show)(limit)}"
+        if q.accrues and constraints.target is not None and constraints.start is not Start.FIRST_STEP:
+            hint = "leave --target out" if any(r.is_foreign for r in results) else "leave --start out"
+            raise RayparError(f"{asked}: {q.head} is known from the first timed step on", hint=hint)
+        if timed and all(c.of(q) is None for c in candidates):
+            why = option.why_unknown(results) if option.why_unknown else f"no result has its {q.head} recorded"
+            raise RayparError(f"{asked}: {why}", hint=option.hint)

@@ -33,8 +33,8 @@ from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 
-class Quantity(StrEnum):
-    """Measured quantity of a table."""
+class Measurement(StrEnum):
+    """Kind of what a table measures."""
 
     TIME = "time"  # seconds
     THROUGHPUT = "throughput"  # work per second, in whatever unit
@@ -50,7 +50,7 @@ class Runs:
     """
 
     values: Mapping[int, tuple[float, ...]]
-    quantity: Quantity = Quantity.TIME
+    quantity: Measurement = Measurement.TIME
     are_paired: bool = False
     unit: str = ""
 
@@ -144,7 +144,7 @@ class ScalingAnalysis:
     """
 
     scaling: Scaling
-    quantity: Quantity
+    quantity: Measurement
     baseline: int
     points: tuple[ScalingPoint, ...]
     steps: tuple[Step, ...]
@@ -239,7 +239,7 @@ def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int, level: f
     values, base_values = runs.values[num_workers], runs.values[base]
     if num_workers == base:
         return reference(len(values))
-    is_time = runs.quantity is Quantity.TIME
+    is_time = runs.quantity is Measurement.TIME
     tops, bottoms = (base_values, values) if is_time else (values, base_values)
     # Nothing says which repeats belong together.
     ratio = ratio_estimate(tops, bottoms, paired=False, level=level)
@@ -254,7 +254,7 @@ def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate], scaling: Sc
 
 def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
     logs = np.log(np.asarray(runs.values[num_workers], dtype=np.float64))
-    if runs.quantity is Quantity.THROUGHPUT:
+    if runs.quantity is Measurement.THROUGHPUT:
         return logs
     return (math.log(num_workers) if scaling is Scaling.WEAK else 0.0) - logs
 
@@ -365,7 +365,7 @@ def _group(
         scaling=Scaling.STRONG if first.config.get("per_worker_batch_size") is None else Scaling.WEAK,
         runs=Runs(
             {n: tuple(of_count.values()) for n, of_count in rates.items()},
-            Quantity.THROUGHPUT,
+            Measurement.THROUGHPUT,
             are_paired=len({tuple(of_count) for of_count in rates.values()}) == 1,
         ),
         unit=SAMPLES_PER_S if counts_samples else TRAININGS_PER_S,

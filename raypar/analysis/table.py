@@ -22,7 +22,7 @@ from statistics import median
 
 from raypar import units
 from raypar.analysis.laws import Scaling
-from raypar.analysis.scaling import Quantity, Runs
+from raypar.analysis.scaling import Measurement, Runs
 from raypar.errors import Mistake, RayparError
 
 DELIMITERS = ",;\t"
@@ -220,7 +220,7 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
     if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
         raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
     measured, scaling = _settled(path, measured, groups, asked)
-    quantity = Quantity.TIME if measured.role is Role.TIME else Quantity.THROUGHPUT
+    quantity = Measurement.TIME if measured.role is Role.TIME else Measurement.THROUGHPUT
     unit = f"total {measured.name}" if measured.is_of_each else measured.name
     of_ratios = {Role.TIME: "", Role.SPEEDUP: "as given", Role.EFFICIENCY: "eff. × workers"}
     runs = {

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import os
 import shlex
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from raypar.cli import common
 from raypar.errors import RayparError
-from raypar.units import DURATIONS_S, SIZES_BYTES
+from raypar.study.quantity import BUILT_IN, COST, UpperLimit, limited
+from raypar.units import DURATIONS_S
 
 if TYPE_CHECKING:
     from raypar.analysis.question import Question
@@ -25,10 +29,34 @@ if TYPE_CHECKING:
     from raypar.track.store import Store
 
 
-UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
 _limit = partial(typer.Option, rich_help_panel="Limits")
 
 
+def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each quantity that may be limited, after that of the time.
+
+    Without those of packages where one is at fault: this runs before any command, and reading results says so.
+    """
+
+    def parameter(option: UpperLimit) -> inspect.Parameter:
+        kind: Any = str | None if option.scales else float | None
+        annotation = Annotated[kind, _limit(option.flag, metavar=option.metavar, help=option.help)]
+        return inspect.Parameter(
+            option.parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation
+        )
+
+    options = [quantity.limit for quantity in BUILT_IN if quantity.limit is not None]
+    with contextlib.suppress(RayparError):
+        options = list(limited().values())
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    place = [p.name for p in parameters].index("max_time") + 1
+    parameters[place:place] = map(parameter, options)
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+@_with_limits
 def recommend(
     name: common.StudyName,
     target: Annotated[
@@ -56,18 +84,12 @@ def recommend(
     since: common.Since = None,
     price: common.Price = None,
     max_time: Annotated[str | None, _limit(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
-    max_cost: Annotated[float | None, _limit(metavar="X", help="Cost no more, in the price's currency.")] = None,
-    max_energy: Annotated[
-        str | None, _limit(metavar="ENERGY", help="Use no more, where it can be read: 500J, 5kJ, 2Wh.")
-    ] = None,
-    max_memory: Annotated[
-        str | None, _limit(metavar="SIZE", help="Use no more of a worker's GPU or machine: 20GB, 512MiB.")
-    ] = None,
     min_efficiency: Annotated[
         float | None, _limit(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
     ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
+    **of_quantities: Any,
 ) -> None:
     """Recommend a configuration of a study, with the reason.
 
@@ -80,7 +102,6 @@ def recommend(
     from raypar.execution.stored import read_study
     from raypar.reporting.recommend import print_recommendation, recommend_document
 
-    common.check_positive("--max-cost", max_cost)
     common.check_positive("--price", price)
     if min_efficiency is not None and not 0 < min_efficiency <= 2:
         hint = "it is a share: write --min-efficiency 0.7"
@@ -97,23 +118,20 @@ def recommend(
     only = common.chosen_values(settings or ())
     # Before the store is read: a mistake is reported at once.
     max_time_s = common.parse_quantity("--max-time", max_time, DURATIONS_S, "time", "90s, 10min or 2h")
-    max_energy_j = common.parse_quantity("--max-energy", max_energy, UNITS_J, "energy", "500J, 5kJ or 2Wh")
-    max_memory_bytes = common.parse_quantity("--max-memory", max_memory, SIZES_BYTES, "size", "20GB or 512MiB")
+    limits = _limits(of_quantities)
     if target is not None:
         _parts(target)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     question = study.question
     if min_metric is not None:
         _check_unit("--min-metric ", question.with_unit(study.results).judged_by, min_metric)
-    if max_cost is not None and question.price_per_node_hour is None:
+    if COST.key in limits and question.price_per_node_hour is None:
         raise RayparError("--max-cost needs a price", hint="add --price 2.5, or price_per_node_hour to the study")
     constraints = Constraints(
         target=_target(target, study) if target is not None else None,
         start=Start(start),
         max_time_s=max_time_s,
-        max_cost=max_cost,
-        max_energy_j=max_energy_j,
-        max_memory_bytes=max_memory_bytes,
+        limits=limits,
         min_efficiency=min_efficiency,
         min_metric=min_metric,
         metric_margin=metric_margin,
@@ -129,6 +147,24 @@ def recommend(
     if study.scope:
         common.say(common.stdout(), f"{name}: {units.counted(len(study.results), 'trial')} {study.scope}")
     print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
+
+
+def _limits(texts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the limits by quantity, from the values of their options.
+
+    Raises:
+        RayparError: one is no value of its quantity, or not greater than 0.
+    """
+    limits = {}
+    for quantity, option in limited().items():
+        value = texts.get(option.parameter)
+        if option.scales:
+            value = common.parse_quantity(option.flag, value, option.scales, option.noun, option.examples)
+        else:
+            common.check_positive(option.flag, value)
+        if value is not None:
+            limits[quantity.key] = value
+    return limits
 
 
 def _parts(text: str) -> tuple[str, float]:

@@ -31,6 +31,7 @@ REPORTS = Path(".raypar/reports")
 def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """List the studies in the store."""
     from raypar.execution.stored import hint_above
+    from raypar.reporting.documents import Spread
     from raypar.reporting.listings import print_studies
 
     store = common.store_of(tracking_uri)
@@ -38,10 +39,7 @@ def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson
         {
             "name": s.name,
             "num_executions": s.num_executions,
-            "num_finished": s.num_finished,
-            "num_diverged": s.num_diverged,
-            "num_does_not_fit": s.num_does_not_fit,
-            "num_failed": s.num_failed,
+            "counts": Spread(s.counts),
             "last_used_at_s": s.last_used_at,
         }
         for s in store.studies()

@@ -19,7 +19,6 @@ from typing import Any
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
-from raypar.analysis.breakdown import Profile, profile_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question, after_first_sentence, first_sentence, point_key
 from raypar.analysis.settle import Stopped
@@ -194,12 +193,12 @@ class ResultHandler:
     def _keep(self, event: TrialEnded) -> None:
         folder = self.outcome.log_dir / event.result.spec.identity / ARTIFACT_FOLDER
         artifact_dir = folder if folder.is_dir() else None
-        result, profile = _with_profile(event.result)
+        profile = event.result.profile
         if profile is not None and artifact_dir is not None:
             (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
-            (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_dict(), indent=1))
-        self.recorder.record(result, artifact_dir=artifact_dir)
-        result = replace(result, load=())
+            (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_stored(), indent=1))
+        self.recorder.record(event.result, artifact_dir=artifact_dir)
+        result = replace(event.result, load=())
         if not result.is_complete:
             self.outcome.failures.append(result)
         self.outcome.results[result.spec.identity] = result
@@ -226,13 +225,6 @@ def _without_secrets(result: TrialResult) -> TrialResult:
         return result
     failure = replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
     return replace(result, failure=failure)
-
-
-def _with_profile(result: TrialResult) -> tuple[TrialResult, Profile | None]:
-    """Take together what the result's ranks recorded of their steps."""
-    recorded = result.profile.get("recorded")
-    profile = profile_of(recorded, result.spec.config) if recorded else None
-    return replace(result, profile=profile.to_dict() if profile else {}), profile
 
 
 def describe(study: Study, command: Sequence[str] = ()) -> str:

@@ -1,7 +1,7 @@
 """A study's report in a terminal: the question and its answer, the recommended point, a table, caveats.
 
 `print_report` fits a small study into 25 lines of 80 columns, and reads the same without colour and in a pipe;
-``verbose`` adds what else the numbers show. Where the table is too wide it says less, step by step (`points.LAYOUTS`);
+``verbose`` adds what else the numbers show. Where the table is too wide it says less, step by step (`points.layouts`);
 where even that won't fit, each point becomes a few lines.
 """
 
@@ -16,8 +16,9 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
+from raypar.reporting.documents import Spread
 from raypar.reporting.fit import details, scaling_entry
-from raypar.reporting.points import LAYOUTS, brief_legend, legend, point_columns
+from raypar.reporting.points import brief_legend, layouts, legend, point_columns
 from raypar.reporting.profile import breakdown_section
 from raypar.reporting.recommend import recommendation_entry, recommended_lines
 from raypar.reporting.sentences import caveats_line, comparison_columns, header, headline, importance_line
@@ -30,6 +31,7 @@ from raypar.reporting.text import (
     terminal_table,
     wrap_hanging,
 )
+from raypar.study.quantity import View, of_view
 from raypar.study.trial import point_label
 
 if TYPE_CHECKING:
@@ -95,12 +97,13 @@ def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool)
 
 
 def _points(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[RenderableType]:
-    for layout in LAYOUTS:
+    every = layouts()
+    for layout in every:
         columns = point_columns(analysis, layout)
         if table_width(columns, encoding) <= width:
             yield terminal_table(columns, width, encoding, rule=True)
             return
-    columns = [encoded(column, encoding) for column in point_columns(analysis, LAYOUTS[0])]
+    columns = [encoded(column, encoding) for column in point_columns(analysis, every[0])]
     for i, point in enumerate(analysis.points):
         if i:
             yield Text("")
@@ -163,10 +166,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
                 "speedup": p.speedup,
                 "efficiency": p.efficiency,
                 "metric": p.metric,
-                "throughput_samples_per_s": p.throughput,
-                "cost": p.cost,
-                "energy_j": p.energy_j,
-                "memory_bytes": p.memory_bytes,
+                "quantities": Spread({q.key: p.of(q) for q in of_view(View.POINTS)}),
                 "step_time_median_s": p.step_time_median_s,
                 "step_time_p95_s": p.step_time_p95_s,
             }

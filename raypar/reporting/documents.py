@@ -13,16 +13,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict  # of `typing`, pydantic takes it from Python 3.12 on
 
 from raypar.reporting.text import as_utf8
+from raypar.study.quantity import View, limited, of_view
 from raypar.study.space import Value
-from raypar.study.trial import FailureKind, Placement, TrialState
+from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialState
 
 if TYPE_CHECKING:
     from raypar.analysis.ab import Change, MetricChange
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from raypar.analysis.laws import Scaling
     from raypar.analysis.pairwise import Outcome
     from raypar.analysis.recommend import Constraints, Decision
-    from raypar.analysis.scaling import Quantity
+    from raypar.analysis.scaling import Measurement
     from raypar.analysis.stats import Estimate
     from raypar.analysis.time_to_target import Target
     from raypar.predict.network import Algorithm, Network, Topology
@@ -40,6 +42,20 @@ if TYPE_CHECKING:
     from raypar.predict.step_model import Limit, StepTime
 
 Values: TypeAlias = Mapping[str, Value]  # hyperparameters
+
+
+class Spread(dict[str, Any]):
+    """Keys of an entry that come from a table, `SPREAD`: they stand in the document in place of this mapping's key."""
+
+
+# By entry: its key that is such a mapping, and the keys with their descriptions.
+SPREAD: Mapping[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
+    "StudyEntry": ("counts", lambda: dict.fromkeys(COUNTERS, "")),
+    "TrialEntry": ("quantities", lambda: {q.key: q.about for q in of_view(View.RECORD)}),
+    "PointEntry": ("quantities", lambda: {q.key: q.about for q in of_view(View.POINTS)}),
+    "CandidateEntry": ("quantities", lambda: {q.key: q.about for q in of_view(View.CHOICE)}),
+    "Constraints": ("limits", lambda: {f"max_{q.key}": limit.about for q, limit in limited().items()}),
+}
 
 
 class Document(TypedDict):
@@ -60,10 +76,7 @@ class StudyEntry(TypedDict):
 
     name: str
     num_executions: int
-    num_finished: int
-    num_diverged: int
-    num_does_not_fit: int
-    num_failed: int
+    counts: Mapping[str, int]
     last_used_at_s: float
 
 
@@ -85,11 +98,6 @@ class TrialEntry(TypedDict):
         reason: why it failed or diverged, in a line.
         log_path: output of the rank that failed first.
         started_at_s: Unix time.
-        wall_s: from the start of its ranks to their end.
-        train_time_s: the timed steps alone; None where raypar can't instrument the training code.
-        energy_j: joules of the timed steps.
-        peak_memory_bytes: that the training on a worker allocates, the most of any.
-        peak_rss_bytes: of the machine's memory that a worker takes, the most of any.
         metric: the study's metric in the last report.
         final: the last report.
     """
@@ -105,16 +113,7 @@ class TrialEntry(TypedDict):
     log_path: str | None
     attempts: int
     started_at_s: float
-    wall_s: float | None
-    startup_s: float | None
-    data_time_s: float | None
-    warmup_s: float | None
-    train_time_s: float | None
-    eval_time_s: float | None
-    throughput_samples_per_s: float | None
-    energy_j: float | None
-    peak_memory_bytes: float | None
-    peak_rss_bytes: float | None
+    quantities: Mapping[str, float | None]
     metric: float | None
     final: Values
 
@@ -145,7 +144,6 @@ class CandidateEntry(TypedDict):
         num_finished: those whose times and metrics count.
         num_reached: trials that reached the target; None where none is asked for.
         metric: the study's, after the last epoch.
-        cost: in the currency of the price.
         exclusion: why it can't be chosen; None: it can.
         is_close_call: whether that hangs on a limit within the interval, or on one trial.
         is_metric_worse: whether its metric is significantly worse than the best point's, by more than the margin.
@@ -160,9 +158,7 @@ class CandidateEntry(TypedDict):
     time_s: Estimate | None
     metric: Estimate | None
     efficiency: Estimate | None
-    cost: Estimate | None
-    energy_j: Estimate | None
-    memory_bytes: Estimate | None
+    quantities: Mapping[str, Estimate | None]
     exclusion: str | None
     is_close_call: bool
     is_metric_worse: bool
@@ -373,7 +369,7 @@ class ScalingEntry(TypedDict):
     label: str | None
     point: Values
     scaling: Scaling
-    quantity: Quantity
+    quantity: Measurement
     unit: str | None
     baseline: int
     points: Sequence[WorkerCountEntry]
@@ -435,7 +431,6 @@ class PointEntry(TypedDict):
         speedup: over the baseline; 1 for the baseline itself.
         efficiency: speedup over that of perfect scaling.
         metric: the study's, after the last epoch.
-        cost: in the currency of the price.
         step_time_median_s: over all steps of all finished trials, slowest rank; None where the store has no steps.
         step_time_p95_s: 95th percentile of the same.
     """
@@ -450,10 +445,7 @@ class PointEntry(TypedDict):
     speedup: Estimate | None
     efficiency: Estimate | None
     metric: Estimate | None
-    throughput_samples_per_s: Estimate | None
-    cost: Estimate | None
-    energy_j: Estimate | None
-    memory_bytes: Estimate | None
+    quantities: Mapping[str, Estimate | None]
     step_time_median_s: float | None
     step_time_p95_s: float | None
 
@@ -1046,11 +1038,12 @@ def to_json(document: AnyDocument) -> str:
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it: NaN and infinity become null, enumerations their values, tuples arrays."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {as_utf8(str(_plain(key))): _plain(each) for key, each in value.items()}
+        spread = (each.items() if isinstance(each, Spread) else [(key, each)] for key, each in value.items())
+        return {as_utf8(str(_plain(key))): _plain(each) for key, each in chain.from_iterable(spread)}
     if isinstance(value, (tuple, list)):
         return list(map(_plain, value))
     if isinstance(value, float) and not math.isfinite(value):
@@ -1070,7 +1063,7 @@ def schema() -> dict[str, Any]:
     from raypar.analysis.laws import Scaling  # noqa: F401
     from raypar.analysis.pairwise import Outcome  # noqa: F401
     from raypar.analysis.recommend import Constraints, Decision  # noqa: F401
-    from raypar.analysis.scaling import Quantity  # noqa: F401
+    from raypar.analysis.scaling import Measurement  # noqa: F401
     from raypar.analysis.stats import Estimate  # noqa: F401
     from raypar.analysis.time_to_target import Target  # noqa: F401
     from raypar.predict.network import Algorithm, Network, Topology  # noqa: F401
@@ -1084,7 +1077,7 @@ def schema() -> dict[str, Any]:
         "title": "raypar --json",
         "description": "What raypar prints with --json; docs/json.md has examples.",
         "oneOf": made["anyOf"],
-        "$defs": {name: _described(_tidy(made["$defs"][name])) for name in sorted(made["$defs"])},
+        "$defs": {name: _described(name, _tidy(made["$defs"][name])) for name in sorted(made["$defs"])},
     }
 
 
@@ -1110,24 +1103,33 @@ def _tidy(node: Any) -> Any:
     return tidied
 
 
-def _described(definition: dict[str, Any]) -> dict[str, Any]:
+def _described(name: str, definition: dict[str, Any]) -> dict[str, Any]:
     """Return a definition with its docstring taken apart: the text, and the description of each property."""
     text, attributes = _docstring(definition.get("description", ""))
     attributes = {"schema": "version of the format.", "kind": "the verb."} | attributes
-    properties = {
-        key: {**value, "description": attributes[key]} if key in attributes else value
-        for key, value in definition.get("properties", {}).items()
-    }
+    spread, keys = SPREAD.get(name, ("", dict))
+    properties: dict[str, Any] = {}
+    for key, value in definition.get("properties", {}).items():
+        if key != spread:
+            properties[key] = {**value, "description": attributes[key]} if key in attributes else value
+            continue
+        for each, about in keys().items():
+            of_each = value["additionalProperties"]
+            properties[each] = {**of_each, "description": _in_json(about)} if about else of_each
     described = {**definition, **({"description": text} if text else {})}
     return {**described, "properties": properties, "required": list(properties)} if properties else described
 
 
-def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return what a docstring has before its attributes, and the text of each of these, in words of JSON."""
+def _in_json(text: str) -> str:
+    """Return a text in words of JSON."""
     for python, of_json in {"None": "null", "True": "true", "False": "false"}.items():
         text = re.sub(rf"\b{python}\b", of_json, text)
-    text = text.replace("``", "`")
-    head, _, listed = text.partition("Attributes:\n")
+    return text.replace("``", "`")
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return what a docstring has before its attributes, and the text of each of these."""
+    head, _, listed = _in_json(text).partition("Attributes:\n")
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
     return " ".join(head.split()), {key: " ".join(about.split()) for key, about in entries}
 

@@ -27,10 +27,11 @@ from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, pair_speedups
 from raypar.analysis.question import Question, after_first_sentence, current_results
 from raypar.errors import RayparError
-from raypar.reporting.points import FULL, legend, point_columns
+from raypar.reporting.points import legend, point_columns, summary_layout
 from raypar.reporting.recommend import recommended_lines
 from raypar.reporting.sentences import headline, importance_line
 from raypar.reporting.text import as_utf8, check_file, replacing
+from raypar.study.quantity import View, of_view
 from raypar.study.trial import TrialResult, point_label
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 
 TrialRow: TypeAlias = Mapping[str, Any]
 
-QUANTITIES = (
-    *("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s"),
-    *("throughput_samples_per_s", "energy_j", "peak_memory_bytes", "peak_rss_bytes"),
-)
 ENVIRONMENT = (
     *("node", "device_name", "cpu_model", "cores", "num_threads", "cpu_wait_share", "foreign_cpu_share"),
     *("other_load_cores", "num_node_cores", "cpu_mhz_mean", "throttles", "gpu_mhz_mean"),
@@ -123,7 +120,7 @@ def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> di
         "attempts": result.attempts,
         "started_at_s": result.started_at,
         **{f"point.{key}": value for key, value in spec.point.items()},
-        **{key: getattr(result, key) for key in QUANTITIES},
+        **{q.key: q.of(result) for q in of_view(View.RECORD)},
         "speedup": speedup,
         **{f"final.{key}": value for key, value in result.final.items()},
         **{f"config.{key}": value for key, value in spec.config.items()},
@@ -172,7 +169,7 @@ def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> s
     shown = replace(analysis, points=points[:max_points])
     parts = [headline(analysis.verdict)]
     if points:
-        columns = point_columns(shown, replace(FULL, throughput=False))
+        columns = point_columns(shown, summary_layout())
         rule = ["---:" if column.is_number else "---" for column in columns]
         rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
         parts.append("\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows))

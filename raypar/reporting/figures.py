@@ -17,7 +17,6 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.analysis.breakdown import PARTS
 from raypar.analysis.laws import USL, Fit
 from raypar.analysis.pairwise import Outcome, trial_speedup
 from raypar.analysis.points import PointAnalysis
@@ -32,6 +31,7 @@ from raypar.reporting.profile import NAMES
 from raypar.reporting.recommend import recommended_lines
 from raypar.reporting.sentences import comparison_columns
 from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
+from raypar.study.profile import PARTS
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 
@@ -428,7 +428,7 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
     shares = analysis.importances.shares if analysis.importances else {}
     values = {key: [p.point.get(key) for p, _ in scored] for key in (*shares, *analysis.question.space_keys)}
     key = next(iter(shares), max(values, key=lambda each: len(set(map(units.value_of, values[each])))))
-    numbers = [value for value in values[key] if vega.is_number(value)]
+    numbers = [value for value in values[key] if units.is_number(value)]
     is_number = len(numbers) == len(scored)
     is_log = is_number and min(numbers) > 0 and max(numbers) > LOG_RANGE * min(numbers)
     rows: list[Row] = [
@@ -800,7 +800,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
     for r in latest(results):
         time_s = r.train_time_s if analysis.time_metric == TRAIN_TIME else r.wall_s
         median_s = medians.get(point_key(r.spec.point))
-        if r.is_measured and r.started_at > 0 and median_s and time_s and vega.is_number(time_s):
+        if r.is_measured and r.started_at > 0 and median_s and time_s and units.is_number(time_s):
             seen.append((r.started_at, r.spec.label, time_s, time_s / median_s))
     if len(seen) < 3:
         return OmittedFigure(title, "fewer than three finished trials are of a point with repeats")
@@ -831,10 +831,10 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
         return []
     for report in result.reports:
         time_s, value = report.get(TRAIN_TIME) if is_timed else 1.0, report.get(analysis.question.metric)
-        if time_s is None or not vega.is_number(time_s):
+        if time_s is None or not units.is_number(time_s):
             return []
         so_far += time_s
-        if value is not None and vega.is_number(value):
+        if value is not None and units.is_number(value):
             at = units.seconds(so_far) if is_timed else str(int(so_far))
             shown = {"time_shown": at, "shown": analysis.question.judged_by.show(value)}
             rows.append({**trial, "time": so_far, "value": value, **shown})

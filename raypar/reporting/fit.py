@@ -15,7 +15,7 @@ from rich.console import Console
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import WORTHWHILE, Quantity, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
+from raypar.analysis.scaling import WORTHWHILE, Measurement, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
 from raypar.analysis.stats import LEVEL, Estimate
 from raypar.analysis.table import Table
 from raypar.reporting.sentences import IndentedLine, distrust, effect_lines, goodput_lines
@@ -107,7 +107,7 @@ def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str =
         doubt: as in `print_groups`.
     """
     group, label = (None, of) if isinstance(of, str) else (of, of.label)
-    unit = "s" if analysis.quantity is Quantity.TIME else None
+    unit = "s" if analysis.quantity is Measurement.TIME else None
     return {
         "label": label or None,
         "point": group.point if group else {},
@@ -347,7 +347,7 @@ def _excluded_line(group: WorkerGroup) -> str:
 
 def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
     points = analysis.points
-    show = units.seconds_interval if analysis.quantity is Quantity.TIME else partial(units.rate_interval, unit="")
+    show = units.seconds_interval if analysis.quantity is Measurement.TIME else partial(units.rate_interval, unit="")
     others = [None if p.num_workers == analysis.baseline else p for p in points]
     cells = {
         "workers": [str(p.num_workers) for p in points],
@@ -435,8 +435,8 @@ def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
         "gain per doubling": [units.ratio_interval(s.gain) for s in steps],
         "worker time": [f"{100 * (s.cost - 1):+.0f} %" for s in steps],
     }
-    if analysis.quantity is Quantity.TIME and analysis.scaling is Scaling.STRONG:
-        first = analysis.points[0]  # other times follow from the speedups, like the worker time
+    if analysis.quantity is Measurement.TIME and analysis.scaling is Scaling.STRONG:
+        first = analysis.points[0]  # the others follow by their speedups, as the worker time does
         base_s = first.measured.value * first.speedup.value
         costs = {p.num_workers: units.compact(p.num_workers * base_s / p.speedup.value) for p in analysis.points}
         cells["worker-seconds"] = [f"{costs[s.start]} → {costs[s.end]}" for s in steps]

@@ -33,7 +33,8 @@ from raypar.reporting.points import legend, point_columns
 from raypar.reporting.recommend import objective, recommended_lines
 from raypar.reporting.sentences import comparison_columns, header, headline, importance_line
 from raypar.reporting.text import Column, as_utf8, no_break_values, strip_control, value_column
-from raypar.reporting.vega import Figure, OmittedFigure, for_page, is_number, static_svg
+from raypar.reporting.vega import Figure, OmittedFigure, for_page, static_svg
+from raypar.study.quantity import WALL_TIME, View, of_view
 from raypar.study.trial import TrialResult, latest, point_label
 
 if TYPE_CHECKING:
@@ -206,16 +207,15 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
         Column("seed", [str(r.spec.seed) for r in trials], True),
         Column("state", [r.state.value for r in trials]),
         Column("attempts", [str(r.attempts) for r in trials], True),
-        _numbers("trained, s", [r.train_time_s for r in trials]),
-        _numbers("in all, s", [r.wall_s for r in trials]),
-        _numbers("samples/s", [r.throughput_samples_per_s for r in trials]),
+        *(_numbers(q.page_head or q.head, [q.of(r) for r in trials]) for q in of_view(View.PAGE)),
         _numbers("speedup", [speedups.get(r.spec.identity) for r in trials]),
-        _numbers(judged_by.head, [factor * value if is_number(value) else None for value in finals]),
+        _numbers(judged_by.head, [factor * value if units.is_number(value) else None for value in finals]),
         _started(trials),
         Column("node", [", ".join(r.conditions.names("node")) or units.MISSING for r in trials]),
         Column("failure", _failures(trials), is_prose=True),
     ]
-    droppable = {"state", "attempts", "node", "trained, s", "samples/s", "speedup", "failure"}
+    droppable = {"state", "attempts", "node", "speedup", "failure"}
+    droppable |= {q.page_head or q.head for q in of_view(View.PAGE) if q is not WALL_TIME}
     same = {c.head: c.cells[0] for c in columns if c.head in droppable and len(set(c.cells)) == 1}
     table = _table("all-trials", [c for c in columns if c.head not in same])
     shared = [f"{head} {text}" for head, text in same.items() if text not in ("", units.MISSING)]
@@ -227,7 +227,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
 
 
 def _numbers(head: str, values: Sequence[float | None]) -> Column:
-    return Column(head, [units.number(v) if is_number(v) else units.MISSING for v in values], True)
+    return Column(head, [units.number(v) if units.is_number(v) else units.MISSING for v in values], True)
 
 
 def _started(trials: Sequence[TrialResult]) -> Column:
@@ -261,7 +261,7 @@ def _table(name: str, columns: Sequence[Column]) -> HtmlTable:
 
 def _cell(text: str, sort: float | None) -> str:
     """Return a cell whose line may break before an interval, nowhere else within a value."""
-    if not is_number(sort):
+    if not units.is_number(sort):
         return f"<td>{escape(strip_control(text))}"
     return f'<td data-sort="{sort:.6g}">{_value(text)}'
 

@@ -14,11 +14,13 @@ from rich.text import Text
 
 from raypar import units
 from raypar.errors import cut
+from raypar.reporting.documents import Spread
 from raypar.reporting.text import Column, print_line, print_table, value_column
 from raypar.study.metric import Metric
 from raypar.study.options import known_options
+from raypar.study.quantity import TRAIN_TIME, WALL_TIME, View, of_view
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
+from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.workload import AnyWorkload
 
 if TYPE_CHECKING:
@@ -157,15 +159,11 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
 
 def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
     """One line per study: its name, executions, trials by state, and when it was last used."""
-    counts = {
-        "executions": [s["num_executions"] for s in studies],
-        "finished": [s["num_finished"] for s in studies],
-        "diverged": [s["num_diverged"] for s in studies],
-        "don't fit": [s["num_does_not_fit"] for s in studies],
-        "failed": [s["num_failed"] for s in studies],
-    }
-    if not any(counts["don't fit"]):  # of studies without a limit
-        del counts["don't fit"]
+    counts = {"executions": [s["num_executions"] for s in studies]}
+    for key, state in COUNTERS.items():
+        of_each = [s["counts"][key] for s in studies]
+        if any(of_each) or not state.traits.is_rare:
+            counts[state.said_of(2).replace("do not", "don't")] = of_each
     used = [datetime.fromtimestamp(s["last_used_at_s"]).strftime("%Y-%m-%d %H:%M") for s in studies]
     numbers = [value_column(name, values) for name, values in counts.items()]
     print_table(console, [Column("study", [s["name"] for s in studies]), *numbers, Column("last used", used)])
@@ -174,13 +172,13 @@ def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
 def print_trials(console: Console, results: Sequence[TrialResult], metric: Metric) -> None:
     """One line per trial of a study, with the metric that it looks at."""
     keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
-    trials = _in_order(results)
+    trials, always = _in_order(results), (TRAIN_TIME, WALL_TIME)
+    measured = {q: [q.text(q.of(r)) for r in trials] for q in of_view(View.TRIALS)}
     columns = [
         *(value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys),
         Column("#", [str(r.spec.repeat + 1) for r in trials], True),
         Column("state", list(map(_state, trials)), is_prose=True),
-        Column("train time", [units.seconds(r.train_time_s) for r in trials], True),
-        Column("wall", [units.seconds(r.wall_s) for r in trials], True),
+        *(Column(q.head, cells, True) for q, cells in measured.items() if q in always or set(cells) != {units.MISSING}),
         Column(metric.name, [metric.show(r.final.get(metric.name)) for r in trials], True),
     ]
     print_table(console, columns)
@@ -207,16 +205,7 @@ def show_document(study: str, results: Sequence[TrialResult], metric: str, scope
                 "log_path": (r.failure.log_path or None) if r.failure else None,
                 "attempts": r.attempts,
                 "started_at_s": r.started_at,
-                "wall_s": r.wall_s,
-                "startup_s": r.startup_s,
-                "data_time_s": r.data_time_s,
-                "warmup_s": r.warmup_s,
-                "train_time_s": r.train_time_s,
-                "eval_time_s": r.eval_time_s,
-                "throughput_samples_per_s": r.throughput_samples_per_s,
-                "energy_j": r.energy_j,
-                "peak_memory_bytes": r.peak_memory_bytes,
-                "peak_rss_bytes": r.peak_rss_bytes,
+                "quantities": Spread({q.key: q.of(r) for q in of_view(View.RECORD)}),
                 "metric": r.final.get(metric),
                 "final": r.final,
             }

@@ -14,6 +14,7 @@ from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
 from raypar.reporting.text import Column, value_column
+from raypar.study.quantity import Quantity, View, of_view
 from raypar.study.trial import TrialState, point_label
 
 
@@ -24,25 +25,34 @@ class Layout:
     is_brief: bool = True  # short heads, and the rarer quantities without intervals
     wrap_heads: bool = True  # break heads at their underscores
     bounds: bool = False  # intervals of time and metric as [low, high]
-    plus_minus: bool = True  # else of time as ±%
-    throughput: bool = True
-    memory: bool = True
-    energy: bool = True
-    efficiency: bool = True
-    speedup_bounds: bool = True
+    dropped: tuple[str, ...] = ()  # keys of quantities, or of `_PLUS_MINUS` …
 
 
+_PLUS_MINUS, _EFFICIENCY, _SPEEDUP_BOUNDS = "±% of time", "efficiency", "bounds of speedup"
 FULL = Layout(is_brief=False, wrap_heads=False, bounds=True)
-_DROPPED_FIRST = ("throughput", "memory", "plus_minus", "energy", "efficiency", "speedup_bounds")
-# For terminals, from the widest table to the narrowest that is still an answer.
-LAYOUTS = (
-    *(Layout(wrap_heads=False, bounds=True), Layout(bounds=True), Layout(wrap_heads=False)),
-    *(Layout(**dict.fromkeys(_DROPPED_FIRST[:n], False)) for n in range(len(_DROPPED_FIRST) + 1)),
-)
+
+
+def layouts() -> list[Layout]:
+    """Return the layouts for terminals, from the widest table to the narrowest that is still an answer."""
+    rarest = list(reversed(_quantities()))
+    minor, major = ([q.key for q in rarest if q.importance == importance] for importance in (0, 1))
+    dropped = (*minor, _PLUS_MINUS, *major, _EFFICIENCY, _SPEEDUP_BOUNDS)
+    wide = [Layout(wrap_heads=False, bounds=True), Layout(bounds=True), Layout(wrap_heads=False)]
+    return wide + [Layout(dropped=dropped[:n]) for n in range(len(dropped) + 1)]
+
+
+def _quantities() -> list[Quantity]:
+    """Return the quantities of points in the order of the columns: what a summary leaves out stands last."""
+    return sorted(of_view(View.POINTS), key=lambda q: View.SUMMARY not in q.views)
+
+
+def summary_layout() -> Layout:
+    """Return the layout of Markdown."""
+    return replace(FULL, dropped=tuple(q.key for q in _quantities() if View.SUMMARY not in q.views))
 
 
 def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: int | None = None) -> list[Column]:
-    """Return the table's columns: swept values, time, speedup, efficiency, metric, cost, energy, memory, throughput, n.
+    """Return the table's columns: swept values, time, speedup, efficiency, metric, the quantities of `View.POINTS`, n.
 
     A quantity that no point has is left out, time excepted. Instead of a time stands what became of the trials of a
     point of which none finished: "diverged", "does not fit".
@@ -64,33 +74,26 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
     brief, bounds = layout.is_brief, layout.bounds
     add("time", lambda p: p.time_s, partial(_time, layout=layout))
     if analysis.question.baseline:
-        ratios = partial(_interval, units.ratio_interval, bounds=layout.speedup_bounds)
+        ratios = partial(_interval, units.ratio_interval, bounds=_SPEEDUP_BOUNDS not in layout.dropped)
         add("speedup", lambda p: p.speedup, lambda e: "baseline" if e.method is Method.REFERENCE else ratios(e))
-    if layout.efficiency:
+    if _EFFICIENCY not in layout.dropped:
         percents = partial(_interval, units.percent_interval, bounds=not brief)
         # A baseline's is 100 % by definition.
         add("eff." if brief else "efficiency", lambda p: None if p.is_baseline else p.efficiency, percents)
     scores = analysis.question.judged_by.show_interval
     add(analysis.question.metric, lambda p: p.metric, partial(_interval, scores, bounds=bounds))
-    add("cost", lambda p: p.cost, lambda e: units.number(e.value, 3))
-    if layout.energy:
-        add("energy", lambda p: p.energy_j, partial(_interval, units.energy_interval, bounds=not brief))
-    if layout.memory and (not brief or _differs(points)):
-        add("memory", lambda p: p.memory_bytes, lambda e: units.size(e.value))
-    if layout.throughput:
-        head = "samples\n/s" if layout.wrap_heads else "samples/s"
-        add(head, lambda p: p.throughput, partial(_interval, partial(units.rate_interval, unit=""), bounds=not brief))
+    for q in _quantities():
+        if q.key not in layout.dropped and (not brief or _differs(q, points)):
+            head = q.head.replace("/", "\n/") if layout.wrap_heads else q.head
+            add(head, partial(PointAnalysis.of, q=q), partial(_interval, q.interval, bounds=not brief))
     columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [len(p.samples) for p in points]))
     return columns
 
 
-MIN_MEMORY_RATIO = 1.1  # between points: less is no reason to choose one of them
-
-
-def _differs(points: Sequence[PointAnalysis]) -> bool:
-    """Return whether what the points vary changes the memory that a worker needs."""
-    peaks = [p.memory_bytes.value for p in points if p.memory_bytes]
-    return bool(peaks) and max(peaks) > MIN_MEMORY_RATIO * min(peaks)
+def _differs(q: Quantity, points: Sequence[PointAnalysis]) -> bool:
+    """Return whether a quantity differs between points by as much as makes it worth a column."""
+    values = [estimate.value for p in points if (estimate := p.of(q))]
+    return bool(values) and (q.min_ratio <= 1 or max(values) > q.min_ratio * min(values))
 
 
 def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Estimate | None]:
@@ -100,9 +103,7 @@ def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Est
         "speedup": point.speedup,
         "efficiency": point.efficiency and replace(point.efficiency, low=None, high=None),  # that of the speedup
         analysis.question.metric: point.metric,
-        "cost": point.cost,
-        "energy_j": point.energy_j,
-        "memory_bytes": point.memory_bytes,
+        **{q.key: point.of(q) for q in of_view(View.SUMMARY)},
     }
 
 
@@ -126,7 +127,7 @@ def _interval(show: Callable[[units.Interval], str], e: Estimate, *, bounds: boo
 
 
 def _time(time_s: Estimate, layout: Layout) -> str:
-    spread = units.plus_minus(time_s) if layout.plus_minus and not layout.bounds else ""
+    spread = units.plus_minus(time_s) if _PLUS_MINUS not in layout.dropped and not layout.bounds else ""
     return f"{units.seconds_interval(time_s, bounds=layout.bounds)} {spread}".rstrip()
 
 
@@ -212,11 +213,8 @@ def legend(analysis: StudyAnalysis) -> str:
         states = Counter(r.state for p in analysis.points for r in p.results if not r.is_measured)
         others = ", ".join(f"{states[state]} {state.said_of(states[state])}" for state in TrialState if states[state])
         text += "; n: finished of all" + (f" ({others}: not in the times)" if others else "")
-    if any(p.cost for p in analysis.points):
-        price = f"{analysis.question.price_per_node_hour:g}"
-        text += f"; cost: nodes × hours of that time × {price}, the price of a node-hour"
-    if analysis.energy_source:
-        text += f"; energy: of {analysis.energy_source} in that time"
-    if any(p.memory_bytes for p in analysis.points):
-        text += "; memory: peak of a worker's training"
+    for q in _quantities():
+        if q.legend and any(p.of(q) for p in analysis.points):
+            price = f"{analysis.question.price_per_node_hour or 0:g}"
+            text += f"; {q.head}: {q.legend.format(price=price, energy_source=analysis.energy_source)}"
     return text + "."

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.breakdown import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
 from raypar.reporting.listings import scaled
 from raypar.reporting.text import Column, encoded, print_line, print_paragraph, print_table, table_width, terminal_table
+from raypar.study.profile import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 

@@ -6,19 +6,21 @@ Formulas aside, plain sentences; the command that would settle it stands in a li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.points import PACKAGES
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling, could_be_worse
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.analysis.verdict import Verdict
+from raypar.reporting.documents import Spread
 from raypar.reporting.sentences import batch_lines, distrust
 from raypar.reporting.text import Column, fits_at_words, print_line, print_paragraph, print_table
+from raypar.study.quantity import PACKAGES, View, limited, of_view
 from raypar.study.trial import gain, point_label
 
 if TYPE_CHECKING:
@@ -40,9 +42,7 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
         Column("time", times, True),
         Column(metric, [advice.question.judged_by.show(_value(c.metric)) for c in rows], True),
         Column("eff.", [units.percent(_value(c.efficiency)) for c in rows], True),
-        Column("cost", [units.number(_value(c.cost), 3) for c in rows], True),
-        Column("energy", [units.energy(_value(c.energy_j)) for c in rows], True),
-        Column("memory", [units.size(_value(c.memory_bytes)) for c in rows], True),
+        *(Column(q.head, [q.text(_value(c.of(q))) for c in rows], True) for q in of_view(View.CHOICE)),
         Column("excluded because", [c.exclusion for c in rows], is_prose=True),
     ]
     return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
@@ -124,7 +124,10 @@ def recommend_document(
         "doubt": advice.doubt or None,
         "time_metric": advice.time_metric,
         "energy_source": advice.energy_source or None,
-        "constraints": advice.constraints,
+        "constraints": replace(
+            advice.constraints,
+            limits=Spread({f"max_{q.key}": advice.constraints.limits.get(q.key) for q in limited()}),
+        ),
         "metric_margin": advice.metric_margin,
         "recommendation": recommendation_entry(advice, to_settle, is_command=is_command),
         "candidates": list(map(_candidate, ranked(advice))),
@@ -168,9 +171,7 @@ def _candidate(c: Candidate) -> CandidateEntry:
         "time_s": c.time_s,
         "metric": c.metric,
         "efficiency": c.efficiency,
-        "cost": c.cost,
-        "energy_j": c.energy_j,
-        "memory_bytes": c.memory_bytes,
+        "quantities": Spread({q.key: c.of(q) for q in of_view(View.CHOICE)}),
         "exclusion": c.exclusion or None,
         "is_close_call": c.is_close_call,
         "is_metric_worse": c.is_metric_worse,
@@ -227,9 +228,7 @@ def objective(advice: Recommendation) -> str:
     constraints, question = advice.constraints, advice.question
     limits: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("in {} at most", constraints.max_time_s, units.seconds),
-        ("for {} at most", constraints.max_cost, "{:g}".format),
-        ("with {} at most", constraints.max_energy_j, units.energy),
-        ("with {} of memory a worker at most", constraints.max_memory_bytes, units.size),
+        *((limit.phrase, constraints.limits.get(q.key), limit.show or q.show) for q, limit in limited().items()),
         ("with an efficiency of {} or more", constraints.min_efficiency, units.percent),
         (
             "with {} at the end",
@@ -285,9 +284,8 @@ def _doubt(advice: Recommendation, doubted: Sequence[Candidate]) -> str:
 
 def _what(advice: Recommendation, chosen: Candidate) -> str:
     target = f" to {_target(advice.constraints.target)}" if advice.constraints.target else ""
-    cost = f", cost {units.number(chosen.cost.value, 3)}" if chosen.cost else ""
-    cost += f", {units.energy(chosen.energy_j.value)}" if chosen.energy_j else ""
-    return f"{units.seconds_interval(chosen.time_s)}{target}{cost}"
+    used = [q.spoken.format(q.show(e.value)) for q in of_view(View.FRONT) if (e := chosen.of(q))]
+    return ", ".join([f"{units.seconds_interval(chosen.time_s)}{target}", *used])
 
 
 def _why(advice: Recommendation, chosen: Candidate) -> str:
@@ -352,9 +350,8 @@ def _notes(advice: Recommendation) -> Iterator[str]:
     if hidden:
         num_excluded = sum(bool(c.exclusion) for c in hidden)
         yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} excluded."
-    priced = any(c.cost for c in advice.candidates)
-    energies = [c.energy_j for c in advice.candidates if c.time_s]
-    more = ["cost"] * priced + ["energy"] * (bool(energies) and all(energies))
+    timed = [c for c in advice.candidates if c.time_s]
+    more = [q.head for q in of_view(View.FRONT) if timed and all(c.of(q) for c in timed)]
     axes = units.listed(["time", advice.question.metric, *more], 4, word="and")
     better = "significantly better" if any(len(c.times) > 1 for c in advice.candidates) else "better"
     text = f"no other point is at least as good in all of them by its median, and {better} in one"
@@ -364,9 +361,9 @@ def _notes(advice: Recommendation) -> Iterator[str]:
         yield from _censored(advice.candidates)
     elif advice.time_metric != TRAIN_TIME:
         yield "Times are of whole trials: raypar can't instrument this training code."
-    if priced:
+    if any(c.cost for c in advice.candidates):
         yield f"Cost: nodes × hours × price of a node-hour, of the time shown; {UNPAID}."
-    if any(energies):
+    if any(c.energy_j for c in timed):
         source, shared = advice.energy_source, "; a package's is that of all that runs on it, idling included"
         yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."
     close = [point_label(c.point) for c in advice.candidates if c.is_close_call]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias
 
 from raypar import units
 from raypar.analysis.stats import Estimate
@@ -272,11 +272,6 @@ def thinned(rows: Sequence[Row], most: int) -> list[Row]:
     """Return at most this many rows, evenly spaced, including the last."""
     step = -(-len(rows) // max(1, most))
     return list(rows[::-1][::step][::-1]) if step > 1 else list(rows)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return True if a value can be drawn."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _config(ink: str) -> Spec:

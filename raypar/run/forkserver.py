@@ -194,6 +194,7 @@ def _import_late(name: str) -> str:
     """Import what only ranks need, after which nothing is left to be imported."""
     with contextlib.suppress(Exception):
         importlib.import_module(name)
+        importlib.import_module("raypar.study.quantity").quantities()
     gc.freeze()  # as `serve` does
     return ""
 

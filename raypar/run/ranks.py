@@ -29,9 +29,11 @@ from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.conditions import Conditions
+from raypar.study.quantity import BUILT_IN
 from raypar.study.strategy import sync_period
 from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
 from raypar.train import telemetry
+from raypar.train.breakdown import profile_of
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
 
@@ -325,7 +327,7 @@ def cause(first: Failure | None, end: RankEnd) -> Failure | None:
 
 
 NO_CONDITIONS = Conditions()
-TIMES = ("wall_s", "startup_s", "data_time_s", "warmup_s", "train_time_s", "eval_time_s")
+OF_RANKS = {q.key: q.of_ranks for q in BUILT_IN if q.of_ranks is not None}  # attributes of `RankOutcome`
 
 
 def trial_result(
@@ -359,18 +361,20 @@ def trial_result(
     state = ended
     if failure is not None:
         state = TrialState.DOES_NOT_FIT if failure.kind is FailureKind.DOES_NOT_FIT else TrialState.FAILED
-    times = {name: [value for o in outcomes if (value := getattr(o, name)) is not None] for name in TIMES}
-    slowest: dict[str, Any] = {name: max(values, default=None) for name, values in times.items()}
+    combined: dict[str, Any] = {}
+    for name, combine in OF_RANKS.items():
+        values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
+        combined[name] = combine(values) if values else None
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
-    train_time_s = slowest["train_time_s"]
+    train_time_s = combined["train_time_s"]
     conditions, energy_j = _measured(conditions, outcomes)
-    profiles = [outcome.profile for outcome in outcomes]
+    recorded = [outcome.profile for outcome in outcomes]
     result = TrialResult(
         spec=spec,
         state=state,
         attempts=attempts,
         started_at=started_at,
-        **slowest,
+        **combined,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
         # Of a command, the first machine's alone.
@@ -378,7 +382,7 @@ def trial_result(
         energy_j=energy_j,
         conditions=conditions,
         failure=failure,
-        profile={"recorded": profiles} if profiles and all(profiles) else {},
+        profile=profile_of(recorded, spec.config) if recorded and all(recorded) else None,
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )

@@ -88,10 +88,6 @@ Listener: TypeAlias = Callable[[Event], None]
 More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 
-# A user's error would only come again, and so would what takes more memory than there is.
-RETRIED = (FailureKind.CRASH, FailureKind.DEVICE, FailureKind.PEER_LOST, FailureKind.HUNG, FailureKind.GANG_LOST)
-# Raised by the trial's code, or by what it needs.
-DETERMINISTIC = (FailureKind.ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.CRASH)
 SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # in the message of one error
 NUM_ALIKE = 2  # attempts that end alike: a third would, too
@@ -126,7 +122,7 @@ def ends_training(spec: TrialSpec, report: Mapping[str, float], metric: str) -> 
 
 def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
     """Return whether a trial that failed at its `attempt`-th start (from 1) is started again."""
-    return failure.kind in RETRIED and attempt <= max_retries
+    return failure.kind.traits.is_retried and attempt <= max_retries
 
 
 class StoppedPoints:
@@ -149,7 +145,7 @@ class StoppedPoints:
             self._refusals.setdefault(label, Failure(failure.kind, NOT_RUN.format(failure.summary)))
         elif failure is None or has_reported:
             errors.append(None)
-        elif failure.kind in DETERMINISTIC and not failure.message.endswith(SENT_BY_OTHERS):
+        elif failure.kind.traits.is_deterministic and not failure.message.endswith(SENT_BY_OTHERS):
             errors.append(VARIES.sub("", failure.message))
             if len(errors) >= NUM_ALIKE and set(errors) == {errors[0]} and label not in self._refusals:
                 self._refusals[label] = Failure(FailureKind.SKIPPED, SKIPPED.format(NUM_ALIKE, failure.summary))

@@ -40,6 +40,7 @@ class RankConditions:
         resumed_at_epoch: epoch of the checkpoint from which it continued.
         checkpoint_s: seconds that saving checkpoints took.
         not_resumed: why it could not continue from a checkpoint.
+        quantities: what monitors measured, by `Quantity.key`.
     """
 
     cores: tuple[int, ...] | None = None
@@ -74,6 +75,7 @@ class RankConditions:
     resumed_at_epoch: float | None = None
     checkpoint_s: float | None = None
     not_resumed: str | None = None
+    quantities: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,8 @@ def _read(kind: Any, value: Any) -> Any:
             return (value,) if isinstance(value, str) and get_args(kind)[0] is str else None
         values = tuple(_read(get_args(kind)[0], each) for each in value)
         return None if None in values else values
+    if get_origin(kind) is Mapping:
+        return {k: v for k, v in value.items() if _read(float, v) is not None} if isinstance(value, Mapping) else None
     if kind in (int, float):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         return value if is_number and (kind is float or value == int(value)) else None

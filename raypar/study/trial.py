@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from raypar.study.conditions import Conditions
+from raypar.study.profile import Profile
 from raypar.study.space import Value
 from raypar.units import counted, value_of
 
@@ -33,24 +34,6 @@ IDENTITY_DEFAULTS = {
 }
 
 
-class TrialState(StrEnum):
-    """End of a trial; `STATES` has what each is good for."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"  # by a scheduler: complete up to its last epoch
-    DIVERGED = "diverged"  # its loss is no longer a finite number
-    DOES_NOT_FIT = "does not fit"  # it needs more memory than its GPU, or its max_memory, has
-    FAILED = "failed"
-
-    @property
-    def traits(self) -> StateTraits:
-        return STATES[self]
-
-    def said_of(self, number: int) -> str:
-        """Return the state as so many trials or points have it: ``does not fit``, ``do not fit``."""
-        return "do not fit" if self is TrialState.DOES_NOT_FIT and number != 1 else self.value
-
-
 @dataclass(frozen=True)
 class StateTraits:
     """Uses of a trial that ended in some state.
@@ -59,31 +42,80 @@ class StateTraits:
         is_result: it need not be run again.
         is_usable: its model and metrics are what the point gives: a searcher may learn from them.
         is_measured: it ran to its end as well, so that its time counts.
+        is_rare: lists of studies have a column for it only where there is such a trial.
+        plural: the state as several trials have it; empty: the same as one has it.
     """
 
     is_result: bool = True
     is_usable: bool = False
     is_measured: bool = False
+    is_rare: bool = False
+    plural: str = ""
 
 
-STATES: Mapping[TrialState, StateTraits] = {
-    TrialState.FINISHED: StateTraits(is_usable=True, is_measured=True),
-    TrialState.STOPPED: StateTraits(is_usable=True),
-    TrialState.DIVERGED: StateTraits(),
-    TrialState.DOES_NOT_FIT: StateTraits(),
-    TrialState.FAILED: StateTraits(is_result=False),
-}
+class TrialState(StrEnum):
+    """End of a trial."""
+
+    traits: StateTraits
+
+    def __new__(cls, value: str, traits: StateTraits = StateTraits()) -> TrialState:
+        state = str.__new__(cls, value)
+        state._value_, state.traits = value, traits
+        return state
+
+    FINISHED = "finished", StateTraits(is_usable=True, is_measured=True)
+    STOPPED = "stopped", StateTraits(is_usable=True)  # by a scheduler: complete up to its last epoch
+    DIVERGED = "diverged", StateTraits()  # its loss is no longer a finite number
+    # It needs more memory than its GPU, or its max_memory, has.
+    DOES_NOT_FIT = "does not fit", StateTraits(is_rare=True, plural="do not fit")
+    FAILED = "failed", StateTraits(is_result=False)
+
+    @property
+    def counter(self) -> str:
+        """Key under which trials are counted: ``num_failed``; usable ones are all ``num_finished``."""
+        return "num_finished" if self.traits.is_usable else f"num_{self.value.replace(' ', '_')}"
+
+    def said_of(self, number: int) -> str:
+        """Return the state as this number of trials or points has it: ``does not fit``, ``do not fit``."""
+        return self.value if number == 1 else self.traits.plural or self.value
+
+
+# By counter, the state that it is named after.
+COUNTERS = {state.counter: state for state in TrialState if state.traits.is_measured or not state.traits.is_usable}
+
+
+@dataclass(frozen=True)
+class FailureTraits:
+    """Consequences of a failure.
+
+    Attributes:
+        is_retried: the trial is started again: the next attempt may end well.
+        is_deterministic: the trial's code raised it, or what it needs: trials of the same point may fail alike.
+    """
+
+    is_retried: bool = False
+    is_deterministic: bool = False
 
 
 class FailureKind(StrEnum):
-    ERROR = "error"  # user code raised
-    CRASH = "crash"  # a rank died: signal, exit
+    traits: FailureTraits
+
+    def __new__(cls, value: str, traits: FailureTraits = FailureTraits()) -> FailureKind:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.traits = value, traits
+        return kind
+
+    ERROR = "error", FailureTraits(is_deterministic=True)  # user code raised
+    CRASH = "crash", FailureTraits(is_retried=True, is_deterministic=True)  # a rank died: signal, exit
     DOES_NOT_FIT = "does_not_fit"  # a GPU that the trial has to itself refused it memory, or it exceeded max_memory
-    OUT_OF_MEMORY = "out_of_memory"  # an allocation was refused, or the kernel killed a rank for its memory
-    DEVICE = "device"  # a GPU failed: an uncorrectable memory error, or it fell off the bus
-    PEER_LOST = "peer_lost"  # a rank lost its connection to another one, of which nothing more is known
-    HUNG = "hung"  # took longer than it may
-    GANG_LOST = "gang_lost"  # a worker, node or controller of the gang died
+    # An allocation was refused, or the kernel killed a rank for its memory.
+    OUT_OF_MEMORY = "out_of_memory", FailureTraits(is_deterministic=True)
+    # A GPU failed: an uncorrectable memory error, or it fell off the bus.
+    DEVICE = "device", FailureTraits(is_retried=True)
+    # A rank lost its connection to another one, of which nothing more is known.
+    PEER_LOST = "peer_lost", FailureTraits(is_retried=True)
+    HUNG = "hung", FailureTraits(is_retried=True)  # took longer than it may
+    GANG_LOST = "gang_lost", FailureTraits(is_retried=True)  # a worker, node or controller of the gang died
     REFUSED = "refused"  # could never be placed
     SKIPPED = "skipped"  # never started: the first attempts at its point had all ended with one error
     INVALID = "invalid"  # no trial can be trained with the workload's data or model: ends the study
@@ -228,8 +260,7 @@ class TrialResult:
             train loop or a command have `SINCE_LAUNCH`.
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         conditions: what it ran on and with, and what was measured of its machines.
-        profile: where a step's time goes, as JSON has it. From a runner: what the ranks recorded; from a store: what
-            `raypar.analysis.breakdown` made of it. Empty for a trial that was not looked into.
+        profile: where a step's time goes; None for a trial that was not profiled.
         data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
         load: of its machines, from a runner that samples it; it is not part of the stored result.
@@ -251,7 +282,7 @@ class TrialResult:
     step_times_s: tuple[tuple[float, ...], ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     failure: Failure | None = None
-    profile: Mapping[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
     load: tuple[LoadSample, ...] = ()
@@ -346,9 +377,11 @@ class TrialResult:
         return tuple(max(times) for times in zip(*self.step_times_s, strict=False))
 
     def to_json(self) -> str:
-        raw = asdict(replace(self, conditions=Conditions(), load=()))
+        raw = asdict(replace(self, conditions=Conditions(), profile=None, load=()))
         stored = {("environment" if key == "conditions" else key): value for key, value in raw.items() if key != "load"}
-        return json.dumps(stored | {"environment": self.conditions.to_stored()}, separators=(",", ":"))
+        stored |= {"environment": self.conditions.to_stored()}
+        stored |= {"profile": self.profile.to_stored() if self.profile else {}}
+        return json.dumps(stored, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
@@ -366,6 +399,7 @@ class TrialResult:
                 "reports": tuple(raw["reports"]),
                 "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
                 "conditions": Conditions.from_stored(environment),
+                "profile": Profile.from_stored(raw.get("profile", {})),
                 "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
             }
         )

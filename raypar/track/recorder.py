@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import COUNTERS, TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 RETRY_AFTER_S = 30.0
-# Counter of an execution by state of a trial; other states count as finished.
-COUNTERS = {
-    TrialState.DIVERGED: "num_diverged",
-    TrialState.DOES_NOT_FIT: "num_does_not_fit",
-    TrialState.FAILED: "num_failed",
-}
 # How long the last record waits for another upload from the same folder. Earlier ones are uploaded with the next.
 LAST_LOCK_TIMEOUT_S = 20.0
 
@@ -95,7 +89,7 @@ class Recorder:
         self._clock, self._now = clock, now
         self._retry_after_s, self._retry_at_s = retry_after_s, float("-inf")
         self._shown: ViewContent | None = None
-        self._totals = {"num_finished": 0, **dict.fromkeys(COUNTERS.values(), 0)}
+        self._totals = dict.fromkeys(COUNTERS, 0)
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
         self._journal: journal.Journal | None = None
@@ -142,7 +136,7 @@ class Recorder:
 
     def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
         """Record a trial's result; the folders in `artifact_dir` are its artifacts and have to stay there."""
-        counter = COUNTERS.get(result.state, "num_finished")
+        counter = result.state.counter
         totals = {**self._totals, counter: self._totals[counter] + 1}
         optional: dict[str, Any] = {"artifact_dir": str(artifact_dir)} if artifact_dir else {}
         if result.load:

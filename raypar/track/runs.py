@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from raypar.study.options import GENERAL, OPTIONS, has_effect
+from raypar.study.quantity import View, of_view
 from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState
 from raypar.track.names import (
     MAX_NAME_LENGTH,
@@ -34,12 +35,6 @@ TRACEBACK_FILE = "traceback.txt"
 # In MLflow, FINISHED selects usable results; the tag ``raypar.state`` has the exact state.
 RUN_STATUS = {TrialState.FINISHED: "FINISHED", TrialState.STOPPED: "KILLED"}
 NO_RESULT_STATUS = "FAILED"
-# Values worth plotting. MLflow draws a chart of every metric and lists every param and tag, so the rest is only in
-# RESULT_FILE.
-SCALARS = (
-    *("train_time_s", "wall_s", "throughput_samples_per_s", "energy_j", "other_load_cores"),
-    *("peak_memory_bytes", "peak_rss_bytes"),
-)
 PARAMS = ("num_workers", "batch_size", "epochs", "lr", "optimizer", "strategy", "device", "precision")
 # Names for the reports of raypar's training loop, as in other tools; the part before the slash is a section in MLflow.
 # Metrics of a workload keep their names.
@@ -190,7 +185,13 @@ def series_keys(result: TrialResult) -> dict[str, str]:
         sections, left_out = SECTIONS, {"step", SINCE_LAUNCH, *UNPLOTTED, *(["lr"] if is_constant else [])}
     names = [key for key in dict.fromkeys(k for report in result.reports for k in report) if key not in left_out]
     # A metric can't hold both a value of the trial and values of its reports.
-    taken = {*SCALARS, "num_workers", "batch_size", *result.spec.point, *sections.values()}
+    taken = {
+        *(q.key for q in of_view(View.MLFLOW)),
+        "num_workers",
+        "batch_size",
+        *result.spec.point,
+        *sections.values(),
+    }
     texts = {name: sections.get(name, f"epoch/{name}" if name in taken else name) for name in names}
     keys = key_names(texts.values())
     return {name: keys[text] for name, text in texts.items()}
@@ -234,7 +235,7 @@ def _is_param(spec: TrialSpec, key: str) -> bool:
 
 
 def _scalars(result: TrialResult, time_ms: int) -> list[Point]:
-    figures = {key: _number(getattr(result, key)) for key in SCALARS}
+    figures = {q.key: _number(q.of(result)) for q in of_view(View.MLFLOW)}
     values = {**swept_numbers(result.spec), **{key: value for key, value in figures.items() if value is not None}}
     return [Point(key, value, time_ms, 0) for key, value in values.items()]
 

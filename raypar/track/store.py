@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from raypar.errors import StoreError
 from raypar.scratch import scratch_folder
-from raypar.study.trial import TrialResult, latest
+from raypar.study.trial import COUNTERS, TrialResult, latest
 from raypar.track import journal
 from raypar.track.check import check_form, check_readable, check_writable
 from raypar.track.client import SCHEMAS, artifact_root, connect, local_folder, reachable, sqlite_path, tag_filter
@@ -166,7 +166,7 @@ class MlflowRuns:
 
 @dataclass(frozen=True)
 class StudySummary:
-    """Summary of a study; the counts are sums over its executions.
+    """Summary of a study; the counts, by `COUNTERS`, are sums over its executions.
 
     Attributes:
         last_used_at: Unix time.
@@ -175,10 +175,7 @@ class StudySummary:
 
     name: str
     num_executions: int
-    num_finished: int
-    num_diverged: int
-    num_does_not_fit: int
-    num_failed: int
+    counts: Mapping[str, int]
     last_used_at: float
     experiment_id: str = ""
 
@@ -289,22 +286,21 @@ class Store:
         pending = list(self._all_pending())
         experiment_ids = self._ask(lambda runs: runs.experiments(), _NO_EXPERIMENTS)
         # By execution: study, numbers of trials (older ones did not count every state), time of last use.
-        counters = ("num_finished", "num_diverged", "num_does_not_fit", "num_failed")
-        executions: dict[str, tuple[str, list[int], float]] = {}
+        executions: dict[str, tuple[str, dict[str, int], float]] = {}
         for run in self._search(list(experiment_ids.values()), kind="execution"):
             tags = run.tags
-            counts = [int(tags.get(f"raypar.{key}", 0)) for key in counters]
+            counts = {key: int(tags.get(f"raypar.{key}", 0)) for key in COUNTERS}
             used_at = float(tags.get("raypar.last_used_at", run.start_ms / 1000))
             executions[tags.get("raypar.uid", run.run_id)] = (tags.get("raypar.study", ""), counts, used_at)
         for record in pending:  # newer than the store's counts of the same execution
-            counts = [record["totals"].get(key, 0) for key in counters]
+            counts = {key: record["totals"].get(key, 0) for key in COUNTERS}
             executions[record["execution"]] = (record["study"], counts, record["at"])
         by_study: dict[str, StudySummary] = {}
         for study, counts, at in executions.values():
-            s = by_study.get(study) or StudySummary(study, 0, 0, 0, 0, 0, at, experiment_ids.get(study, ""))
-            sums = {key: getattr(s, key) + n for key, n in zip(counters, counts, strict=True)}
+            s = by_study.get(study) or StudySummary(study, 0, {}, at, experiment_ids.get(study, ""))
+            sums = {key: s.counts.get(key, 0) + counts[key] for key in COUNTERS}
             num_executions, last_used_at = s.num_executions + 1, max(s.last_used_at, at)
-            by_study[study] = replace(s, num_executions=num_executions, last_used_at=last_used_at, **sums)
+            by_study[study] = replace(s, num_executions=num_executions, last_used_at=last_used_at, counts=sums)
         return tuple(sorted(by_study.values(), key=lambda s: (-s.last_used_at, s.name)))
 
     def study_source(self, study_name: str) -> str | None:

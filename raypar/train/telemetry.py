@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from raypar.gpus import NoDriver, device_handle, open_nvml
+from raypar.study.quantity import Timed, quantities
 from raypar.train.affinity import TOPOLOGY
 from raypar.train.energy import EnergyMonitor, gpu_counters, package_counters
 
@@ -397,7 +398,7 @@ def _sum_j(joules: Iterable[float | None]) -> float | None:
 
 
 class Telemetry:
-    """Load, clocks and energy of one rank's cores and GPU, over the timed regions."""
+    """Load, clocks and energy of one rank's cores and GPU, and what packages measure, over the timed regions."""
 
     def __init__(self, cores: tuple[int, ...], device: torch.device) -> None:
         import torch
@@ -409,19 +410,23 @@ class Telemetry:
         self._gpu_state = GpuMonitor(self._gpu)
         self._package = EnergyMonitor(package_counters)
         self._card = EnergyMonitor(partial(gpu_counters, self._gpu) if self._gpu else list)
+        # The first looks for child processes, which takes the longest: outside of the others' regions.
+        self._own: tuple[Timed, ...] = (self._cpu, self._clocks, self._gpu_state, self._package, self._card)
+        self._of_quantities = {q.key: q.monitor() for q in quantities() if q.monitor is not None}
 
     def start(self) -> None:
-        # The first looks for child processes, which takes the longest: outside of the others' regions.
-        for monitor in (self._cpu, self._clocks, self._gpu_state, self._package, self._card):
+        for monitor in (*self._of_quantities.values(), *self._own):
             monitor.start()
 
     def stop(self) -> None:
-        for monitor in (self._card, self._package, self._gpu_state, self._clocks, self._cpu):
+        for monitor in (*reversed(self._own), *self._of_quantities.values()):
             monitor.stop()
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of `CpuMonitor`, `ClockMonitor` and `GpuMonitor`, fields of `RankConditions`."""
-        return {**self._cpu.summary(), **self._clocks.summary(), **self._gpu_state.summary()}
+        """Return the figures of `CpuMonitor`, `ClockMonitor`, `GpuMonitor` and packages, fields of `RankConditions`."""
+        values = {key: value for key, monitor in self._of_quantities.items() if (value := monitor.value()) is not None}
+        of_packages = {"quantities": values} if values else {}
+        return {**self._cpu.summary(), **self._clocks.summary(), **self._gpu_state.summary(), **of_packages}
 
     def counters(self) -> RankCounters:
         """Return the counters, to be combined over the ranks of a machine."""

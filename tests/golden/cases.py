@@ -20,7 +20,6 @@ from rich.console import Console
 
 from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
-from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.compare import Gate, Side, compare
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
@@ -49,6 +48,7 @@ from raypar.reporting.sentences import effect_lines
 from raypar.reporting.vega import OmittedFigure
 from raypar.run import runner
 from raypar.study.options import OPTIONS
+from raypar.study.profile import PARTS, Breakdown, Profile
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, TrialState
 from raypar.track.runs import SECTIONS, child_run
 from raypar.track.view import ViewContent, saved_views
@@ -152,7 +152,7 @@ def reports():
         for r in range(3)
     ]
     profiled = at_workers({1: 4.0, 2: 2.0})
-    profiled[4] = replace(profiled[4], profile=TWO_RANKS.to_dict())
+    profiled[4] = replace(profiled[4], profile=TWO_RANKS)
     stalled = at_workers({1: 4.0, 2: 2.0})
     stalled[4] = replace(
         stalled[4],
@@ -417,7 +417,7 @@ def recommendations():
         "diverged trials and a target": advice(some_diverged()[1], reached, some_diverged()[0]),
         "points of which one does not fit": advice(some_do_not_fit()[1], question=some_do_not_fit()[0]),
         "points of which one does not fit, and a limit": advice(
-            some_do_not_fit()[1], Constraints(max_memory_bytes=1.5e9), some_do_not_fit()[0]
+            some_do_not_fit()[1], Constraints(limits={"memory_bytes": 1.5e9}), some_do_not_fit()[0]
         ),
         "many points": advice([make_result({"lr": i / 100}, 0, 4.0 + i) for i in range(20)], question=lr),
     }

@@ -12,12 +12,13 @@ from harness import Cli, client_of, report_in, runs_of
 from ranks import Reports, on_ranks
 from torch import nn
 
-from raypar.analysis.breakdown import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS, profile_of
 from raypar.errors import RayparError
 from raypar.predict.network import all_reduce_cost, fit_network
 from raypar.predict.probe import probe_all_reduces
 from raypar.study.options import resolve
+from raypar.study.profile import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS
 from raypar.train.affinity import allowed_cores
+from raypar.train.breakdown import profile_of
 from raypar.train.job import NO_PROFILING, Profiling
 from raypar.train.loop import train
 from raypar.workloads import digits, wide_mlp

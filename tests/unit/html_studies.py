@@ -6,8 +6,8 @@ from itertools import product
 
 from results import make_result
 
-from raypar.analysis.breakdown import PARTS, Breakdown, Profile
 from raypar.analysis.question import Question
+from raypar.study.profile import PARTS, Breakdown, Profile
 from raypar.study.trial import TrialState
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(1)> a.b['c'] "' onload="1 --> <!-- {{7*7}}"""
@@ -36,5 +36,5 @@ def _result(order, repeat, lr, workers, metric):
             {"lr": lr, "num_workers": workers}, repeat, time_s, started_at=1.7e9 + 12 * order, environment=node
         ),
         reports=tuple({"epoch": i, metric: value, "train_time_s": time_s / 4} for i, value in enumerate(curve, 1)),
-        profile=Profile((mean,) * workers, 10, mean.step_s, 0.05).to_dict() if repeat == 0 else {},
+        profile=Profile((mean,) * workers, 10, mean.step_s, 0.05) if repeat == 0 else None,
     )

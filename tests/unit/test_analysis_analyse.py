@@ -241,14 +241,14 @@ def test_energies_are_compared_where_they_are_of_the_same_parts(first, second, s
 def test_more_energy_for_less_time_is_on_the_front_unless_it_is_above_the_limit(joules, front, exclusions):
     candidates = recommend(WORKERS, measured(joules), Constraints()).candidates
     assert [c.point["num_workers"] for c in candidates if c.is_on_front] == front
-    limited = recommend(WORKERS, measured(joules), Constraints(max_energy_j=5500.0)).candidates
+    limited = recommend(WORKERS, measured(joules), Constraints(limits={"energy_j": 5500.0})).candidates
     assert [c.exclusion for c in limited] == exclusions
 
 
 def test_the_energy_to_a_target_is_that_share_of_the_trainings():
     epochs = [{"accuracy": 0.9 + 0.02 * e, "train_time_s": 10.0, "eval_time_s": 1.0} for e in range(1, 5)]
     results = [replace(r, reports=tuple(epochs)) for r in measured({1: 4000.0}, num_repeats=1)]
-    limits = Constraints(target=Target("accuracy", 0.95), max_energy_j=3500.0)
+    limits = Constraints(target=Target("accuracy", 0.95), limits={"energy_j": 3500.0})
     (candidate,) = recommend(WORKERS, results, limits).candidates
     assert candidate.energy_j.value == pytest.approx(3000.0)  # three of four epochs
     with pytest.raises(RayparError, match=r"--max-energy 3.50 kJ: energy is known from the first timed step on"):
@@ -266,5 +266,5 @@ def test_the_energy_to_a_target_is_that_share_of_the_trainings():
 def test_a_limit_on_an_unknown_energy_is_refused_with_the_reason(results, reason):
     assert analyse(WORKERS, results).energy_source == ""
     with pytest.raises(RayparError, match=rf"--max-energy 50.0 J: {reason}") as error:
-        recommend(WORKERS, results, Constraints(max_energy_j=50.0))
+        recommend(WORKERS, results, Constraints(limits={"energy_j": 50.0}))
     assert error.value.hint == "leave it out, or run the study where it can be read"

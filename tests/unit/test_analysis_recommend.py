@@ -82,8 +82,8 @@ PRICED = {"price_per_node_hour": 36.0}
         (trials({1: 40.0, 2: 22.0, 4: 15.0}), {"min_efficiency": 0.7}, 2, CLEAR, {4: "efficiency below 70 %"}),
         (THREE, {"max_time_s": 30.0}, 4, CLEAR, {1: "longer than 30.0 s"}),
         # Four workers are on two nodes, the others on one.
-        (THREE, {"max_cost": 0.23, **PRICED}, 2, CLEAR, {1: "cost above 0.23", 4: "cost above 0.23"}),
-        (NO_NODES, {"max_cost": 9.0, **PRICED}, 2, CLEAR, {4: "cost unknown"}),
+        (THREE, {"limits": {"cost": 0.23}, **PRICED}, 2, CLEAR, {1: "cost above 0.23", 4: "cost above 0.23"}),
+        (NO_NODES, {"limits": {"cost": 9.0}, **PRICED}, 2, CLEAR, {4: "cost unknown"}),
         (TWO, {"min_metric": 0.99}, None, NONE, dict.fromkeys((1, 2), "accuracy below 99.0 %")),
         (FAILED, {}, 1, CLEAR, {2: "failed"}),
         (THREE, {"only": {"num_workers": (1, 2), "lr": (0.1,)}}, 2, CLEAR, {}),
@@ -138,7 +138,7 @@ def test_a_limit_within_the_interval_is_a_close_call():
     ("constraints", "message"),
     [
         ({"target": Target("acuracy", 0.9)}, "no trial reports `acuracy`"),
-        ({"max_cost": 9.0, **PRICED}, "--max-cost 9: no result has its number of nodes recorded"),
+        ({"limits": {"cost": 9.0}, **PRICED}, "--max-cost 9: no result has its number of nodes recorded"),
         ({"only": {"num_worker": (1,)}}, "--set num_worker=1: no trial has `num_worker`"),
         ({"only": {"num_workers": (3,)}}, "--set num_workers=3: no point has it"),
         ({"min_efficiency": 0.7, "baseline": {}}, "no point has an efficiency"),

@@ -14,7 +14,7 @@ from raypar.analysis.question import Question, collect, current_results
 from raypar.analysis.scaling import (
     SAMPLES_PER_S,
     TRAININGS_PER_S,
-    Quantity,
+    Measurement,
     Runs,
     ScalingPoint,
     analyse_scaling,
@@ -33,7 +33,7 @@ def runs_of(law, *parameters, counts=COUNTS, rate=0.01, noise=0.0, num_repeats=1
     rng = np.random.default_rng(seed)
     factors = {n: np.exp(noise * rng.standard_normal(num_repeats)) for n in counts}
     rates = {n: tuple((rate * law.speedup(n, *parameters) * f).tolist()) for n, f in factors.items()}
-    return Runs(rates, Quantity.THROUGHPUT)
+    return Runs(rates, Measurement.THROUGHPUT)
 
 
 def as_times(runs, scaling=Scaling.STRONG):
@@ -53,7 +53,7 @@ def holds(estimate, truth):
 
 
 def test_two_wild_runs_of_each_worker_count_make_no_interval_too_large_for_a_float():
-    runs = Runs({1: (1.0, 1e-9), 2: (1.0, 1e9), 4: (1.0, 1e12)}, Quantity.THROUGHPUT)
+    runs = Runs({1: (1.0, 1e-9), 2: (1.0, 1e9), 4: (1.0, 1e12)}, Measurement.THROUGHPUT)
     for step in analyse_scaling(runs, Scaling.STRONG, level=0.99999).steps:
         assert step.gain.low < step.gain.value < step.gain.high < math.inf
 
@@ -122,7 +122,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(law, scaling, param
             n: tuple(law.speedup(n, *parameters) * np.exp(noise * rng.standard_normal(num_repeats)))
             for n, noise in zip(counts, noises, strict=True)
         }
-        fit = fit_of(analyse_scaling(Runs(rates, Quantity.THROUGHPUT), scaling), law)
+        fit = fit_of(analyse_scaling(Runs(rates, Measurement.THROUGHPUT), scaling), law)
         held += [holds(p, truth) for p, truth in zip(fit.parameters, parameters, strict=True)]
     assert np.mean(held) >= 0.88  # of 40 and 80 intervals of 95 %
 
@@ -133,7 +133,7 @@ def test_what_disturbs_a_block_makes_no_interval_wider_where_repeats_belong_toge
     quiet = runs_of(AMDAHL, 0.1, noise=0.01, num_repeats=5)
     noisy = {n: tuple(v * blocks) for n, v in quiet.values.items()}
     widths = [
-        fit_of(analyse_scaling(Runs(values, Quantity.THROUGHPUT, are_paired)), AMDAHL).parameters[0]
+        fit_of(analyse_scaling(Runs(values, Measurement.THROUGHPUT, are_paired)), AMDAHL).parameters[0]
         for values, are_paired in ((quiet.values, True), (noisy, True), (noisy, False))
     ]
     paired, disturbed, pooled = (p.high - p.low for p in widths)
@@ -174,7 +174,7 @@ SATURATED = {n: float(min(n, 4)) for n in (1, 2, 3, 4, 6, 8)}
 
 def test_rates_that_stay_at_their_highest_have_no_peak():
     rates = {n: tuple(rate * np.array([1.0, 1.02, 0.98])) for n, rate in SATURATED.items()}
-    analysis = analyse_scaling(Runs(rates, Quantity.THROUGHPUT))
+    analysis = analyse_scaling(Runs(rates, Measurement.THROUGHPUT))
     fit = fit_of(analysis, USL)
     assert not fit.holds and fit.peak is None and fit.extrapolated == {} and analysis.better is None
     assert (analysis.last_step.start, analysis.last_step.end) == (4, 8)
@@ -210,7 +210,7 @@ STEADY = (1.0, 1.01, 0.99)
     ],
 )
 def test_more_workers_pay_off_up_to_the_first_poor_doubling_after_all_good_ones(rates, gains, last):
-    runs = Runs({n: tuple(rate * s for s in STEADY) for n, rate in rates.items()}, Quantity.THROUGHPUT)
+    runs = Runs({n: tuple(rate * s for s in STEADY) for n, rate in rates.items()}, Measurement.THROUGHPUT)
     analysis = analyse_scaling(runs)
     assert {(s.start, s.end): s.gain.value for s in analysis.steps} == pytest.approx(gains)
     assert (analysis.last_step and (analysis.last_step.start, analysis.last_step.end)) == last
@@ -241,7 +241,7 @@ def test_a_step_is_the_ratio_of_the_speedups_that_the_table_shows():
 @given(st.integers(2, 64), st.floats(0.05, 0.95))
 def test_weak_scaling_has_one_serial_fraction_that_of_gustafsons_law(most, fraction):
     counts = sorted({1, most, 2 * most})
-    runs = Runs({n: (GUSTAFSON.speedup(n, fraction),) for n in counts}, Quantity.THROUGHPUT)
+    runs = Runs({n: (GUSTAFSON.speedup(n, fraction),) for n in counts}, Measurement.THROUGHPUT)
     analysis = analyse_scaling(runs, Scaling.WEAK)
     assert [p.serial_fraction.value for p in analysis.points[1:]] == pytest.approx([fraction] * (len(counts) - 1))
     assert fit_of(analysis, GUSTAFSON).parameters[0].value == pytest.approx(fraction, rel=1e-3)

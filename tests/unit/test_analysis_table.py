@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raypar.analysis.laws import Scaling
-from raypar.analysis.scaling import Quantity, Runs, analyse_scaling
+from raypar.analysis.scaling import Measurement, Runs, analyse_scaling
 from raypar.analysis.table import Asked, Role, read_table, role_of
 from raypar.errors import RayparError
 
@@ -25,7 +25,7 @@ def test_what_is_written_is_read(table, values):
     lines = [f"{n},{value!r}" for n, repeats in values.items() for value in repeats]
     table.write_text("\n".join(["workers,time", *lines]), encoding="utf-8")
     table_read = read_table(table, asked=Asked(scaling=Scaling.STRONG))
-    assert table_read.runs == {"": Runs({n: tuple(repeats) for n, repeats in values.items()}, Quantity.TIME)}
+    assert table_read.runs == {"": Runs({n: tuple(repeats) for n, repeats in values.items()}, Measurement.TIME)}
 
 
 @pytest.mark.parametrize("workers", ["workers", "num_workers", " Workers "])
@@ -34,7 +34,7 @@ def test_what_is_written_is_read(table, values):
 def test_columns_have_some_names_and_stand_anywhere(table, workers, value, delimiter):
     lines = [["host", value, "repeat", workers], ["a", "2.5", "1", "4"], ["a", " 2.75", "2", "4.0"]]
     table.write_text("\n".join(map(delimiter.join, lines)), encoding="utf-8")
-    quantity = Quantity("throughput" if value == "throughput" else "time")
+    quantity = Measurement("throughput" if value == "throughput" else "time")
     assert read_table(table).runs == {"": Runs({4: (2.5, 2.75)}, quantity, unit=value * (value == "throughput"))}
 
 
@@ -189,6 +189,6 @@ def test_columns_can_be_named(table):
     assert read(table, text, columns=columns).runs[""].values == {1: (10.0,), 2: (6.0,)}
     columns = {Role.WORKERS: "n", Role.THROUGHPUT: "samples/s"}
     of = read(table, text, columns=columns)
-    assert of.runs[""].quantity is Quantity.THROUGHPUT and of.runs[""].unit == "samples/s"
+    assert of.runs[""].quantity is Measurement.THROUGHPUT and of.runs[""].unit == "samples/s"
     assert of.reading == "Read times.csv: workers from `n`, throughput of all workers together from `samples/s`."
     assert "--time-column = 'x': no such column" in refusal(table, text, columns={Role.TIME: "x"})

@@ -13,9 +13,9 @@ from stage import options_of
 
 from raypar.analysis.question import Question, point_key, question_of
 from raypar.cli.common import parse_quantity
-from raypar.cli.recommend import UNITS_J
 from raypar.execution.options import ResumeFlags
 from raypar.study.loader import load_study
+from raypar.study.quantity import UNITS_J
 
 STUDY_FILE = """from raypar import Study, grid
 from raypar.workloads import digits

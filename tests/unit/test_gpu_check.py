@@ -18,6 +18,7 @@ from workload_parts import tiny_image_set
 
 from raypar.run.runner import TrialEnded, TrialReported
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
+from raypar.train.breakdown import profile_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 REPORT = {"epoch": 1, "train_loss": 2.0, "accuracy": 0.9}
@@ -292,7 +293,7 @@ def recorded(*parts, peak_flops=1e12):
 )
 def test_a_profile_needs_each_part_of_a_step_and_fewer_flops_than_the_peak(gpu_check, stand_in, of_rank, passes):
     stand_in.max_utilisation = 1.0
-    warm = runner(lambda _: {"profile": {"recorded": [of_rank]}})
+    warm = runner(lambda config: {"profile": profile_of([of_rank], config)})
     assert gpu_check.profile(bench(stand_in, warm=warm))[0] is passes
 
 

@@ -102,7 +102,11 @@ def test_a_store_reads_of_a_study_what_mlflow_reads(project, study):
 def test_the_list_of_studies_is_the_one_through_mlflow(project):
     studies = Store(by_sql(project), project).studies()
     assert studies == Store(by_mlflow(project), project).studies()
-    assert {s.name: (s.num_executions, s.num_finished, s.num_failed) for s in studies}["mnist"] == (2, 4, 1)
+    assert {s.name: (s.num_executions, s.counts["num_finished"], s.counts["num_failed"]) for s in studies}["mnist"] == (
+        2,
+        4,
+        1,
+    )
 
 
 def test_reading_imports_no_mlflow_changes_no_byte_and_adds_no_file(project):

@@ -114,7 +114,7 @@ def test_records_left_after_close_are_readable_and_brought_by_sync(project):
         return replace(summary, experiment_id=""), *kept, results_of(uri, project)
 
     before = state()
-    assert (before[0].name, before[0].num_finished, before[0].num_failed) == ("mnist", 1, 1)
+    assert (before[0].name, before[0].counts["num_finished"], before[0].counts["num_failed"]) == ("mnist", 1, 1)
     assert before[1:4] == ({"q": 1}, "src", SMALL.step_times_s)
     report = sync(project)
     assert (report.num_uploaded, report.num_left, report.problems) == (4, 0, [])
@@ -397,4 +397,4 @@ def test_without_a_journal_a_result_is_in_the_store_or_an_error_that_does_not_co
     assert results_of(uri, project) == stripped(*kept)
     store = Store(uri, project)
     assert bool(store.step_times("mnist", MEDIUM.spec.identity)) is (not method)
-    assert store.studies()[0].num_finished == len(kept)
+    assert store.studies()[0].counts["num_finished"] == len(kept)

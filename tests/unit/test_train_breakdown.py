@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.analysis.breakdown import (
+from raypar.study.profile import (
     BACKWARD,
     BUBBLE,
     COMMUNICATION,
@@ -18,10 +18,9 @@ from raypar.analysis.breakdown import (
     PARTS,
     STRAGGLERS,
     Profile,
-    break_down,
     mean_of,
-    profile_of,
 )
+from raypar.train.breakdown import break_down, profile_of
 
 REDUCE, GATHER = "gloo:all_reduce", "gloo:gather"
 # One step of a second: data, forward, backward, optimizer, one after the other.
@@ -161,9 +160,9 @@ def test_ranks_of_a_mesh_are_not_matched():
     mesh, matched = profile(*ranks, strategy="hybrid"), profile(*ranks)
     assert not mesh.matches_collectives and matched.matches_collectives
     assert mesh.ranks[0].parts[STRAGGLERS] == 0 and mesh.ranks[0].parts[COMMUNICATION] == pytest.approx(0.3)
-    assert matched.ranks[0].waits_for and Profile.from_dict(json.loads(json.dumps(matched.to_dict()))) == matched
+    assert matched.ranks[0].waits_for and Profile.from_stored(json.loads(json.dumps(matched.to_stored()))) == matched
 
 
 @pytest.mark.parametrize("raw", [{}, {"ranks": []}, {"ranks": [{"parts": 1}]}, {"recorded": []}, {"ranks": 3}])
 def test_a_mapping_that_is_no_profile_gives_none(raw):
-    assert Profile.from_dict(raw) is None
+    assert Profile.from_stored(raw) is None

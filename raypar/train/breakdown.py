@@ -17,99 +17,30 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from raypar.study.profile import (
+    BACKWARD,
+    BUBBLE,
+    COMMUNICATION,
+    DATA_WAIT,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PARTS,
+    STRAGGLERS,
+    Breakdown,
+    Profile,
+    mean_of,
+)
 from raypar.study.strategy import names_collectives, sync_period
 from raypar.train.spans import DATA, STEP, WAIT, Interval, Span, merged, without
 
-DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
-COMMUNICATION, STRAGGLERS, BUBBLE, OTHER = "exposed_communication", "stragglers", "bubble", "other"
-PARTS = (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUBBLE, OTHER)
 _PART_OF = {DATA: DATA_WAIT, FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
 # Other marks of raypar: copies before and after a communication.
 _OTHER_MARKS = ("combine", "spread")
 _NOT_COMMUNICATION = (STEP, WAIT, *_PART_OF, *_OTHER_MARKS)
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Parts of one rank's step, in seconds; of several steps, the mean.
-
-    Attributes:
-        parts: `PARTS` to seconds; they add up to `step_s`.
-        hidden_s: communication that goes on while the rank works.
-        waits_for: rank to the part of `STRAGGLERS` for which it was the last one.
-    """
-
-    step_s: float
-    parts: Mapping[str, float]
-    hidden_s: float
-    waits_for: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def hidden_share(self) -> float | None:
-        """Share of the rank's communication that is hidden; None where there is none."""
-        total_s = self.hidden_s + self.parts[COMMUNICATION]
-        return self.hidden_s / total_s if total_s > 0 else None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Breakdown of a trial's steps.
-
-    Attributes:
-        ranks: by rank, in the profiled steps.
-        num_steps: how many those are the mean of: the middle half of all, by time.
-        step_s: median step without the profiler, slowest rank.
-        overhead: what the profiler adds to a step: 0.08 for 8 %.
-        shares_clock: all ranks ran on one machine; else their clocks were compared at barriers.
-        matches_collectives: whether waiting for stragglers is separate from communication.
-        utilisation: model FLOP utilisation: FLOP of the model's forward and backward pass that the workers do per
-            second, over what products of matrices reach on all of them at once; None: the model can't be counted.
-        flop_per_sample: of the model, forward and backward.
-        peak_flops: of all workers together, FLOP/s.
-    """
-
-    ranks: tuple[Breakdown, ...]
-    num_steps: int
-    step_s: float
-    overhead: float
-    shares_clock: bool = True
-    matches_collectives: bool = True
-    utilisation: float | None = None
-    flop_per_sample: float | None = None
-    peak_flops: float | None = None
-
-    @property
-    def mean(self) -> Breakdown:
-        """Mean over the ranks."""
-        return mean_of(self.ranks)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Profile | None:
-        """Return the profile of a mapping read back from JSON; None for one that is no profile."""
-        try:
-            ranks = tuple(
-                Breakdown(**{**rank, "waits_for": {int(k): v for k, v in rank["waits_for"].items()}})
-                for rank in raw["ranks"]
-            )
-            return cls(**{**raw, "ranks": ranks}) if ranks else None
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
-
-    def metrics(self) -> dict[str, float]:
-        """Return the ranks' mean for MLflow: ``profile/backward_s``, ``profile/hidden_communication_s`` …"""
-        mean = self.mean
-        metrics = {f"profile/{part}_s": seconds for part, seconds in mean.parts.items()}
-        metrics |= {"profile/step_s": mean.step_s, "profile/hidden_communication_s": mean.hidden_s}
-        metrics["profile/overhead"] = self.overhead
-        if self.utilisation is not None:
-            metrics["profile/model_flop_utilisation"] = self.utilisation
-        return metrics
 
 
 def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Profile | None:
@@ -157,20 +88,6 @@ def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list
     """
     arrivals = _arrivals([[span for span in rank if _is_collective(span)] for rank in ranks], matches)
     return [list(_steps(rank, collectives)) for rank, collectives in zip(ranks, arrivals, strict=True)]
-
-
-def mean_of(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean: parts that add up in each add up in it."""
-    num = len(breakdowns)
-    return Breakdown(
-        step_s=sum(b.step_s for b in breakdowns) / num,
-        parts={part: sum(b.parts[part] for b in breakdowns) / num for part in PARTS},
-        hidden_s=sum(b.hidden_s for b in breakdowns) / num,
-        waits_for={
-            rank: sum(b.waits_for.get(rank, 0.0) for b in breakdowns) / num
-            for rank in sorted({rank for b in breakdowns for rank in b.waits_for})
-        },
-    )
 
 
 @dataclass(frozen=True)
