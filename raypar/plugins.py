@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raypar.errors import RayparError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -49,6 +51,8 @@ def registered(group: str, kind: type[T], own_entries: Mapping[str, str]) -> Laz
     """
 
     def load() -> dict[str, T]:
+        from importlib.metadata import EntryPoint, entry_points  # takes longer to import than all of raypar's own
+
         points = [EntryPoint(name, value, group) for name, value in own_entries.items()]
         points += sorted(entry_points(group=group), key=lambda point: (point.name, point.value))
         entries: dict[str, T] = {}

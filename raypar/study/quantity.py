@@ -7,15 +7,16 @@ object is a `Quantity`. Its value comes from the trial's result (``of_trial``), 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Protocol
 
 from raypar import units
 from raypar.errors import RayparError
+from raypar.plugins import registered
 from raypar.study.trial import TrialResult
 
 GROUP = "raypar.quantities"
@@ -318,20 +319,14 @@ def quantities() -> tuple[Quantity, ...]:
     """Return all quantities, those of installed packages last.
 
     Raises:
-        RayparError: a package's can't be loaded, is none, or has the key of another.
+        RayparError: an entry point of a package can't be loaded, or has the key of another quantity.
     """
-    every = {quantity.key: quantity for quantity in BUILT_IN}
-    for entry in entry_points(group=GROUP):
-        where, hint = f"entry point {entry.name} of {GROUP} ({entry.value})", "correct or uninstall the package"
-        try:
-            quantity = entry.load()
-        except Exception as error:
-            raise RayparError(f"{where}: {type(error).__name__}: {error}", hint=hint) from error
-        if not isinstance(quantity, Quantity):
-            raise RayparError(f"{where}: must be a Quantity, got {type(quantity).__name__}", hint=hint)
-        if every.setdefault(quantity.key, quantity) is not quantity:
-            raise RayparError(f"{where}: there is a quantity `{quantity.key}` already", hint=hint)
-    return tuple(every.values())
+    every = (*BUILT_IN, *registered(GROUP, Quantity, {}).values())
+    twice = [key for key, num in Counter(quantity.key for quantity in every).items() if num > 1]
+    if twice:
+        problem = f"several quantities have the key {', '.join(twice)}"
+        raise RayparError(problem, hint=f"uninstall the package whose entry point in {GROUP} repeats it")
+    return every
 
 
 def of_view(view: View) -> list[Quantity]:
