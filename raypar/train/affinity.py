@@ -30,7 +30,7 @@ class Core:
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """Return the cores that this process may use: its cpuset, whatever it is pinned to at the moment."""
+    """Return the cores of this process's cpuset, regardless of its current pinning."""
     if not CAN_PIN:
         return tuple(range(os.cpu_count() or 1))
     mine = os.sched_getaffinity(0)
@@ -46,17 +46,17 @@ def host_cores() -> tuple[Core, ...]:
 
 
 def cores_near_gpu(index: int, environment: Mapping[str, str] = os.environ) -> frozenset[int]:
-    """Return the numbers of the cores of a GPU's own NUMA node; empty where they are unknown.
+    """Return the numbers of the cores of a GPU's NUMA node; empty if they are unknown.
 
     Args:
-        index: of the GPU, among those that a process with this environment sees.
+        index: index of the GPU among those that a process with this environment sees.
     """
     gpus = visible_gpus(environment)
     return local_cores(gpus[index]) if index < len(gpus) else frozenset()
 
 
 def topology(numbers: Iterable[int], folder: Path = TOPOLOGY) -> tuple[Core, ...]:
-    """Return sockets and physical cores of these cores; an unreadable one counts as a separate physical core."""
+    """Return sockets and physical cores of these cores; a core counts as physical if it can't be read."""
     return tuple(_core(number, folder / f"cpu{number}" / "topology") for number in numbers)
 
 
@@ -73,7 +73,7 @@ def _core(number: int, folder: Path) -> Core:
 def pin(cores: Iterable[int]) -> tuple[int, ...]:
     """Bind the calling thread, and every thread and process that it starts later, to these cores.
 
-    Has to be called before torch starts its threads.
+    Call it before torch starts its threads.
 
     Returns:
         The cores that it is bound to, as the kernel reports them; empty if the system can't pin.

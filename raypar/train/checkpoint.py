@@ -1,9 +1,9 @@
-"""Checkpoints, from which a retry of a trial continues.
+"""Checkpoints from which a retry of a trial resumes.
 
-Each rank writes its state (its part of split weights included) into a separate file: a retry has the same placement,
-so nothing has to be split again. A file is written under another name, synced and renamed; a rank removes its last
-one when all ranks have written the next. So there is always a checkpoint that all ranks have, and they agree on it
-when they start. If a node that had one is lost, no checkpoint is common to all, and all start from the beginning.
+Each rank writes its state, including its part of split weights, to a separate file. A retry has the same placement, so
+nothing has to be split again. A file is written under a temporary name, synced and renamed. A rank removes its last
+file when all ranks have written the next one, so the ranks always have a common checkpoint. They agree on it when they
+start. If a node is lost with its file, no checkpoint is common to all, and all ranks start from the beginning.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Checkpoints:
     """One rank's checkpoints of a trial; does nothing without a folder. All ranks make the same calls.
 
     Attributes:
-        time_s: spent in saving, waiting for the other ranks included.
-        why_not: why a checkpoint that some rank has was not used; empty if there was none, or if it was used.
+        time_s: time for saving, including waiting for the other ranks.
+        why_not: reason why an existing checkpoint was not used; empty if there was none, or if it was used.
     """
 
     def __init__(self, folder: Path | None, context: DistContext) -> None:
@@ -52,11 +52,11 @@ class Checkpoints:
         if not num_without:
             return state
         if newest:
-            self.why_not = "not every rank found a checkpoint that all have: the training began anew"
+            self.why_not = "the ranks have no common checkpoint: the training started again"
         return None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the state after `step` steps; remove the one before when all ranks have written theirs."""
+        """Write the state after `step` steps; remove the previous one when all ranks have written theirs."""
         if self._folder is None:
             return
         begun_s = time.perf_counter()
@@ -96,18 +96,18 @@ class Checkpoints:
         state: dict[str, Any] | None = None
         try:
             state = torch.load(self._path(step), map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file makes torch raise many kinds
+        except Exception as error:  # torch raises many kinds for a damaged file
             print(f"the checkpoint after step {step} can't be read, {type(error).__name__}: {error}", flush=True)
         return state
 
 
 def local_weights(module: nn.Module) -> dict[str, Any]:
-    """Return this rank's part of the weights, and of the rest of the module's state."""
+    """Return this rank's part of the weights and of the module's other state."""
     return {key: _local_part(value).detach() for key, value in module.state_dict().items()}
 
 
 def load_local_weights(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy back what `local_weights` returned."""
+    """Restore `local_weights`."""
     with torch.no_grad():
         for key, value in module.state_dict().items():
             _local_part(value).copy_(saved[key])
@@ -170,7 +170,7 @@ def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None
 
 @contextlib.contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
-    """Leave the random number generators after the block as they were before."""
+    """Restore the random number generators after the block."""
     states = generator_states(device)
     try:
         yield

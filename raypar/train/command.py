@@ -91,7 +91,7 @@ RANK_FOLDER = "ranks"  # in a trial's folder: output of the ranks that torchrun 
 
 
 def without_other_ranks(folder: Path) -> dict[str, str]:
-    """Return variables by which torchrun prints what its first rank prints, and writes the others' output to files.
+    """Return variables that make torchrun print only its first rank's output, and write the others' output to files.
 
     Lines of several ranks mix, and a metric would be that of any of them. Options of the command itself come first.
     """
@@ -184,7 +184,7 @@ def run_command(
 
 
 def _folder(job: TrialJob) -> Path:
-    """Return the folder in which a trial's command runs: the study file's, or a copy of what of it the command needs.
+    """Return the folder in which a trial's command runs: that of the study file, or a copy of the files it needs.
 
     Raises:
         WorkloadError: this machine doesn't have the folder, and there is nothing to copy.
@@ -230,7 +230,7 @@ def _meet(
 
 
 def _original_environment() -> dict[str, str]:
-    """Return this process's environment without what the fork server has set for ranks."""
+    """Return this process's environment without the variables that the fork server has set for ranks."""
     environment = dict(os.environ)
     for name, value in json.loads(environment.pop(REPLACED_VARIABLES, "{}")).items():
         environment.pop(name, None)

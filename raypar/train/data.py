@@ -1,11 +1,10 @@
-"""Batches: the global batch of a step never depends on the number of workers.
+"""Batches. The global batch of a step never depends on the number of workers.
 
-Inputs and targets are tensors, or trees of dicts and tuples of them with a row for each sample.
+Inputs and targets are tensors, or trees of dicts and tuples of tensors with a row for each sample.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -16,17 +15,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import Batch, call
 from raypar.study.workload import Config, Data, Split, Workload, first_tensor
 from raypar.train.precision import Numerics, fitted
 
 
 class Share(NamedTuple):
-    """A rank's part of one global batch: `weight`, `num_samples` and `num_global` as a `Batch` has them.
+    """A rank's part of one global batch, with the `weight`, `num_samples` and `num_global` of its `Batch`.
 
-    A tuple, because one is made in every timed step.
+    A tuple, because every timed step creates one.
     """
 
     indices: Tensor  # into the training set, shape (num_local,)
@@ -48,10 +48,10 @@ def moved(tree: Any, device: torch.device) -> Any:
 
 
 def paired(sample: Any) -> tuple[Any, Any]:
-    """Return inputs and targets of a sample, or of a batch of them, as a data set gives it.
+    """Split a sample of a data set, or a batch of samples, into inputs and targets.
 
     Raises:
-        TypeError: it is neither a mapping nor a tuple of two or more.
+        TypeError: `sample` is neither a mapping nor a tuple of two or more.
     """
     if isinstance(sample, Mapping):
         sample = dict(sample)
@@ -63,12 +63,12 @@ def paired(sample: Any) -> tuple[Any, Any]:
 
 
 class Feed:
-    """Turns the inputs of a batch into what the model is called with: in its dtype, and by name or by position.
+    """Conversion of a batch's inputs to the model's arguments: its dtype, by name or by position.
 
     Args:
-        model: decides, by the arguments of its ``forward``, whether a dict or tuple is one argument or several, and
-            what whole numbers are cast to. None: of single tensors of numbers.
-        inputs: of some samples, as the data has them after its transform.
+        model: its ``forward`` decides whether a dict or tuple is one argument or several, and the type that integers
+            are cast to. None: the inputs are single tensors.
+        inputs: some samples after the data's transform.
     """
 
     def __init__(self, numerics: Numerics, model: nn.Module | None = None, inputs: Any = None) -> None:
@@ -79,13 +79,12 @@ class Feed:
             self._cast = fitted(numerics, inputs, partial(self._run, model, inputs)).cast
 
     def targets(self, targets: Any) -> Any:
-        """Return targets, those of float64, numpy's default, in the model's dtype."""
+        """Return targets with float64, numpy's default, converted to the model's dtype."""
         return mapped(lambda each: each.to(self._dtype) if each.dtype == torch.float64 else each, targets)
 
     def _run(self, model: nn.Module, inputs: Any, numerics: Numerics) -> None:
         self._cast = numerics.cast
-        with evaluating(model), numerics.autocast():
-            call(model, self(moved(inputs, numerics.device)))
+        evaluated(model, self(moved(inputs, numerics.device)), numerics)
 
     def __call__(self, inputs: Any) -> Any:
         if isinstance(inputs, Tensor):
@@ -96,20 +95,30 @@ class Feed:
         return tuple(cast) if isinstance(cast, list) else cast
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode without gradients: else a batch norm would count the samples in.
+def evaluated(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
+    """Return a model's outputs in evaluation mode, without gradients: batch norm would count the samples otherwise.
 
-    Not in inference mode: what the model caches, it is to be trained with.
+    Inference mode is not used because the model may cache tensors that it trains with later.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
-            yield
+        with torch.no_grad(), numerics.autocast():
+            return call(model, inputs)
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def first_samples(data: Data, num_samples: int) -> tuple[Any, Any]:
+    """Return inputs and targets of the first training samples, the inputs transformed."""
+    if data.train is not None:
+        inputs, targets = part_of((data.train.inputs, data.train.targets), slice(num_samples))
+        return (data.transform(inputs) if data.transform else inputs), targets
+    if data.train_loader is not None:
+        return paired(next(iter(data.train_loader(0, 1, num_samples))))
+    dataset: Any = data.train_dataset
+    return paired((data.collate or default_collate)([dataset[i] for i in range(min(num_samples, len(dataset)))]))
 
 
 def _takes_as_one(model: nn.Module, inputs: Any) -> bool:
@@ -127,7 +136,7 @@ def _takes_as_one(model: nn.Module, inputs: Any) -> bool:
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """Return a permutation of the samples' indices, shape ``(num_samples,)``, that only seed and epoch decide."""
+    """Return a permutation of the samples' indices, shape ``(num_samples,)``, that depends only on seed and epoch."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
 
@@ -135,8 +144,8 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
 def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_last: bool) -> Iterator[Share]:
     """Yield a rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
 
-    The ranks' parts are contiguous and differ in size by one sample at most. Where a last, short batch has no sample
-    for a rank, that rank takes the batch's first one with weight 0: it has to join the collectives all the same.
+    The ranks' parts are contiguous and differ in size by at most one sample. If a short last batch has no sample for a
+    rank, that rank takes the batch's first one with weight 0, because it must join the collectives.
     """
     for batch in order.split(batch_size):  # type: ignore[no-untyped-call]
         size = len(batch)
@@ -161,17 +170,17 @@ class TrainBatches:
 
     Args:
         config: the trial's complete config.
-        seed: decides, with the epoch alone, the order of the samples.
-        share: this rank's share of a batch and the number of shares, as `Strategy.share` has them.
+        seed: together with the epoch, determines the order of the samples.
+        share: this rank's share of a batch and the number of shares, see `Strategy.share`.
         numerics: device, dtype and layout of the inputs.
-        feed: makes the model's inputs; None: of single tensors.
+        feed: conversion of the model's inputs; None: they are single tensors.
 
     Attributes:
         num_samples: training samples of an epoch.
         steps_per_epoch: steps of an epoch.
 
     Raises:
-        ValueError: there are fewer samples than the config asks for or than a batch needs.
+        ValueError: there are fewer samples than ``num_samples`` or than a full batch.
     """
 
     def __init__(
@@ -205,7 +214,7 @@ class TrainBatches:
         """Yield the batches of the warm-up steps.
 
         Args:
-            with_short_batch: add one of the size of an epoch's last, shorter batch, if there is such.
+            with_short_batch: add a batch of the size of an epoch's shorter last batch, if there is one.
         """
         order = self._order(0)
         if num_warmup_steps := self._config["num_warmup_steps"]:
@@ -214,9 +223,9 @@ class TrainBatches:
                 yield from self._stream(order[:short])
 
     def segments(self, steps: range) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of these steps of the training in parts with an evaluation after each.
+        """Yield the batches of these training steps in the parts between evaluations.
 
-        A part is an epoch, or ``eval_every_steps`` steps. It has to be used up before the next one is asked for.
+        A part is an epoch, or ``eval_every_steps`` steps. Consume each part before the next one.
         """
         epochs = self._epochs(steps)
         if num := self._config["eval_every_steps"]:
@@ -225,7 +234,7 @@ class TrainBatches:
         yield from epochs
 
     def full(self, epoch: int) -> Iterator[Batch]:
-        """Yield batches without end, from `epoch` on, except for short last ones."""
+        """Yield full batches without end, starting with `epoch`."""
         num_full = self.num_samples // self._batch_size * self._batch_size or None
         for number in count(epoch):
             yield from self._stream(self._order(number)[:num_full], epoch=number)
@@ -242,10 +251,10 @@ class TrainBatches:
 
 
 def num_train_samples(data: Data, limit: int | None) -> int:
-    """Return how many training samples are used: the first `limit`, or all.
+    """Return the number of training samples in use: the first `limit`, or all.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: there are fewer than `limit`.
     """
     dataset = data.train if data.train is not None else data.train_dataset
     if dataset is None:
@@ -257,7 +266,7 @@ def num_train_samples(data: Data, limit: int | None) -> int:
 
 
 class _Stream(Protocol):
-    """From the order of the samples of an epoch, or of the part after `num_skipped` steps, to this rank's batches."""
+    """This rank's batches, given the order of an epoch's samples, or of those after `num_skipped` steps."""
 
     def __call__(self, order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]: ...
 
@@ -265,7 +274,7 @@ class _Stream(Protocol):
 def _resident(
     data: Data, _: Config, num_samples: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
 ) -> _Stream:
-    """Batches sliced from tensors that stay in (device) memory; no copy but the gather of the batch itself."""
+    """Slice batches from tensors that stay in (device) memory, without a copy except the gather of the batch."""
     assert data.train is not None
     device, transform = numerics.device, data.transform
     inputs, targets = (
@@ -283,7 +292,7 @@ def _resident(
 
 
 class TreeDataset(Dataset[Any]):
-    """Samples of a `Split` one by one, where inputs or targets are several tensors."""
+    """Samples of a `Split` one by one, for inputs or targets of several tensors."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -298,7 +307,7 @@ class TreeDataset(Dataset[Any]):
 def _dataloader(
     data: Data, config: Config, _: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
 ) -> _Stream:
-    """Batches from torch's DataLoader, in the same order as `_resident`'s."""
+    """Read batches from torch's DataLoader, in the same order as `_resident`."""
     device = numerics.device
     dataset, transform, collate = data.train_dataset, None, data.collate
     if dataset is None:
@@ -329,12 +338,9 @@ def _dataloader(
 
 
 def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: Numerics, feed: Feed) -> _Stream:
-    """Batches of a loader of the workload's own, whose order and sizes it decides."""
+    """Read batches from the workload's own loader, which decides their order and sizes."""
     num_shares = share[1]
-    set_epoch = next(
-        (each.set_epoch for each in _samplers_of(loader) if hasattr(each, "set_epoch")),
-        lambda _: None,
-    )
+    set_epoch = next((each.set_epoch for each in _samplers_of(loader) if hasattr(each, "set_epoch")), lambda _: None)
 
     def stream(order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]:
         num = -(-len(order) // batch_size)
@@ -346,14 +352,14 @@ def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: 
             num_global = size if num_shares == 1 else batch_size  # other ranks' sizes are not known here
             yield Batch(feed(x), feed.targets(y), size * num_shares / num_global, size, num_global)
         if number < num:
-            problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, and its length is "
+            problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, but its length is "
             raise ValueError(f"{problem}{len(loader)}: ranks with uneven numbers of batches would wait for each other")
 
     return stream
 
 
 def _samplers_of(loader: Any) -> Iterator[Any]:
-    """Yield what may decide the order of a loader's samples."""
+    """Yield the objects that may decide the order of a loader's samples."""
     yield loader
     for name in ("sampler", "batch_sampler"):
         if (sampler := getattr(loader, name, None)) is not None:
@@ -362,22 +368,22 @@ def _samplers_of(loader: Any) -> Iterator[Any]:
 
 
 def pins_memory(config: Config, device: torch.device) -> bool:
-    """Return whether a DataLoader pins its batches, so that they are copied to a GPU while it works."""
+    """Return whether a DataLoader pins its batches, so that a GPU copies them while it computes."""
     return bool(device.type == "cuda" if config["pin_memory"] is None else config["pin_memory"])
 
 
-# A second's worth of hashing at most; of larger tensors, samples spread evenly make the digest.
+# At most a second of hashing. The digest of a larger tensor is over evenly spread samples.
 MAX_HASHED_BYTES = 64 * 2**20
 
 
 def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]:
-    """Return name and source of the data set, and ``splits``: "train", "val" and "test", as far as there are such.
+    """Return name and source of the data set, and its existing ``splits``: "train", "val" and "test".
 
-    Each split has ``num_samples``; those that are in memory also a ``digest`` of 16 hex digits, and dtype and shape
-    of ``inputs`` and ``targets``. A split that is read sample by sample (a folder of images) has no digest.
+    Each split has ``num_samples``. A split in memory also has a ``digest`` of 16 hex digits, and dtype and shape of
+    ``inputs`` and ``targets``. A split that is read sample by sample (a folder of images) has no digest.
 
     Args:
-        num_used: the number of training samples in use, the first ones.
+        num_used: number of training samples in use, counted from the first.
     """
     read = {"train": data.train_dataset, "val": data.val_dataset}
     splits: dict[str, Any] = {}
@@ -406,7 +412,7 @@ def _in_memory(split: Split, num_samples: int) -> Mapping[str, Any]:
 
 
 def digest(split: Split, num_samples: int, most_bytes: int) -> str:
-    """Return a digest of some samples, of 16 hex digits; of larger tensors, of samples spread evenly."""
+    """Return a digest, 16 hex digits, of the first samples; tensors above `most_bytes` are sampled evenly."""
     hashed = hashlib.sha256()
     for tensor in tree_leaves((split.inputs, split.targets)):
         tensor = tensor[:num_samples]

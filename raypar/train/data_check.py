@@ -1,7 +1,7 @@
-"""Check of a workload's data and model, before a trial trains with them: all mistakes at once, each with its fix.
+"""Check of a workload's data and model before training: all mistakes at once, each with its fix.
 
-These mistakes are trained on in silence (128 inputs and 50 targets are 50 samples), or fail in a way that does not name
-their cause. What a model or loss raises by itself is left to the training, whose error has a traceback.
+Training would accept these mistakes silently (128 inputs and 50 targets are 50 samples), or fail without naming their
+cause. Exceptions of a model or loss are left to the training, whose error has a traceback.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
-from torch.utils.data import default_collate
 
 from raypar import units
 from raypar.errors import Mistake, RayparError, Shown, WorkloadError, cut
 from raypar.parallel.loss import Kind, Loss, part_of
-from raypar.parallel.strategy import DistContext, ForwardBackward, call
+from raypar.parallel.strategy import DistContext, ForwardBackward
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.checkpoint import generators_kept
-from raypar.train.data import Feed, TrainBatches, digest, evaluating, moved, paired
+from raypar.train.data import Feed, TrainBatches, digest, evaluated, first_samples, moved, paired
 from raypar.train.loss_kind import HINT_RATIO, IGNORED_CLASS, NOT_OF_PARTS, loss_of, num_rows, takes_classes
 from raypar.train.model_check import model_facts
 from raypar.train.precision import Numerics, numerics_of
@@ -44,40 +43,36 @@ T = TypeVar("T")
 
 RETURN_DATA = "return raypar.Data(train=Split(inputs, targets), val=Split(inputs, targets))"
 SPLITS_DIFFER = (
-    "data(config) gives other samples each time it is called, so that training samples of one rank or trial are "
-    "validation samples of another"
+    "data(config) gives other samples each time it is called, so training samples of one rank or trial are validation "
+    "samples of another"
 )
 SAME_DATA = (
     "seed the generator that draws or splits them: numpy.random.default_rng(0), torch.Generator().manual_seed(0)"
 )
 HINT_MEAN = "return the batch's mean, or a pair (sum, weight)"
 FIX = "fix that function"
-HINT_FORWARD = "give the model what data(config) has, or the data what the model takes"
+HINT_FORWARD = "make the model's forward take the inputs of data(config), or the reverse"
 HINT_LOSS = "fix that function, or give targets of the shape and type that it takes"
 HINT_ONE_SHAPE = "give both one shape: outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data"
-NUM_COMPARED = 16  # targets that metrics are tried on
-BROADCAST = "incorrect results due to broadcasting"  # of torch's warning
-NUM_SAMPLES = 3  # that are run through model, loss and metrics
-# Of larger inputs, samples spread evenly are looked at.
-MAX_LOOKED_AT_BYTES = 64 * 2**20
-# A rank's samples are compared with the others' before each training, so fewer are looked at.
+PAIRS_ALL = "pairs each output with every target"
+NUM_COMPARED = 16  # targets, to try the metrics on
+BROADCAST = "incorrect results due to broadcasting"  # in torch's warning
+NUM_SAMPLES = 3  # run through model, loss and metrics
+MAX_CHECKED_BYTES = 64 * 2**20  # larger inputs are sampled evenly
+# Smaller limits for comparing the ranks' samples, which happens before each training.
 MAX_COMPARED_BYTES, NUM_COMPARED_SAMPLES, MAX_ROWS = 4 * 2**20, 8, 2**20
 MAX_WHOLE_BYTES = 2**30
-LIMIT_S = 4.0  # for the points of a study together, before it starts
+LIMIT_S = 4.0  # for all points of a study, before it starts
 MAX_LOADED_TWICE_S = 1.0
-MAX_READ_AGAIN = 1.5  # times that the ranks together may read a data set of their own loaders in an epoch
+MAX_READ_AGAIN = 1.5  # passes over the data set by all ranks' own loaders in an epoch
 MAX_ERROR_CHARS = 300
-NO_GROUP = "process group"  # in torch's errors where there is none
+NO_GROUP = "process group"  # in torch's errors without a process group
 PACKAGE, STANDARD_LIBRARY = Path(__file__).parents[1], sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Model that can be trained on the data, converted, and what its training needs to know of it.
-
-    Attributes:
-        feed: turns a batch's inputs into the model's.
-    """
+    """Model that can be trained on the data, converted, with its loss and the conversion of its inputs."""
 
     model: Any
     loss: Loss
@@ -85,22 +80,27 @@ class Checked:
 
 
 @dataclass
-class Findings:
-    """Mistakes in a workload's data and model, so far.
+class WorkloadCheck:
+    """Check of one workload under one config, and the mistakes found so far.
 
     Attributes:
-        mistakes: what no trial can be trained with.
-        raised: errors of the workload's own functions. In a rank the training raises them again, with their traceback.
+        data: return value of the workload's ``data``.
+        mistakes: mistakes that make training impossible.
+        raised: errors of the workload's own functions. In a rank, the training raises them again, with their traceback.
     """
 
+    workload: Workload
+    config: Config
+    numerics: Numerics
+    data: Any = None
     mistakes: list[Mistake] = field(default_factory=list)
     raised: list[Mistake] = field(default_factory=list)
 
     def attempt(self, where: str, function: Callable[[], T], shown: str = "", hint: str = FIX) -> T | None:
-        """Return what a function of the workload returns; None, and the error is noted, where it raises.
+        """Call a function of the workload; if it raises, note the error and return None.
 
         Args:
-            shown: what it was given.
+            shown: description of its arguments.
         """
         try:
             return function()
@@ -112,28 +112,28 @@ class Findings:
 def check_workload(
     workload: Workload, data: Any, config: Config, build: Callable[[], Any], numerics: Numerics, context: DistContext
 ) -> Checked:
-    """Return the model that `build` makes, converted, with its loss, where it can be trained on the data.
+    """Build the model and check that it can be trained on the data. All ranks call it.
 
-    Leaves the random number generators as `build` leaves them. All ranks call it.
+    Leaves the random number generators as `build` leaves them.
 
     Args:
-        data: what the workload's ``data`` returned.
+        data: return value of the workload's ``data``.
 
     Raises:
-        WorkloadError: with every mistake in data and model; or the ranks have different data.
+        WorkloadError: with every mistake in data and model, or if the ranks have different data.
     """
-    findings = Findings()
+    check = WorkloadCheck(workload, config, numerics, data)
     with generators_kept(numerics.device):
-        findings.mistakes += _data_mistakes(workload, data, config)
+        check.mistakes += _data_mistakes(check)
     try:
         model = build()
     except Exception:
-        if findings.mistakes:  # of which that may come
-            raise WorkloadError.of(workload.name, findings.mistakes) from None
+        if check.mistakes:  # which may be the cause
+            raise WorkloadError.of(workload.name, check.mistakes) from None
         raise
-    checked = _check_model(workload, data, config, model, numerics, findings)
-    if findings.mistakes or checked is None:
-        raise WorkloadError.of(workload.name, findings.mistakes + findings.raised)
+    checked = _check_model(check, model)
+    if checked is None:
+        raise WorkloadError.of(workload.name, check.mistakes + check.raised)
     with generators_kept(numerics.device):
         if wrong := _different_data(data, config, context):
             raise WorkloadError.of(workload.name, [wrong])
@@ -141,13 +141,13 @@ def check_workload(
 
 
 def mistakes_of_points(workload: Workload, points: Sequence[tuple[str, Config]], seed: int) -> list[Mistake]:
-    """Return every mistake in the data and model of some points, errors of their functions included.
+    """Return every mistake in the data and model of some points, including errors of their functions.
 
-    In a process of its own, without a process group, on the CPU. Points after `LIMIT_S` are left to their ranks.
+    Runs in a separate process, without a process group, on the CPU. Points after `LIMIT_S` are left to their ranks.
 
     Args:
         points: label and complete config of each.
-        seed: of the generators, as the ranks seed them.
+        seed: seed of the generators, the same as in the ranks.
     """
     until_s = time.monotonic() + LIMIT_S
     mistakes: dict[str, tuple[Mistake, list[str]]] = {}
@@ -158,7 +158,7 @@ def mistakes_of_points(workload: Workload, points: Sequence[tuple[str, Config]],
         num_checked += 1
         if time.monotonic() > until_s:
             break
-    of_all = {*points[0][1], "data(config)"}  # fields that say which points they are of
+    of_all = {*points[0][1], "data(config)"}  # fields that need no points
     return [
         mistake
         if len(labels) == num_checked or mistake.field in of_all
@@ -170,72 +170,71 @@ def mistakes_of_points(workload: Workload, points: Sequence[tuple[str, Config]],
 def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compares: bool) -> list[Mistake]:
     assert workload.model is not None and workload.data is not None
     load, build = workload.data, workload.model
-    numerics, findings = numerics_of(config, torch.device("cpu")), Findings()
+    check = WorkloadCheck(workload, config, numerics_of(config, torch.device("cpu")))
     start_s = time.monotonic()
-    data: Any = findings.attempt("data(config)", lambda: seeded(seed, load, config))
-    if not findings.raised:
-        findings.mistakes += _data_mistakes(workload, data, config)
-        if compares and not findings.mistakes and time.monotonic() - start_s < MAX_LOADED_TWICE_S:
-            once, again = identity_of(data, config), identity_of(seeded(seed, load, config), config)
+    check.data = check.attempt("data(config)", lambda: seeded(seed, load, config))
+    if not check.raised:
+        check.mistakes += _data_mistakes(check)
+        if compares and not check.mistakes and time.monotonic() - start_s < MAX_LOADED_TWICE_S:
+            once, again = identity_of(check.data, config), identity_of(seeded(seed, load, config), config)
             if once != again:
                 shown = Shown("different samples in two calls")
-                findings.mistakes.append(Mistake("data(config)", shown, SPLITS_DIFFER, SAME_DATA))
-    model = findings.attempt("model(config)", lambda: seeded(seed, build, config))
-    if not findings.raised:
-        checked = _check_model(workload, data, config, model, numerics, findings)
-        if checked is not None and not findings.raised:
-            findings.mistakes += _first_batch_mistakes(workload, data, config, seed, numerics, checked)
+                check.mistakes.append(Mistake("data(config)", shown, SPLITS_DIFFER, SAME_DATA))
+    model = check.attempt("model(config)", lambda: seeded(seed, build, config))
+    if not check.raised:
+        checked = _check_model(check, model)
+        if checked is not None and not check.raised:
+            check.mistakes += _first_batch_mistakes(check, seed, checked)
     else:
         if model is not None:
-            findings.mistakes += _model_mistakes(model)
-        if isinstance(data, Data) and not findings.mistakes:
-            _check_without_outputs(workload, data, None, findings)
+            check.mistakes += _model_mistakes(model)
+        if isinstance(check.data, Data) and not check.mistakes:
+            _check_without_outputs(check, None)
     if config["device"] != "cpu":  # the functions may need the device
-        findings.raised.clear()
-    # Or the process group, which the ranks of a trial have.
-    return findings.mistakes + [each for each in findings.raised if NO_GROUP not in each.problem.lower()]
+        check.raised.clear()
+    # They may also need the process group, which only the ranks of a trial have.
+    return check.mistakes + [each for each in check.raised if NO_GROUP not in each.problem.lower()]
 
 
-def _first_batch_mistakes(
-    workload: Workload, data: Data, config: Config, seed: int, numerics: Numerics, checked: Checked
-) -> list[Mistake]:
-    batches = TrainBatches(data, config, seed, (0, num_shares(config)), numerics, checked.feed)
+def _first_batch_mistakes(check: WorkloadCheck, seed: int, checked: Checked) -> list[Mistake]:
+    config, numerics = check.config, check.numerics
+    batches = TrainBatches(check.data, config, seed, (0, num_shares(config)), numerics, checked.feed)
     do = ForwardBackward(checked.loss, numerics.autocast, lambda loss: loss)
     alone = DistContext(0, 1, numerics.device)
     batch, num_workers = next(batches.full(0)), config["num_workers"]
-    return model_facts(workload, config, checked.model, batch, do, batches.num_samples, alone, num_workers)[1]
+    return model_facts(check.workload, config, checked.model, batch, do, batches.num_samples, alone, num_workers)[1]
 
 
 def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
-    """Call a function with all generators seeded, as those of a rank are when it loads its data."""
+    """Call a function with all generators seeded as in a rank that loads its data."""
     seed_generators(seed)
     return function(*args)
 
 
-def _check_model(
-    workload: Workload, data: Any, config: Config, model: Any, numerics: Numerics, findings: Findings
-) -> Checked | None:
-    """Note what two samples show, run through model, loss and metrics; return the model and its loss if nothing."""
-    findings.mistakes += _model_mistakes(model)
-    if findings.mistakes:
+def _check_model(check: WorkloadCheck, model: Any) -> Checked | None:
+    """Run a few samples through model, loss and metrics; return None, and note the mistakes, if there are any."""
+    check.mistakes += _model_mistakes(model)
+    if check.mistakes:
         return None
+    data, numerics = check.data, check.numerics
     model = numerics.convert(model)
     with generators_kept(numerics.device):
-        x, _ = _some_samples(data)
+        x, _ = first_samples(data, NUM_SAMPLES)
         feed = Feed(numerics, model, x)
-        if any(map(is_lazy, model.parameters())):  # a lazy module is made by its first batch
+        if any(map(is_lazy, model.parameters())):  # its first batch initialises a lazy module
             _outputs(model, feed(moved(x, numerics.device)), numerics)
-        loss = loss_of(workload, data, model, numerics, feed)
-        _check_batch(workload, data, config, model, numerics, feed, loss, findings)
-    if data.train_loader is not None and num_shares(config) > 1 and loss.kind is Kind.MEAN:
-        loss = loss.counting(num_rows)  # the sizes of the ranks' batches are the loader's affair
-    return None if findings.mistakes else Checked(model, loss, feed)
+        loss = loss_of(check.workload, data, model, numerics, feed)
+        _check_batch(check, model, feed, loss)
+    if data.train_loader is not None and num_shares(check.config) > 1 and loss.kind is Kind.MEAN:
+        loss = loss.counting(num_rows)  # the loader decides the sizes of the ranks' batches
+    return None if check.mistakes else Checked(model, loss, feed)
 
 
 # ---- data
 
 
-def _data_mistakes(workload: Workload, data: Any, config: Config) -> Iterator[Mistake]:
+def _data_mistakes(check: WorkloadCheck) -> Iterator[Mistake]:
+    data, config = check.data, check.config
     if not isinstance(data, Data):
         yield Mistake("data(config)", _kind(data), "is not a raypar.Data", RETURN_DATA)
         return
@@ -250,7 +249,7 @@ def _data_mistakes(workload: Workload, data: Any, config: Config) -> Iterator[Mi
             yield from _dataset_mistakes(f"data.{name}_dataset", dataset)
         if name == "train" and data.train_loader is not None:
             yield from _loader_mistakes(data, config)
-        elif split is None and dataset is None and (name != "test" or workload.has_test):
+        elif split is None and dataset is None and (name != "test" or check.workload.has_test):
             hint = f"give Data {name}=Split(inputs, targets)" + (f", or {name}_dataset" if name != "test" else "")
             yield Mistake(f"data.{name}", None, "there are no samples", hint)
     train, dataset = data.train, data.train_dataset
@@ -267,17 +266,17 @@ def _pipeline_mistakes(inputs: Any, targets: Any, config: Config) -> Iterator[Mi
 
 
 def _size_mistakes(data: Data, config: Config) -> Iterator[Mistake]:
-    """Yield what the number of training samples does not allow."""
+    """Yield the options that the number of training samples does not allow."""
     samples: Any = data.train if data.train is not None else data.train_dataset
     try:
         available = len(samples)
-    except Exception:  # a mistake that is named already
+    except Exception:  # reported elsewhere
         return
     limit, batch_size = config["num_samples"], config["batch_size"]
     if limit is not None and limit > available > 0:
         yield Mistake("num_samples", limit, f"is more than the {available} training samples", "ask for fewer")
     elif available and config["drop_last"] and batch_size > (limit or available):
-        hint = "use a smaller batch_size, or leave drop_last out"
+        hint = "use a smaller batch_size, or leave out drop_last"
         yield Mistake("batch_size", batch_size, f"drop_last leaves no batch of {limit or available} samples", hint)
 
 
@@ -285,7 +284,9 @@ def _loader_mistakes(data: Data, config: Config) -> Iterator[Mistake]:
     assert data.train_loader is not None
     shares, batch_size = num_shares(config), config["batch_size"]
     if data.train is not None or data.train_dataset is not None:
-        yield Mistake("data.train_loader", None, "is given beside train or train_dataset", "leave one of them out")
+        yield Mistake(
+            "data.train_loader", None, "is given together with train or train_dataset", "leave one of them out"
+        )
     elif batch_size % shares:
         problem = f"is not a multiple of the {shares} ranks, whose loaders all get the same batch size"
         yield Mistake("batch_size", batch_size, problem, f"use a multiple of {shares}")
@@ -299,7 +300,7 @@ def _loader_mistakes(data: Data, config: Config) -> Iterator[Mistake]:
             yield Mistake("data.train_loader(rank, num_ranks, batch_size)", None, f"raises {_error_text(error)}", hint)
             return
         if not size:
-            yield Mistake("data.train_loader", Shown("0 batches"), "is empty", "give it one batch at least")
+            yield Mistake("data.train_loader", Shown("0 batches"), "is empty", "give it at least one batch")
 
 
 def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
@@ -323,7 +324,7 @@ def _split_mistakes(where: str, split: Any) -> Iterator[Mistake]:
         shown = " and ".join(f"{count} {part.removeprefix(f'{where}.')}" for part, count in counts.items())
         yield Mistake(where, Shown(shown), "the numbers differ", "give each input its target, in the same order")
     elif not next(iter(counts.values()), 0):
-        yield Mistake(where, Shown("0 samples"), "is empty", "give it one sample at least")
+        yield Mistake(where, Shown("0 samples"), "is empty", "give it at least one sample")
 
 
 def _leaves(split: Split, part: str) -> list[tuple[str, Any]]:
@@ -341,7 +342,7 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
         yield Mistake(where, _kind(dataset), "is not a map-style dataset", hint)
         return
     if not len(dataset):
-        yield Mistake(where, Shown("0 samples"), "is empty", "give it one sample at least")
+        yield Mistake(where, Shown("0 samples"), "is empty", "give it at least one sample")
         return
     try:
         sample = dataset[0]
@@ -356,7 +357,7 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
         return
     layouts = [str(leaf.layout) for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
     if set(layouts) - {str(torch.strided)}:
-        shown, problem = Shown(f"tensors of layout {', '.join(layouts)}"), "can't be put into batches as they are"
+        shown, problem = Shown(f"tensors of layout {', '.join(layouts)}"), "can't be put into batches"
         yield Mistake(f"{where}[0]", shown, problem, "return input.to_dense(), target")
 
 
@@ -364,7 +365,7 @@ def _dataset_mistakes(where: str, dataset: Any) -> Iterator[Mistake]:
 
 
 def identity_of(data: Data, config: Config) -> str:
-    """Return a text that is the same for the same samples in the same order, as far as a look at some of them shows."""
+    """Return a digest of some of the samples, in their order, to compare data sets."""
     parts: list[object] = []
     for split, dataset in ((data.train, data.train_dataset), (data.val, data.val_dataset)):
         if split is not None:
@@ -376,12 +377,12 @@ def identity_of(data: Data, config: Config) -> str:
 
 
 def _digests_of_samples(dataset: Any) -> list[str]:
-    """Return digests of some samples, without the parts that are drawn anew at each look, as by an augmentation."""
+    """Return digests of some samples, without parts that change between reads, for example by augmentation."""
     indices = torch.linspace(0, len(dataset) - 1, min(NUM_COMPARED_SAMPLES, len(dataset))).long().tolist()
-    looks = [(_tensors(dataset[index]), _tensors(dataset[index])) for index in indices]
-    num_parts = min(len(parts) for look in looks for parts in look)
-    stays = [all(torch.equal(once[i], again[i]) for once, again in looks) for i in range(num_parts)]
-    kept = [[part for part, is_kept in zip(once, stays, strict=False) if is_kept] for once, _ in looks]
+    reads = [(_tensors(dataset[index]), _tensors(dataset[index])) for index in indices]
+    num_parts = min(len(parts) for read in reads for parts in read)
+    stays = [all(torch.equal(once[i], again[i]) for once, again in reads) for i in range(num_parts)]
+    kept = [[part for part, is_kept in zip(once, stays, strict=False) if is_kept] for once, _ in reads]
     return [digest(Split(parts, ()), MAX_ROWS, MAX_COMPARED_BYTES) for parts in kept]
 
 
@@ -392,13 +393,13 @@ def _tensors(sample: Any) -> list[Tensor]:
 
 
 def _different_loaders(make: Callable[[int, int, int], Any], config: Config, context: DistContext) -> Mistake | None:
-    """Return the mistake of ranks whose loaders have different lengths, or all the same samples."""
+    """Return a mistake if the ranks' loaders have different lengths, or the same samples."""
     shares, where = num_shares(config), "data.train_loader"
     loader = make(context.rank if shares == context.world_size else 0, shares, config["batch_size"] // shares)
     most, minus_least = context.max([len(loader), -len(loader)])
     if most != -minus_least:
         shown, hint = Shown(f"{-minus_least:.0f} to {most:.0f} batches"), "use a DistributedSampler, or drop_last=True"
-        return Mistake(where, shown, "the ranks have different numbers, and would wait for each other", hint)
+        return Mistake(where, shown, "the ranks have different numbers of batches, and would wait for each other", hint)
     if shares < context.world_size:
         return None
     number = _number_of(_digest_of_batch(next(iter(loader))))
@@ -414,18 +415,17 @@ def _different_loaders(make: Callable[[int, int, int], Any], config: Config, con
 
 def _digest_of_batch(batch: Any) -> str:
     tensors = _tensors(batch)
-    return hashlib.sha256(
-        repr([(tuple(each.shape), each.double().sum().item()) for each in tensors]).encode()
-    ).hexdigest()
+    shown = [(tuple(each.shape), each.double().sum().item()) for each in tensors]
+    return hashlib.sha256(repr(shown).encode()).hexdigest()
 
 
 def _number_of(text: str) -> int:
-    """Return the beginning of a digest as a number that is exact as a float64."""
+    """Return the beginning of a digest as a number that float64 represents exactly."""
     return int(text[:12], 16)
 
 
 def _different_data(data: Data, config: Config, context: DistContext) -> Mistake | None:
-    """Return the mistake of ranks that have different samples, or different numbers of batches."""
+    """Return a mistake if the ranks have different samples, or different numbers of batches."""
     if context.world_size == 1:
         return None
     if data.train_loader is not None and (wrong := _different_loaders(data.train_loader, config, context)):
@@ -438,7 +438,7 @@ def _different_data(data: Data, config: Config, context: DistContext) -> Mistake
 
 
 def _kind(value: Any) -> Shown | None:
-    """Return what stands for a value of a wrong type: never the value itself, which may be large."""
+    """Describe a value of a wrong type by its type and size; the value itself may be large."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)):
@@ -458,45 +458,37 @@ def _model_mistakes(model: Any) -> Iterator[Mistake]:
     elif not isinstance(model, nn.Module):
         yield Mistake("model(config)", _kind(model), "is not a torch.nn.Module", "return the model")
     elif not any(parameter.requires_grad for parameter in model.parameters()):
-        hint = "give it one parameter at least with requires_grad=True"
+        hint = "give it at least one parameter with requires_grad=True"
         yield Mistake("model(config)", _kind(model), "has nothing to train", hint)
 
 
-def _check_batch(
-    workload: Workload,
-    data: Data,
-    config: Config,
-    model: nn.Module,
-    numerics: Numerics,
-    feed: Feed,
-    loss: Loss,
-    findings: Findings,
-) -> None:
-    """Note what two samples show, run through model, loss and metrics."""
-    x, y = moved(_some_samples(data), numerics.device)
+def _check_batch(check: WorkloadCheck, model: nn.Module, feed: Feed, loss: Loss) -> None:
+    """Run a few samples through model, loss and metrics, and note the mistakes."""
+    data, numerics = check.data, check.numerics
+    x, y = moved(first_samples(data, NUM_SAMPLES), numerics.device)
     y = feed.targets(y)
-    findings.mistakes += _pipeline_mistakes(x, y, config)
+    check.mistakes += _pipeline_mistakes(x, y, check.config)
     shapes = f"inputs of {_shape_text(x)}"
-    outputs = findings.attempt("model(inputs)", lambda: _run(model, feed(x), numerics), shapes, HINT_FORWARD)
-    findings.mistakes += _nan_mistakes(data, model, numerics, feed, loss)
+    outputs = check.attempt("model(inputs)", lambda: evaluated(model, feed(x), numerics), shapes, HINT_FORWARD)
+    check.mistakes += _nan_mistakes(data, model, numerics, feed, loss)
     if outputs is None:
-        if findings.raised:
-            _check_without_outputs(workload, data, model, findings)
+        if check.raised:
+            _check_without_outputs(check, model)
         return
-    if _note_classes(workload, data, outputs, findings):
-        if not y.is_floating_point() and y.shape[1:] == outputs.shape[2:]:  # of right classes the metrics may be wrong
-            _check_metrics(default_metrics(workload), data, outputs, y.long().clamp(0, outputs.shape[1] - 1), findings)
+    if _note_classes(check, outputs):
+        if not y.is_floating_point() and y.shape[1:] == outputs.shape[2:]:  # try the metrics with valid classes
+            _check_metrics(check, outputs, y.long().clamp(0, outputs.shape[1] - 1))
         return
-    _check_loss(workload, data, config, outputs, y, loss, findings)
-    _check_metrics(default_metrics(workload), data, outputs, y, findings)
+    _check_loss(check, outputs, y, loss)
+    _check_metrics(check, outputs, y)
 
 
-def _note_classes(workload: Workload, data: Data, outputs: Any, findings: Findings) -> bool:
-    """Note targets that are no classes of the outputs; return whether there were any."""
-    if not (isinstance(outputs, Tensor) and outputs.dim() > 1 and takes_classes(workload.loss)):
+def _note_classes(check: WorkloadCheck, outputs: Any) -> bool:
+    """Note targets that are not classes of the outputs; return whether there were any."""
+    if not (isinstance(outputs, Tensor) and outputs.dim() > 1 and takes_classes(check.workload.loss)):
         return False
-    splits = {"train": data.train, "val": data.val, "test": data.test}
-    ignored = getattr(workload.loss, "ignore_index", IGNORED_CLASS)
+    splits = {"train": check.data.train, "val": check.data.val, "test": check.data.test}
+    ignored = getattr(check.workload.loss, "ignore_index", IGNORED_CLASS)
     mistakes = [
         mistake
         for name, split in splits.items()
@@ -504,63 +496,45 @@ def _note_classes(workload: Workload, data: Data, outputs: Any, findings: Findin
         and isinstance(split.targets, Tensor)
         and (mistake := _class_mistake(f"data.{name}.targets", split.targets, outputs, ignored))
     ]
-    findings.mistakes += mistakes
+    check.mistakes += mistakes
     return bool(mistakes)
 
 
-def _check_without_outputs(workload: Workload, data: Data, model: nn.Module | None, findings: Findings) -> None:
-    """Note what targets and metrics show where the model gives no outputs: by outputs of its last layer's width."""
-    y = _some_samples(data)[1]
-    if not isinstance(y, Tensor) or not takes_classes(workload.loss):
+def _check_without_outputs(check: WorkloadCheck, model: nn.Module | None) -> None:
+    """Note mistakes in targets and metrics with random outputs of the last layer's width, as the model gives none."""
+    y = first_samples(check.data, NUM_SAMPLES)[1]
+    if not isinstance(y, Tensor) or not takes_classes(check.workload.loss):
         return
     widths = [each.out_features for each in model.modules() if isinstance(each, nn.Linear)] if model else []
     width = widths[-1] if widths else 2 if y.is_floating_point() else int(y.max()) + 1
     outputs = torch.randn(len(y), max(1, width))
-    if not (widths and _note_classes(workload, data, outputs, findings)) and y.dim() == 1 and not y.is_floating_point():
-        _check_metrics(default_metrics(workload), data, outputs, y, findings)
-
-
-def _some_samples(data: Data) -> tuple[Any, Any]:
-    """Return inputs and targets of two samples, the inputs transformed."""
-    if data.train is not None:
-        x = part_of(data.train.inputs, slice(NUM_SAMPLES))
-        return (data.transform(x) if data.transform else x), part_of(data.train.targets, slice(NUM_SAMPLES))
-    if data.train_loader is not None:
-        return paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
-    dataset: Any = data.train_dataset
-    samples = [dataset[i] for i in range(min(NUM_SAMPLES, len(dataset)))]
-    return paired((data.collate or default_collate)(samples))
-
-
-def _run(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
-    """Return the model's outputs in evaluation mode."""
-    with evaluating(model), numerics.autocast():
-        return call(model, inputs)
+    if not (widths and _note_classes(check, outputs)) and y.dim() == 1 and not y.is_floating_point():
+        _check_metrics(check, outputs, y)
 
 
 def _outputs(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
-    """Return the model's outputs; None where it raises."""
+    """Return the model's outputs; None if it raises."""
     with contextlib.suppress(Exception):
-        return _run(model, inputs, numerics)
+        return evaluated(model, inputs, numerics)
     return None
 
 
 def _rows_with_nan(tree: Any) -> Tensor:
-    """Return which samples have a NaN, of those that are looked at, as rows of `_looked_at`; shape ``(samples,)``."""
-    leaves = [leaf for leaf in tree_leaves(_looked_at(tree)) if leaf.is_floating_point()]
+    """Return a mask of the samples of `_sampled` that have a NaN, shape ``(samples,)``."""
+    leaves = [leaf for leaf in tree_leaves(_sampled(tree)) if leaf.is_floating_point()]
     masks = [leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves]
     return torch.stack(masks).any(0) if masks else torch.zeros(0, dtype=torch.bool)
 
 
-def _looked_at(tree: Any) -> Any:
-    """Return all samples, or some spread evenly where all would take too much time."""
+def _sampled(tree: Any) -> Any:
+    """Return all samples, or evenly spread ones if all would take too much time."""
     num_bytes = sum(leaf.nbytes for leaf in tree_leaves(tree))
-    stride = max(1, -(-num_bytes // MAX_LOOKED_AT_BYTES))
+    stride = max(1, -(-num_bytes // MAX_CHECKED_BYTES))
     return tree if stride == 1 else part_of(tree, slice(None, None, stride))
 
 
 def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, loss: Loss) -> Iterator[Mistake]:
-    """Yield NaN in inputs and targets that reaches outputs or loss: a transform, model or loss may know what to do."""
+    """Yield NaN in inputs and targets that reaches outputs or loss; a transform, model or loss may handle it."""
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:
             continue
@@ -568,7 +542,7 @@ def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, 
             rows = _rows_with_nan(getattr(split, part)).nonzero().flatten()
             if not len(rows):
                 continue
-            x, y = moved(part_of(_looked_at((split.inputs, split.targets)), rows[:2]), numerics.device)
+            x, y = moved(part_of(_sampled((split.inputs, split.targets)), rows[:2]), numerics.device)
             y = feed.targets(y)
             outputs = _outputs(model, feed(data.transform(x) if data.transform else x), numerics)
             shown = Shown(f"{units.counted(len(rows), 'sample')} with NaN")
@@ -584,7 +558,7 @@ def _nan_mistakes(data: Data, model: nn.Module, numerics: Numerics, feed: Feed, 
 
 
 def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -> Mistake | None:
-    """Return why cross-entropy does not take targets for outputs of shape (batch, classes, …)."""
+    """Return a mistake if cross-entropy can't take the targets for outputs of shape (batch, classes, …)."""
     num_classes = outputs.shape[1]
     if targets.is_floating_point():
         if targets.shape[1:] == outputs.shape[1:]:
@@ -611,30 +585,28 @@ def _class_mistake(where: str, targets: Tensor, outputs: Tensor, ignored: int) -
     return Mistake(where, Shown(f"{low} to {high}"), problem, hint)
 
 
-def _check_loss(
-    workload: Workload, data: Data, config: Config, outputs: Any, y: Any, loss: Loss, findings: Findings
-) -> None:
-    """Note what keeps a loss from being computed, or from being the same for any number of workers."""
+def _check_loss(check: WorkloadCheck, outputs: Any, y: Any, loss: Loss) -> None:
+    """Note mistakes that prevent computing the loss, or make it depend on the number of workers."""
+    workload = check.workload
     where, shapes = "loss(outputs, targets)", f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
     if isinstance(workload.loss, nn.Module) and any(p.requires_grad for p in workload.loss.parameters()):
         hint = "make them part of the model, whose outputs the loss gets"
-        findings.mistakes.append(Mistake("loss", _kind(workload.loss), "has parameters that nothing trains", hint))
+        check.mistakes.append(Mistake("loss", _kind(workload.loss), "has parameters that nothing trains", hint))
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        value = findings.attempt(where, lambda: loss(outputs, y), shapes, HINT_LOSS)
+        value = check.attempt(where, lambda: loss(outputs, y), shapes, HINT_LOSS)
     if value is None:
         return
     total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if isinstance(outputs, Tensor) and any(BROADCAST in str(each.message) for each in caught):
-        mistake = Mistake(where, Shown(shapes), "pairs each output with every target", HINT_ONE_SHAPE)
-        findings.mistakes.append(mistake)
+        check.mistakes.append(Mistake(where, Shown(shapes), PAIRS_ALL, HINT_ONE_SHAPE))
     elif not isinstance(total, Tensor) or (isinstance(value, tuple) and weight is None):
-        findings.mistakes.append(Mistake(where, _kind(value), "is not a tensor or a pair (sum, weight)", HINT_MEAN))
+        check.mistakes.append(Mistake(where, _kind(value), "is not a tensor or a pair (sum, weight)", HINT_MEAN))
     elif total.dim() or (isinstance(weight, Tensor) and weight.dim()):
         shown = Shown(f"shape {tuple(total.shape)}")
-        findings.mistakes.append(Mistake(where, shown, "is not a single number", HINT_MEAN))
+        check.mistakes.append(Mistake(where, shown, "is not a single number", HINT_MEAN))
     else:
-        findings.mistakes += _kind_mistakes(data, config, outputs, y, loss)
+        check.mistakes += _kind_mistakes(check.data, check.config, outputs, y, loss)
 
 
 def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss) -> Iterator[Mistake]:
@@ -668,7 +640,7 @@ def _kind_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss)
 
 
 def _vary_in_shape(data: Data) -> bool:
-    """Return whether batches of the validation set can't be joined: `Data.collate` pads each to its longest sample."""
+    """Return whether validation batches can't be joined because `Data.collate` pads each to its longest sample."""
     if data.collate is None or data.val is not None:
         return False
     dataset: Any = data.val_dataset
@@ -686,7 +658,7 @@ def _has_rows(tree: Any, size: int) -> bool:
 
 
 def _adds_up(loss: Loss, outputs: Any, y: Any) -> bool:
-    """Return whether the sums and weights of single samples add up to those of all; True where that can't be seen."""
+    """Return whether the sums and weights of single samples add up to those of all; True if that is unknown."""
     size = num_rows(y)
     if size < 2 or not _has_rows((outputs, y), size):
         return True
@@ -695,17 +667,18 @@ def _adds_up(loss: Loss, outputs: Any, y: Any) -> bool:
             whole = [float(part) for part in loss(outputs, y)]
             rows = [part_of((outputs, y), slice(at, at + 1)) for at in range(size)]
             totals = [sum(float(part) for part in parts) for parts in zip(*(loss(*row) for row in rows), strict=True)]
-    except Exception:  # it takes no single samples
+    except Exception:  # it can't take single samples
         return True
     if not all(map(math.isfinite, [*whole, *totals])):
         return True
     return all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in zip(whole, totals, strict=True))
 
 
-def _check_metrics(metrics: Mapping[str, Any], data: Data, outputs: Any, y: Any, findings: Findings) -> None:
-    size, targets = num_rows(y), y if data.train is None else part_of(data.train.targets, slice(NUM_COMPARED))
-    shapes = f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}"
-    for name, metric in metrics.items():
+def _check_metrics(check: WorkloadCheck, outputs: Any, y: Any) -> None:
+    train = check.data.train
+    size, targets = num_rows(y), y if train is None else part_of(train.targets, slice(NUM_COMPARED))
+    shapes = Shown(f"outputs of {_shape_text(outputs)}, targets of {_shape_text(y)}")
+    for name, metric in default_metrics(check.workload).items():
         where, function = f"metrics[{name!r}]", metric.collect if isinstance(metric, Statistic) else metric
         try:
             with torch.no_grad():
@@ -713,22 +686,18 @@ def _check_metrics(metrics: Mapping[str, Any], data: Data, outputs: Any, y: Any,
             if isinstance(metric, Statistic):
                 continue
             sum_and_weight(scores, size)
-        except RayparError as error:  # of one of raypar's own
-            findings.mistakes.append(Mistake(where, Shown(shapes), error.message, error.hint))
+        except RayparError as error:  # from one of raypar's metrics
+            check.mistakes.append(Mistake(where, shapes, error.message, error.hint))
         except Exception as error:  # the user's own code
-            findings.raised.append(Mistake(where, Shown(shapes), f"raises {_error_text(error)}", FIX))
+            check.raised.append(Mistake(where, shapes, f"raises {_error_text(error)}", FIX))
         else:
-            if (
-                isinstance(outputs, Tensor)
-                and isinstance(y, Tensor)
-                and pairs_samples(metric, outputs, moved(targets, y.device))
-            ):
-                mistake = Mistake(where, Shown(shapes), "pairs each output with every target", HINT_ONE_SHAPE)
-                findings.mistakes.append(mistake)
+            are_tensors = isinstance(outputs, Tensor) and isinstance(y, Tensor)
+            if are_tensors and pairs_samples(metric, outputs, moved(targets, y.device)):
+                check.mistakes.append(Mistake(where, shapes, PAIRS_ALL, HINT_ONE_SHAPE))
 
 
 def _error_text(error: BaseException) -> str:
-    """Return an error's type and first lines, and the last line outside of installed packages that it comes from."""
+    """Return an error's type and first line, and the innermost line of its traceback outside installed packages."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_installed(frame.filename)]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{cut(last_line_of(error), MAX_ERROR_CHARS)}{at}"

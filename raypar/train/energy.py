@@ -1,11 +1,11 @@
-"""Energy of the timed regions: joules of the machine's CPU packages and of the rank's GPU, where they can be read.
+"""Energy of the timed regions: joules of the machine's CPU packages and of the rank's GPU, if they can be read.
 
-RAPL counts a package's energy (cores, caches, memory controller; not the memory, disks or fans) in
-``/sys/class/powercap``, on Intel's and AMD's CPUs; since Linux 5.10 root alone may read it unless somebody allows more.
-A package serves all processes of the machine: its energy includes theirs, and its idle power.
+RAPL counts a package's energy (cores, caches and memory controller, but not memory, disks or fans) in
+``/sys/class/powercap``, on Intel's and AMD's CPUs. Since Linux 5.10, only root can read it by default. A package
+serves all processes of the machine, so its energy includes theirs and its idle power.
 NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on. The counter is
-updated every 20 to 100 ms (Yang, Adamek and Armour, "Part-time Power Measurements", arXiv 2312.02741): a timed region
-has to be long against that.
+updated every 20 to 100 ms (Yang, Adamek and Armour, "Part-time Power Measurements", arXiv 2312.02741), so a timed
+region must be much longer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MAX_PACKAGE_W = 1000.0
 # A package may exceed its long-term limit for some seconds.
 LIMIT_MARGIN = 1.5
 GPU_UPDATE_S = 0.1
-# Regions have to be as long as so many updates: what a counter lags behind is lost at a region's end.
+# Minimum length of a region in updates: the lag of the counter is lost at a region's end.
 MIN_UPDATES = 10
 
 
 class CannotRead(Exception):
-    """A counter that is not there or may not be read; the message says why."""
+    """A counter is missing or not readable; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class EnergyCounter:
 
     Attributes:
         read: returns the joules since some time, modulo `range_j`; raises `CannotRead`.
-        max_w: most watts that are counted.
-        update_s: most seconds between two updates; 0: it is always up to date.
+        max_w: highest power, in watts.
+        update_s: longest time between two updates, in seconds; 0: it is always up to date.
     """
 
     read: Callable[[], float]
@@ -89,7 +89,7 @@ def gpu_counters(uuid: str) -> list[EnergyCounter]:
         uuid: as NVML or torch have it.
 
     Raises:
-        CannotRead: NVML can't be asked, or it is a part of a GPU (MIG).
+        CannotRead: NVML is not available, or the GPU is a MIG slice.
     """
     try:
         library = open_nvml()
@@ -113,7 +113,7 @@ def gpu_counters(uuid: str) -> list[EnergyCounter]:
 
 
 class EnergyMonitor:
-    """Sum of the energy of some counters over the timed regions; they are read at the start and the end of a region."""
+    """Sum of the energy of some counters over the timed regions, read at the start and the end of a region."""
 
     def __init__(self, open_counters: Callable[[], list[EnergyCounter]]) -> None:
         self._error = ""
@@ -138,7 +138,7 @@ class EnergyMonitor:
 
     @property
     def joules(self) -> float | None:
-        """None if it can't be read: what was summed up before can't be trusted either."""
+        """None if it can't be read; then the earlier sum is unreliable too."""
         return None if self.why_not else self._sum_j
 
     def start(self) -> None:

@@ -51,10 +51,10 @@ class Evaluation:
         samples = data.val if data.val is not None else data.val_dataset
         assert samples is not None, "a workload's data has val or val_dataset"
         self.size = len(samples)  # type: ignore[arg-type]
-        # A loss of the whole batch is taken of all samples at once: every rank has to see them, and one counts.
+        # A loss of the whole batch needs all samples at once: every rank evaluates them all, and one rank counts.
         rank, num_ranks = (0, 1) if loss.kind is Kind.WHOLE else (context.rank, context.world_size)
         begin, end = (part * self.size // num_ranks for part in (rank, rank + 1))
-        # A rank without samples evaluates one that doesn't count: it needs the shapes.
+        # A rank without samples evaluates one that doesn't count, for the shapes.
         self._counts = end > begin and (num_ranks > 1 or context.rank == 0)
         self._mine = range(begin, max(end, begin + 1))
         self.num_steps = -(-len(self._mine) // batch_size)
@@ -72,7 +72,7 @@ class Evaluation:
             self._batches = lambda: self._from_loader(loader, batch_size)
 
     def sample(self) -> Any:
-        """Return two samples as `call` takes them (one, if there is only one)."""
+        """Return the model's arguments for two samples, or for one if there is only one."""
         x, _, _ = next(self._batches())
         return part_of(x, slice(2))
 
@@ -109,10 +109,10 @@ class Evaluation:
         return scores
 
     def _verify(self, outputs: Any, targets: Any) -> None:
-        """Compare the loss of the first batch with those of parts of it: the samples looked at before were few.
+        """Compare the loss of the first batch with those of its parts, because earlier checks saw only a few samples.
 
         Raises:
-            WorkloadError: it is not the mean, or the sum, that it was taken for.
+            WorkloadError: the loss turns out to be neither a mean nor a sum.
         """
         is_open, self._is_verified = not self._is_verified, True
         if is_open and self._loss.kind in (Kind.MEAN, Kind.SUM) and not self._loss.is_own:
@@ -143,7 +143,7 @@ class Evaluation:
 
 
 def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targets: Any, size: int) -> Tensor:
-    """Return what adds up over batches: a statistic's tensor, or the sum and the weight of scores, shape ``(2,)``."""
+    """Return a tensor to add up over batches: a statistic's, or the sum and the weight of scores, shape ``(2,)``."""
     if isinstance(metric, Statistic):
         return metric.collect(outputs, targets).double()
     total, weight = sum_and_weight(metric(outputs, targets), size)
@@ -151,14 +151,14 @@ def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targ
 
 
 def _joined(batches: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the outputs and targets of all batches as those of one."""
+    """Join the outputs and targets of all batches."""
     if len(batches) == 1:
         return batches[0]
     return tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *batches)
 
 
 def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> dict[str, float]:
-    """Return ``loss`` and every metric of a kept model on ``Data.test``, computed in this process on the CPU.
+    """Return ``loss`` and every metric of a kept model on ``Data.test``, computed on the CPU in this process.
 
     Raises:
         OSError: the weights can't be read.

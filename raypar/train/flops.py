@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from raypar.errors import RayparError
-from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import wait_for_device
 from raypar.study.workload import Config, Workload
-from raypar.train.data import paired
+from raypar.train.data import first_samples
 
 # Batch normalisation in training needs more than one value per channel, which one 1 x 1 image does not have.
 NUM_SAMPLES = 2
@@ -33,26 +31,17 @@ T = TypeVar("T")
 
 
 def sample_inputs(workload: Workload, config: Config) -> Tensor:
-    """Return inputs of `NUM_SAMPLES` samples, shape ``(NUM_SAMPLES, ...)``, as the model gets them from its data.
+    """Return the model's inputs for `NUM_SAMPLES` samples of its data, shape ``(NUM_SAMPLES, ...)``.
 
     Raises:
         RayparError: the model takes more than one tensor.
     """
-    assert workload.data is not None, "a workload that is no train loop has data"
-    if config.get("source") == "synthetic":  # it need not be generated in full
+    assert workload.data is not None, "not for train loops"
+    if config.get("source") == "synthetic":  # a few samples are enough
         config = {**config, **{key: NUM_SAMPLES for key in ("num_images", "num_classes") if key in config}}
-    data = workload.data(config)
-    if data.train is not None:
-        inputs = part_of(data.train.inputs, slice(NUM_SAMPLES))
-        inputs = data.transform(inputs) if data.transform else inputs
-    elif data.train_dataset is not None:
-        dataset: Any = data.train_dataset
-        inputs, _ = paired((data.collate or default_collate)([dataset[i] for i in range(NUM_SAMPLES)]))
-    else:
-        assert data.train_loader is not None, "a workload's data has train, train_dataset or train_loader"
-        inputs, _ = paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
+    inputs, _ = first_samples(workload.data(config), NUM_SAMPLES)
     if not isinstance(inputs, Tensor):
-        problem = f"workload {workload.name}: its model takes several inputs, and work is counted for one"
+        problem = f"workload {workload.name}: the model takes several inputs, but work can be counted only for one"
         raise RayparError(problem, hint="wrap the model in one that takes a single tensor")
     return inputs.float() if inputs.dtype == torch.uint8 else inputs
 
@@ -61,10 +50,10 @@ def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: C
     """Return ``inspect(network, sample)``, run on shapes alone if possible.
 
     Raises:
-        RayparError: `inspect` does, or the network can't be built, or can't take the sample.
+        RayparError: `inspect` raises it, or the network can't be built, or can't take the sample.
     """
-    assert workload.model is not None, "a workload that is no train loop has a model"
-    # On the CPU is built a network that looks at numbers then, and run one that looks at them when it runs.
+    assert workload.model is not None, "not for train loops"
+    # Some networks need real numbers while they are built, and some when they run: use the CPU for those.
     for built_on, run_on in (("meta", "meta"), ("cpu", "meta"), ("cpu", "cpu")):
         try:
             with torch.device(built_on):
@@ -73,11 +62,11 @@ def run_on_shapes(workload: Workload, config: Config, sample: Tensor, inspect: C
                 return inspect(model, sample.to(run_on))
         except RayparError:
             raise
-        except Exception as error:  # whatever a network may raise; the last is reported
+        except Exception as error:  # from the user's network; the last one is reported
             why = (str(error).splitlines() or [type(error).__name__])[0]
     raise RayparError(
         f"workload {workload.name}: the network can't be built, or can't take its samples: {why}",
-        hint=f"`raypar model list {workload.name}` shows what its options may be",
+        hint=f"`raypar model list {workload.name}` lists its options and their values",
     )
 
 
@@ -87,13 +76,13 @@ MIN_RUNS = 3
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    """Measure the most FLOP/s that products of two square matrices reach: the best run of the best size.
+    """Measure the peak FLOP/s of products of two square matrices: the best run of the best size.
 
-    A product of n x n matrices has 2 n^3 FLOP. The measurement takes about a second: sizes that would take longer are
-    left out. Other load on the machine lowers the figure, which is why the best run counts.
+    A product of n x n matrices has 2 n^3 FLOP. The measurement takes about a second and skips sizes that would take
+    longer. The best run counts, because other load on the machine lowers the figure.
 
     Args:
-        num_threads: of torch on a CPU; torch's setting is restored afterwards.
+        num_threads: torch's threads on a CPU; the setting is restored afterwards.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -134,7 +123,7 @@ class LayerWork:
 
     Attributes:
         kind: one of `KINDS`. "attention" is every product of two activations.
-        forward: multiply-accumulates (MACs), or plain operations where `kind` is not in `OF_MACS`.
+        forward: multiply-accumulates (MACs), or plain operations if `kind` is not in `OF_MACS`.
         by_weights: the same for the gradient by weights and biases.
         by_inputs: the same for the gradient by the layer's inputs, which the first layer does not need.
     """
@@ -156,7 +145,7 @@ class Work:
     Attributes:
         num_parameters: trained weights and biases.
         input_shape: of the sample, without the batch: ``(3, 224, 224)`` for an image.
-        layers: by type, in the order of `KINDS`; types that the network lacks are left out.
+        layers: by type, in the order of `KINDS`, without types that the network lacks.
     """
 
     num_parameters: int
@@ -174,25 +163,25 @@ class Work:
 
     @property
     def flop(self) -> int:
-        """Forward and backward, 2 a multiply-accumulate. Other operations are left out: memory bounds them."""
+        """Forward and backward, 2 FLOP per MAC. Other operations are left out, because memory bounds them."""
         return FLOP_PER_MAC * self.macs
 
 
 def count_work(model: nn.Module, inputs: Tensor) -> Work:
     """Count the work of one sample in training mode, by the formulas of `_OPERATIONS`.
 
-    One forward pass and three backward passes are made: by weights and the network's input, by the input alone, by
-    weights alone (as in training). The gradient by weights is the first less the second; the gradient by inputs is
-    the rest of training's, so that the first layer has none. Dropout, residual sums, embeddings, biases and the loss
-    are not counted.
+    Runs one forward pass and three backward passes: by weights and the network's input, by the input alone, and by
+    weights alone (as in training). The gradient by weights is the first minus the second. The gradient by inputs is
+    the rest of the training pass, so that the first layer has none. Dropout, residual sums, embeddings, biases and the
+    loss are not counted.
 
     Args:
         model: its running statistics, if any, move by one batch.
-        inputs: shape ``(batch, ...)``, floats or (where an ``nn.Embedding`` takes them) integers; on the model's
-            device, which may be torch's meta device. Work that a batch needs once is shared out among its samples.
+        inputs: shape ``(batch, ...)``, floats, or integers for an ``nn.Embedding``, on the model's device, which may be
+            torch's meta device. Work that a batch needs once is divided among its samples.
 
     Raises:
-        RayparError: the model returns no tensor, or its output depends on no weight.
+        RayparError: the model does not return a tensor, or its output depends on no weight.
     """
     entries: list[Tensor] = []
 
@@ -201,7 +190,7 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
 
     was_training = model.training
     model.train()
-    # The plain formula of attention: fused kernels compute a product twice, which is no work of the network.
+    # Use the plain formula of attention: fused kernels compute a product twice, which is not work of the network.
     with contextlib.ExitStack() as stack, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         stack.callback(model.train, was_training)
         if inputs.is_floating_point():
@@ -230,7 +219,7 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
 
 
 def work_of(workload: Workload, config: Config) -> Work:
-    """Count the work of a sample of a workload under a complete config; its data is loaded to see a sample's shape.
+    """Count the work of a sample of a workload under a complete config; loads its data for the shape of a sample.
 
     Raises:
         DataError: the data (or a tokenizer) is missing, or does not fit the network.
@@ -241,7 +230,7 @@ def work_of(workload: Workload, config: Config) -> Work:
 
 
 def _counted(run: Callable[[], T]) -> tuple[T, dict[str, int]]:
-    """Return a call's result, and the MACs, or operations, that it takes by kind."""
+    """Return a call's result and its MACs, or operations, by kind."""
     counts = dict.fromkeys(KINDS, 0)
     with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
         result = run()
@@ -255,7 +244,7 @@ def _counted(run: Callable[[], T]) -> tuple[T, dict[str, int]]:
 
 
 def _conv_backward(*args: Any, **_: Any) -> int:
-    """Return the FLOP of the gradients in the output mask; torch's formula forgets the groups of that by weights."""
+    """Return the FLOP of the gradients in the output mask; torch's formula ignores groups in that by weights."""
     (grad, x, w), transposed, output_mask = args[:3], args[7], args[-1]
     return int(sum(output_mask[:2]) * conv_flop_count(x, w, grad, transposed))
 
@@ -270,7 +259,7 @@ def _normalisation_backward(*args: Any, **_: Any) -> int:
 
 
 def _pool(*args: Any, out_shape: Any, **_: Any) -> int:
-    """Return the operations of a pooling; a maximum returns its index as well: two results of one shape."""
+    """Return the operations of a pooling; a maximum also returns its index, so it has two results of one shape."""
     return _window(out_shape if isinstance(out_shape, torch.Size) else out_shape[0], args[1])
 
 
@@ -282,9 +271,9 @@ def _window(shape: Sequence[int], kernel: Sequence[int]) -> int:
     return int(math.prod(shape) * (kernel[0] ** 2 if len(kernel) == 1 else math.prod(kernel)))
 
 
-# Type of layer; formula, or None for torch's (2 FLOP a multiply-accumulate, no biases); the operations that
-# torchvision's, transformers' and torch.nn's layers dispatch (in-place ones end in "_"). Outside of `OF_MACS` an
-# addition, a multiplication, a multiply-accumulate and a comparison are one operation each.
+# Type of layer; formula, or None for torch's (2 FLOP per multiply-accumulate, no biases); the operations that layers of
+# torchvision, transformers and torch.nn dispatch (in-place ones end in "_"). Outside `OF_MACS`, an addition, a
+# multiplication, a multiply-accumulate and a comparison are one operation each.
 _OPERATIONS: tuple[tuple[str, Callable[..., int] | None, str], ...] = (
     # C_out x C_in/groups x K_x x K_y x H' x W', where H' x W' is the output; the same for each gradient
     (CONVOLUTION, None, "convolution"),
@@ -312,6 +301,6 @@ _OPERATIONS: tuple[tuple[str, Callable[..., int] | None, str], ...] = (
     (POOLING, _per_element(1), "max_pool2d_with_indices_backward _adaptive_avg_pool2d mean amax"),
 )
 _FORMULAS = {getattr(_aten, name): formula for _, formula, names in _OPERATIONS if formula for name in names.split()}
-# By overload as well: torch up to 2.14 takes apart what it doesn't find so.
+# By overload as well: torch up to 2.14 decomposes operations that it doesn't find by overload.
 _FORMULAS |= {getattr(each, overload): formula for each, formula in _FORMULAS.items() for overload in each.overloads()}
 _KIND_OF = {getattr(_aten, name): kind for kind, _, names in _OPERATIONS for name in names.split()}

@@ -42,12 +42,12 @@ class Revision:
         label: value of the hyperparameter `raypar.study.trial.REVISION`; empty: the study compares no revisions.
         sys_path: folders that come first on ``sys.path``; the first is the study file's.
         preload: modules imported ahead of the trials, once per node.
-        workload: the Workload, pickled by value where the study file defines it; empty: that of the run.
+        workload: the Workload, pickled by value if the study file defines it; empty: that of the run.
         folder: working folder of the ranks; None: that of the driver.
         repository: top folder of the user's working tree, whose entries on ``sys.path`` are replaced by those of
             `checkout`; None: none are.
         checkout: top folder of the revision's files.
-        raypar_path: folder with the driver's raypar alone, which comes before all others where there is a checkout.
+        raypar_path: folder with only the driver's raypar, which takes precedence if there is a checkout.
         python: interpreter; empty: the driver's.
         code: digests of its source files, see `raypar.provenance`.
     """
@@ -66,7 +66,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A check of data and model of some points, in a process of its own, before anything is trained.
+    """Check of data and model of some points, in a separate process, before anything is trained.
 
     Attributes:
         workload: pickled.
@@ -96,7 +96,7 @@ class RunSettings:
         preload: modules imported ahead of the trials, once per node.
         trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
         stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
-        auto: values of what the study leaves to the machines, for the points that a search draws.
+        auto: values of the options that the study leaves to the machines, for the points that a search draws.
         driver_dir: the driver's folder of logs, where `log_dir` is another. Nodes that can write to it (shared storage,
             the driver's machine) keep their trials' artifacts there; the others send them. None: it is `log_dir`.
         profiling: of every trial of the first repeat.
@@ -147,7 +147,7 @@ class TrialJob:
 
     Attributes:
         attempt: from 1.
-        workload: the Workload, pickled by value where the study file defines it.
+        workload: the Workload, pickled by value if the study file defines it.
         uid: the runner's name for the trial.
         shares_driver_dir: its node can write to `RunSettings.driver_dir`.
     """
@@ -191,7 +191,7 @@ class TrialJob:
         return self.settings.profiling if self.spec.repeat == 0 else NO_PROFILING
 
     def log_path(self, rank: int) -> Path:
-        """Return where a rank's output goes."""
+        """Return the path of a rank's log."""
         return self.folder / f"attempt{self.attempt}-rank{rank}.log"
 
 
@@ -202,9 +202,9 @@ class RankContext:
     Attributes:
         master_address: host and port at which rank 0 listens for the others.
         requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
-        cores: what the rank is pinned to; empty: not pinned.
+        cores: the cores that the rank is pinned to; empty: not pinned.
         environment: variables of this rank, besides those of the run.
-        node_ip: address by which other nodes reach this one; empty where there are none.
+        node_ip: address at which other nodes reach this one; empty if there are none.
         node_cores: cores of all of the trial's ranks on this node; empty: not pinned.
     """
 
@@ -226,8 +226,8 @@ class RankOutcome:
     """One rank's measurements at its end; times in seconds on its own clock.
 
     Attributes:
-        counters: over the timed regions; None where there were none.
-        profile: what `raypar.train.profile` recorded, as JSON has it; empty if nothing was.
+        counters: counters over the timed regions; None if there were none.
+        profile: the record of `raypar.train.profile`, as JSON; empty if there is none.
         data: rank 0's `raypar.train.data`; empty on the others.
         is_idle: it only held its cores for the command that the first rank of its node ran.
     """

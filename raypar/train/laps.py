@@ -1,4 +1,4 @@
-"""Step times of training code that raypar didn't write, from the moments at which it reports."""
+"""Step times of the user's own training code, from the times of its reports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 BY_STEP, BY_REPORT, UNTIMED = "raypar.step", "reports", ""
-# Counts in a report that say which part of the work it ends, and the unit of each.
+# Counts in a report that give its position in the work, and the unit of each.
 COUNTS: Mapping[str, str] = {"epoch": "epoch", "step": "step", "global_step": "step"}
 
 
 class Laps(NamedTuple):
-    """Times between reports that say how much work lies between them.
+    """Times between reports with a known amount of work between them.
 
     Attributes:
         cover: the part of the work: ``epochs 1 to 5``.
@@ -26,14 +26,14 @@ class Laps(NamedTuple):
 
 
 class LapTimer:
-    """Turns the moments of steps and reports, seconds on one clock, into step times.
+    """Conversion of the times of steps and reports, seconds on one clock, to step times.
 
-    A step lasts from the end of the step before, or from the report before, to its own end. Where the first one began
-    is unknown, so it counts as an average one: points of 5 and of 10 steps lose nothing against each other.
+    A step lasts from the end of the previous step or report to its own end. The start of the first step is unknown, so
+    it counts as an average one, and points with 5 and with 10 steps stay comparable.
 
-    Without steps, what lies between two reports is a lap, if the reports count the work: one for each epoch, or some
-    that have the step so far. The first lap is left out, as it begins with the process. Reports that count nothing give
-    no times: a script that prints every 100 batches covers 300 of 350 on one worker, and 100 of 175 on each of two.
+    Without steps, a lap is the time between two reports, if the reports count the work: one for each epoch, or several
+    with the current step. The first lap is left out, because it begins with the process. Reports without counts give no
+    times: a script that prints every 100 batches covers 300 of 350 on one worker, but 100 of 175 on each of two.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class LapTimer:
         """Take a report.
 
         Args:
-            until_s: the end of the report itself, where it takes time; None: `at_s`.
-            is_ordered: it comes in its place among the steps. Output doesn't: when it was written is known about only,
-                and so it begins no step.
+            until_s: the end of the report itself, if it takes time; None: `at_s`.
+            is_ordered: the report is in order with the steps. Output isn't, because the time when it was written is
+                only approximate, so it doesn't start a step.
         """
         until_s = at_s if until_s is None else until_s
         self._reports.append((at_s, until_s, {key: metrics[key] for key in COUNTS if key in metrics}))
@@ -66,12 +66,12 @@ class LapTimer:
 
     @property
     def times_s(self) -> tuple[float, ...]:
-        """Times of the steps, or of each lap's epochs or steps; empty where there are neither."""
+        """Times of the steps, or of each lap's epochs or steps; empty if there are neither."""
         return tuple(self._step_times_s) or self._laps().unit_times_s
 
     @property
     def train_time_s(self) -> float | None:
-        """Time of all steps, or of all laps; None where there are none."""
+        """Time of all steps, or of all laps; None if there are none."""
         if self._step_times_s:
             return sum(self._step_times_s) / len(self._step_times_s) * self._num_steps
         return sum(self._laps().times_s) or None
@@ -83,7 +83,7 @@ class LapTimer:
 
     @property
     def cover(self) -> str:
-        """Part of the work that lies in the laps: ``epochs 1 to 5``; empty where the time is not of laps."""
+        """Part of the work that the laps cover: ``epochs 1 to 5``; empty if the time is not of laps."""
         return "" if self._step_times_s else self._laps().cover
 
     def _laps(self) -> Laps:
@@ -93,7 +93,7 @@ class LapTimer:
                 continue
             numbers = [self._reports[i][2][key] for i in counted]
             gaps = [b - a for a, b in pairwise(numbers)]
-            # Several reports of one epoch may each begin anywhere in it, where a script counts over all epochs.
+            # With several reports per epoch, each may begin anywhere in it.
             is_usable = all(gap == 1 if unit == "epoch" else gap >= 1 for gap in gaps)
             if is_usable and all(float(number).is_integer() for number in numbers):
                 times_s = tuple(self._reports[j][0] - self._reports[i][1] for i, j in pairwise(counted))

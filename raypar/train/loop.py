@@ -1,4 +1,4 @@
-"""Training of one trial on one rank: warm up and undo it, then timed segments with an evaluation after each."""
+"""Training of one trial on one rank: a warm-up that is undone, then timed segments with an evaluation after each."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
 from raypar.train.telemetry import Telemetry
 
-# By type of device, the seconds of warm-up beyond ``num_warmup_steps``: so long a GPU takes to raise its clock.
+# Seconds of warm-up beyond ``num_warmup_steps``, by type of device: a GPU needs them to raise its clock.
 MIN_WARMUP_S = {"cuda": 1.0}
-NO_ENERGY = "the training went on from a checkpoint, and what it took before was not kept"
+NO_ENERGY = "the training resumed from a checkpoint, and the energy before that is unknown"
 
 
 class StepTimer:
     """Clock of the steps of a segment; `total_s`: seconds from `start` to `stop`.
 
-    On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so that events are put into the
-    stream and read after the last step; only the ends of the region wait for the device. Each segment uses the events
-    of those before: there are as many as the longest one has steps.
+    On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so `lap` records events in the
+    stream that are read after the last step. Only the ends of the region wait for the device. Segments share the
+    events.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._stamps: list[Any] = []
-        self._events: list[Any] = []  # those of `_stamps`, and further ones
+        self._events: list[Any] = []  # those of `_stamps`, and spare ones
         self._start_s = 0.0
         self.total_s = 0.0
 
@@ -91,7 +91,7 @@ class StepTimer:
         self.total_s = time.perf_counter() - self._start_s
 
     def step_times_s(self) -> list[float]:
-        """Return the seconds of each step since `start`; before the next one."""
+        """Return the seconds of each step since `start`."""
         return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairwise(self._stamps)]
 
 
@@ -122,16 +122,16 @@ def train(
 ) -> RankOutcome:
     """Train one rank of a trial.
 
-    The model's weights, the data order and so the losses depend on config and seed, not on the number of ranks
-    (up to the rounding of a different order of summation).
+    The model's weights, the data order and therefore the losses depend on config and seed, not on the number of ranks
+    (up to rounding from a different order of summation).
 
     Args:
-        config: complete, as `raypar.study.options.resolve` makes it.
+        config: complete, from `raypar.study.options.resolve`.
         start_s: ``time.monotonic()`` when the rank was requested.
-        cores: what the rank is pinned to; empty: not pinned.
-        artifact_dir: where rank 0 leaves the trained model and the profile's traces; None: neither is kept.
-        checkpoint_dir: of this trial alone; used only where the config asks for checkpoints. From one that is there
-            already the training continues, after another warm-up, as if it had not been interrupted.
+        cores: the cores that the rank is pinned to; empty: not pinned.
+        artifact_dir: folder for the trained model and the profile's traces, written by rank 0; None: neither is kept.
+        checkpoint_dir: this trial's folder, used only if the config asks for checkpoints. If it has a checkpoint, the
+            training resumes from it, after another warm-up, as if it had not been interrupted.
 
     Raises:
         ValueError: the data has too few samples for the config.
@@ -158,9 +158,7 @@ def train(
         best_weights.load_state_dict(state["keeper"])
         # The runner counts an attempt's reports from the first.
         stopped = any(not channel.report(report) for report in training.totals.reports)
-    totals = training.totals
-    num_resumed_steps = totals.num_steps
-
+    totals, num_resumed_steps = training.totals, training.totals.num_steps
     for steps in training.batches.segments(range(num_resumed_steps, num_resumed_steps if stopped else num_steps)):
         first_step = totals.num_steps
         report = training.run_segment(steps, telemetry)
@@ -172,23 +170,10 @@ def train(
             checkpoints.save(totals.num_steps, {**training.state_dict(), "keeper": best_weights.state_dict()})
 
     best_weights.save(training.full_model)
-    profile: Mapping[str, Any] = {}
-    if profiling.num_steps and not stopped:
-        profile = training.profile(profiling.num_steps, artifact_dir / PROFILE_FOLDER if artifact_dir else None)
+    traces_dir = artifact_dir / PROFILE_FOLDER if artifact_dir else None
+    profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else {}
     checkpoints.remove()
-
-    conditions: dict[str, Any] = {**training.memory.summary(), **training.facts.conditions(config)}
-    timed: dict[str, Any] = {}
-    if totals.num_steps:
-        conditions |= telemetry.summary()
-        counters = telemetry.counters()
-        if num_resumed_steps:
-            conditions["resumed_at_epoch"] = num_resumed_steps / training.batches.steps_per_epoch
-            counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
-        timed = {name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")}
-        timed |= {"step_times_s": tuple(totals.step_times_s), "counters": counters}
-    if saves:
-        conditions["checkpoint_s"] = checkpoints.time_s
+    conditions: dict[str, Any] = {"checkpoint_s": checkpoints.time_s} if saves else {}
     if checkpoints.why_not:
         conditions["not_resumed"] = checkpoints.why_not
     return RankOutcome(
@@ -196,24 +181,24 @@ def train(
         startup_s=warmup_start_s - start_s,
         data_time_s=training.data_time_s,
         warmup_s=warmup_s,
-        conditions=RankConditions(**conditions),
         profile=profile,
         data=fingerprint(workload, training.data, training.batches.num_samples) if context.rank == 0 else {},
-        **timed,
+        **training.outcome(telemetry, num_resumed_steps, conditions),
     )
 
 
 class Training:
-    """Data, model and strategy of one rank, and how far its training is.
+    """Data, model, strategy and progress of one rank's training.
 
     Attributes:
-        data, batches: the workload's, and this rank's of it.
-        num_steps: of the complete training.
-        data_time_s: seconds that loading the data took.
-        facts: what the first batch has shown of the model.
+        data: the workload's data.
+        batches: this rank's share of the data.
+        num_steps: steps of the complete training.
+        data_time_s: seconds for loading the data.
+        facts: facts of the model, from the first batch.
         full_model: the complete model with the weights after the last segment, on every rank.
-        totals: over the segments so far.
-        memory: of the training on this rank.
+        totals: sums over the segments so far.
+        memory: peak memory of the training on this rank.
     """
 
     def __init__(self, workload: Workload, config: Config, seed: int, context: DistContext) -> None:
@@ -258,10 +243,9 @@ class Training:
         return facts
 
     def warm_up(self) -> None:
-        """Run some steps so that what is done once (threads, kernels, buckets) is done, and undo them.
+        """Run some steps so that one-time work (threads, kernels, buckets) is done, and undo them.
 
-        The weights and the generators are put back, the optimizer is a new one: no trace is left, however many steps
-        there were.
+        Restores the weights and the generators, and creates a new optimizer, so that no step leaves a trace.
         """
         generators = checkpoint.generator_states(self._context.device)
         if self._config["num_warmup_steps"]:
@@ -275,7 +259,7 @@ class Training:
                 for batch in islice(batches, NUM_COUNTED_STEPS):
                     stepper.step(batch)
                     num_left -= 1
-                for _ in range(num_left):  # there is but one warm-up step, or the epoch has no more
+                for _ in range(num_left):  # if there is only one warm-up step, or the epoch has no more
                     stepper.step(batch)
             for batch in batches:
                 stepper.step(batch)
@@ -285,7 +269,7 @@ class Training:
         self._stepper = self._new_stepper()
 
     def _warmup_batches(self) -> Iterator[Batch]:
-        """Yield the batches of the warm-up steps, and then the same ones until the device is warm on every rank."""
+        """Yield the batches of the warm-up steps, and repeat them until the device is warm on every rank."""
         context = self._context
         needs_short_batch = self._config["compile"] or self._strategy.depends_on_shape
         yield from self.batches.warm_up(with_short_batch=needs_short_batch)
@@ -306,7 +290,7 @@ class Training:
         context.barrier()
         telemetry.start()
         self.memory.start()
-        context.barrier()  # reading counters takes one rank longer than another
+        context.barrier()  # the ranks take different times to read counters
         timer, stepper = self._timer, self._stepper
         self._strategy.module.train()
         losses: list[Tensor] = []
@@ -331,7 +315,7 @@ class Training:
         totals.num_samples += sum(sizes)
         totals.num_steps += len(sizes)
         numerators, weights = self._loss.sums(noted, torch.tensor(sizes))
-        if stepper.skips_overflows:  # of a skipped step the loss says nothing about the weights
+        if stepper.skips_overflows:  # the loss of a skipped step says nothing about the weights
             numerators, weights = numerators[numerators.isfinite()], weights[numerators.isfinite()]
         sums = [numerators.sum(), weights.sum(), sum(sizes)]
         loss_sum, loss_weight, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
@@ -356,7 +340,7 @@ class Training:
         return report
 
     def _evaluate(self) -> tuple[dict[str, float], float]:
-        """Return the scores of the complete model, and seconds; the device holds a copy only while this runs."""
+        """Return the scores of the complete model and the seconds; the device holds a copy only while this runs."""
         model = on_device(self.full_model, self._context.device)
         start_s = time.perf_counter()
         scores = self._evaluation(model)
@@ -366,11 +350,11 @@ class Training:
         """Run further steps under torch's profiler.
 
         Args:
-            folder: where rank 0 leaves every rank's trace; None: there are none.
+            folder: folder for every rank's trace, written by rank 0; None: no traces.
 
         Returns:
-            `ProfiledSteps.run`'s, with ``peak_flops``, the FLOP/s of matrix products that this rank reaches while
-            the others try as well, and of rank 0 ``flop_per_sample`` (None: can't be counted).
+            The result of `ProfiledSteps.run`, with ``peak_flops``, the FLOP/s of matrix products on this rank while the
+            others measure too, and on rank 0 ``flop_per_sample`` (None: can't be counted).
         """
         context, numerics = self._context, self._numerics
         batches = self.batches.full(self._config["epochs"] + 1)
@@ -387,13 +371,35 @@ class Training:
             recorded["flop_per_sample"] = flop_per_sample(model, self._evaluation.sample())
         return recorded
 
+    def outcome(self, telemetry: Telemetry, num_resumed_steps: int, conditions: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of `RankOutcome` for the conditions, and for the timed steps if there were any.
+
+        Args:
+            num_resumed_steps: steps before the checkpoint that the training resumed from.
+            conditions: further fields of `RankConditions`.
+        """
+        totals = self.totals
+        conditions = {**self.memory.summary(), **self.facts.conditions(self._config), **conditions}
+        if not totals.num_steps:
+            return {"conditions": RankConditions(**conditions)}
+        counters = telemetry.counters()
+        if num_resumed_steps:
+            conditions["resumed_at_epoch"] = num_resumed_steps / self.batches.steps_per_epoch
+            counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
+        return {
+            "conditions": RankConditions(**conditions, **telemetry.summary()),
+            "counters": counters,
+            "step_times_s": tuple(totals.step_times_s),
+            **{name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")},
+        }
+
     def ends_checkpoint_period(self, first_step: int) -> bool:
         """Return whether the segment that began at `first_step` passed the end of ``checkpoint_every_epochs``."""
         num_steps = self._config["checkpoint_every_epochs"] * self.batches.steps_per_epoch
         return bool(self.totals.num_steps // num_steps > first_step // num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the rest of the training depends on, and the totals so far, for a checkpoint."""
+        """Return the complete state of the training and the totals so far, for a checkpoint."""
         return {
             "weights": checkpoint.local_weights(self._strategy.module),
             "stepper": self._stepper.state_dict(),
@@ -402,14 +408,14 @@ class Training:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from where another training's `state_dict` was taken."""
+        """Continue from another training's `state_dict`."""
         checkpoint.load_local_weights(self._strategy.module, state["weights"])
         self._stepper.load_state_dict(state["stepper"])
         checkpoint.set_generator_states(state["generators"], self._context.device)
         self.totals = TrainTotals(**state["timed"])
 
     def _new_stepper(self, span: Span = no_span) -> Stepper:
-        # Dropout and the like: a random stream of its own for every share of a batch.
+        # Every share of a batch has a separate random stream, for dropout for example.
         torch.manual_seed(self._seed * 7919 + self._strategy.share[0] + 1)
         self._strategy.reset_state()
         workload, config, num_steps = self._workload, self._config, self.num_steps

@@ -1,4 +1,4 @@
-"""The kind of a workload's loss, found out by comparing the loss of some samples with the losses of parts of them."""
+"""Kind of a workload's loss, determined by comparing the loss of some samples with the losses of parts of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from raypar.parallel.loss import Kind, Loss, Value, part_of
-from raypar.parallel.strategy import call
 from raypar.study.workload import Data, Workload
 from raypar.train.checkpoint import generators_kept
-from raypar.train.data import Feed, evaluating, mapped, moved, paired
+from raypar.train.data import Feed, evaluated, first_samples, mapped, moved, paired
 from raypar.train.precision import Numerics
 
-NOT_OF_PARTS = "would train on another loss: that of a batch is not the mean of its samples' losses"
+NOT_OF_PARTS = "would train on another loss: the loss of a batch is not the mean of its samples' losses"
 HINT_RATIO = (
     "return (sum, weight) from the loss, such as (losses.sum(), weights.sum()), which add up over workers and batches; "
     "or use one worker and accumulation_steps=1"
@@ -33,34 +32,32 @@ IGNORED_CLASS = -100  # torch's default
 NUM_SAMPLES, MAX_TELLING = 12, 32
 MAX_SMALL = 64  # values of a sample
 MAX_CUT_BYTES = 16 * 2**20  # of outputs and targets, whose parts are copies
-MAX_READ, MAX_READ_S = 64, 0.5  # samples of a data set that is read one by one, among which telling ones are chosen
-MAX_ROWS, MAX_VALUES = 2**14, 2**20  # of a tensor in memory, among which they are chosen; the larger limit counts
-# Relative, between the loss of a batch and that of its parts; what makes a difference differs by far more.
+MAX_READ, MAX_READ_S = 64, 0.5  # samples to choose from, if a data set is read one by one
+MAX_ROWS, MAX_VALUES = 2**14, 2**20  # to choose from in a tensor in memory; the larger limit counts
+# Relative difference between the loss of a batch and that of its parts. Real differences are far larger.
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-7, torch.float32: 1e-4}
-COUPLED = 1e-2  # relative, between a sample's outputs in one batch and in another
+COUPLED = 1e-2  # relative difference between a sample's outputs in two batches
 
 
 def loss_of(workload: Workload, data: Data, model: nn.Module, numerics: Numerics, feed: Feed) -> Loss:
-    """Return the loss that a workload's model is trained with, and its kind.
-
-    Leaves the random number generators as they are.
+    """Return the training loss of a workload's model, with its kind. The random number generators are unchanged.
 
     Args:
         model: converted, on the device.
     """
     loss = workload.loss
     if isinstance(loss, nn.Module):
-        loss.to(numerics.device, numerics.dtype)  # what it weights classes by
+        loss.to(numerics.device, numerics.dtype)  # its class weights
     try:
         with generators_kept(numerics.device), _without_zeros(model), warnings.catch_warnings(action="ignore"):
             return _recognised(workload, data, Probe(model, data, numerics, feed))
-    except Exception:  # whatever data, model and loss may raise: such mistakes are reported elsewhere
+    except Exception:  # from the user's data, model or loss: reported elsewhere
         return Loss(loss or functional.cross_entropy)
 
 
 @contextlib.contextmanager
 def _without_zeros(model: nn.Module) -> Iterator[None]:
-    """Fill parameters that are zero for a while: a last layer of zeros makes all losses equal, weighted or not."""
+    """Fill zero parameters temporarily, because a last layer of zeros makes all losses equal, weighted or not."""
     zeros = [each for each in model.parameters() if each.is_floating_point() and not each.any()]
     with torch.no_grad():
         for each in zeros:
@@ -84,7 +81,7 @@ def _recognised(workload: Workload, data: Data, probe: Probe) -> Loss:
 
 
 class Probe:
-    """Some samples of the training set, and what the model makes of them in evaluation mode.
+    """Some training samples and the model's outputs for them in evaluation mode.
 
     Attributes:
         inputs: before `Feed`.
@@ -105,8 +102,7 @@ class Probe:
     def run(self, inputs: Any, seed: int = 0) -> Any:
         """Return the model's outputs for some of the inputs."""
         torch.manual_seed(seed)
-        with evaluating(self._model), self._numerics.autocast():
-            return call(self._model, self._feed(inputs))
+        return evaluated(self._model, self._feed(inputs), self._numerics)
 
     @property
     def has_rows(self) -> bool:
@@ -145,11 +141,11 @@ def num_rows(tree: Any) -> int:
     return next(len(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
-# ---- losses that are known
+# ---- known losses
 
 
 def own_loss(outputs: Any, _targets: Any) -> Any:
-    """Return the loss that a model has computed itself; None where its outputs have none."""
+    """Return the loss that a model has computed itself; None if its outputs have none."""
     if isinstance(outputs, Mapping):
         return outputs.get("loss")
     return None if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
@@ -162,10 +158,10 @@ def takes_classes(loss: Any) -> bool:
 
 
 def as_ratio(loss: Any) -> Callable[[Tensor, Tensor], Value]:
-    """Return one of torch's losses of classes, a mean, as a function that returns its sum and its weight.
+    """Convert one of torch's class losses, a mean, to a function that returns its sum and its weight.
 
-    Torch divides the sum of the losses by the sum of the weights of the targets' classes, without the targets that are
-    ignored (https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html).
+    torch divides the sum of the losses by the sum of the weights of the targets' classes, without ignored targets
+    (https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html).
     """
     ignored, weights = getattr(loss, "ignore_index", IGNORED_CLASS), getattr(loss, "weight", None)
     if isinstance(loss, nn.Module):
@@ -182,7 +178,7 @@ def as_ratio(loss: Any) -> Callable[[Tensor, Tensor], Value]:
 
 
 def _counts_some_targets_only(loss: Any, data: Data, probe: Probe) -> bool:
-    """Return whether a loss is the mean over targets of torch's that are weighted or may be ignored."""
+    """Return whether a loss is one of torch's means over targets that are weighted or may be ignored."""
     targets = probe.targets
     is_known = takes_classes(loss) and isinstance(probe.outputs, Tensor) and isinstance(targets, Tensor)
     if not is_known or targets.is_floating_point() or getattr(loss, "reduction", "mean") != "mean":
@@ -201,7 +197,7 @@ def _counts_some_targets_only(loss: Any, data: Data, probe: Probe) -> bool:
 
 
 def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
-    """Return the kind of a loss from the model's outputs, in float64 where the loss takes it."""
+    """Return the kind of a loss from the model's outputs, in float64 if the loss takes it."""
     if not probe.has_rows:
         return _kind_by_model(loss, probe)
     if probe.num_samples > 2 and probe.couples_samples:
@@ -215,10 +211,10 @@ def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
 
 
 def kind_of_batch(loss: Callable[..., Any], outputs: Any, targets: Any) -> Kind:
-    """Return the kind of a loss from a batch of outputs and targets, or as much of it as `MAX_CUT_BYTES` allow.
+    """Return the kind of a loss from a batch of outputs and targets, up to `MAX_CUT_BYTES` of it.
 
     Returns:
-        `MEAN` where they can't be cut, and for torch's losses of classes.
+        `MEAN` if the batch can't be cut, and for torch's class losses.
     """
     size = num_rows(targets)
     leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
@@ -233,7 +229,7 @@ def _loss_of_part(loss: Callable[..., Any], pair: tuple[Any, Any], part: Tensor 
 
 
 def _kind_by_model(loss: Callable[..., Any], probe: Probe) -> Kind:
-    """Return the kind of a loss that depends on more than rows of outputs, by running the model on the parts."""
+    """Return the kind of a loss of other outputs than rows, by running the model on the parts."""
     kind = find_kind(
         lambda part: loss(probe.run(part_of(probe.inputs, part)), part_of(probe.targets, part)), probe.num_samples
     )
@@ -241,13 +237,13 @@ def _kind_by_model(loss: Callable[..., Any], probe: Probe) -> Kind:
 
 
 def find_kind(loss: Callable[[Any], Any], num_samples: int) -> Kind:
-    """Return what a loss is of its batch, by comparing it with the losses of parts of the batch.
+    """Return the kind of a loss by comparing it with the losses of parts of its batch.
 
     Args:
-        loss: returns a number or a pair, for the indices of some of the samples, a tensor or ``slice(None)``.
+        loss: returns a number or a pair for some of the samples, given as a tensor of indices or ``slice(None)``.
 
     Returns:
-        `WHOLE` also where the loss of a part is not finite, or can't be computed.
+        `WHOLE` also if the loss of a part is not finite or can't be computed.
     """
     value = loss(slice(None))
     if isinstance(value, tuple):
@@ -259,7 +255,7 @@ def find_kind(loss: Callable[[Any], Any], num_samples: int) -> Kind:
     for parts in partitions(num_samples):
         try:
             losses = [float(loss(part)) for part in parts]
-        except Exception:  # whatever a loss may raise that takes no other number of samples
+        except Exception:  # the loss may take no other number of samples
             return Kind.WHOLE
         shares = [len(part) / num_samples for part in parts]
         scale = tolerance * max(abs(whole), *(abs(each) for each in losses), 1e-6)
@@ -269,7 +265,7 @@ def find_kind(loss: Callable[[Any], Any], num_samples: int) -> Kind:
 
 
 def partitions(num_samples: int) -> Iterator[Sequence[Tensor]]:
-    """Yield some ways to part samples in two and three, evenly and unevenly."""
+    """Yield some partitions of the samples into two and three parts, even and uneven."""
     generator = torch.Generator().manual_seed(num_samples)
     third = num_samples // 3
     for sizes in ([num_samples // 2], [max(1, num_samples // 4)], [1], [third, third]):
@@ -282,16 +278,16 @@ def partitions(num_samples: int) -> Iterator[Sequence[Tensor]]:
 
 
 def telling_samples(data: Data) -> tuple[Any, Any]:
-    """Return inputs, not transformed, and targets of samples that differ in what a loss may weight them by.
+    """Return inputs, not transformed, and targets of samples that a loss may weight differently.
 
     Raises:
-        Exception: whatever the data raises.
+        Exception: raised by the user's data.
     """
     if data.train is not None:
         rows = telling_rows((data.train.targets, _small_leaves(data.train.inputs)))
         return part_of(data.train.inputs, rows), part_of(data.train.targets, rows)
     if data.train_loader is not None:
-        return paired(next(iter(data.train_loader(0, 1, NUM_SAMPLES))))
+        return first_samples(data, NUM_SAMPLES)
     dataset: Any = data.train_dataset
     size, until_s = len(dataset), time.monotonic() + MAX_READ_S
     collate = data.collate or default_collate
@@ -308,20 +304,20 @@ def telling_samples(data: Data) -> tuple[Any, Any]:
 
 
 def _small_leaves(inputs: Any) -> list[Tensor]:
-    """Return what may be labels or weights among several inputs, for a model that computes its loss itself."""
+    """Return possible labels or weights among several inputs, for a model that computes its loss itself."""
     leaves = [] if isinstance(inputs, Tensor) else tree_leaves(inputs)
     return [each for each in leaves if isinstance(each, Tensor) and each.dim() and each[0].numel() <= MAX_SMALL]
 
 
 def known_targets(dataset: Any) -> Tensor | None:
-    """Return the targets of a data set that keeps them in memory, as torch's and torchvision's do; None of others."""
+    """Return the targets of a data set that keeps them in memory, as in torch and torchvision; otherwise None."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[-1]
     if isinstance(dataset, Subset):
         whole = known_targets(dataset.dataset)
         return None if whole is None else whole[torch.as_tensor(list(dataset.indices), dtype=torch.int64)]
     for name in ("targets", "labels"):
-        with contextlib.suppress(Exception):  # whatever a data set has under this name
+        with contextlib.suppress(Exception):  # a data set may have anything under this name
             targets = torch.as_tensor(getattr(dataset, name))
             if targets.dim() and len(targets) == len(dataset):
                 return targets
@@ -329,14 +325,14 @@ def known_targets(dataset: Any) -> Tensor | None:
 
 
 def telling_rows(tree: Any) -> Tensor:
-    """Return the indices of samples, at most `MAX_TELLING`.
+    """Return the indices of at most `MAX_TELLING` samples that differ the most.
 
-    Among them are those with the fewest and the most of the smallest, the largest, the most frequent and the rarest
-    whole number (padding, ignored positions, rare classes), of zeros and NaN, and with the smallest and the largest
-    value (weights). Others are spread evenly.
+    For integers, they include the samples with the fewest and the most occurrences of the smallest, largest, most
+    frequent and rarest value (padding, ignored positions, rare classes). For floats, they include those with the fewest
+    and the most zeros and NaN, and with the smallest and largest value (weights). The others are spread evenly.
 
     Args:
-        tree: targets and the like, a tensor or a tree of tensors.
+        tree: targets or similar, a tensor or a tree of tensors.
     """
     size, chosen = num_rows(tree), list[list[int]]()
     for leaf in (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel()):

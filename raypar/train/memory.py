@@ -1,9 +1,9 @@
-"""Memory of a rank: what its training allocates at its peak, and what it takes from the machine or the GPU.
+"""Memory of a rank: the peak that its training allocates, and the peak that it takes from the machine or the GPU.
 
-A rank keeps the memory that it frees (`raypar.run.ranks`), and gaps of freed blocks can't always be used again: what it
-takes from the machine exceeds what it needs, by a factor of two with some models. So both are measured. On a GPU torch
-counts what is allocated at any time; on a CPU its profiler does, while the model is built and for two steps of the
-warm-up, none of which is timed. That leaves out the data set, and what libraries allocate by themselves.
+A rank keeps the memory that it frees (`raypar.run.ranks`), and can't always reuse the gaps. With some models it takes
+twice as much from the machine as it needs, so both are measured. On a GPU, torch counts allocations at any time. On a
+CPU, its profiler counts them while the model is built and for two warm-up steps, outside the timed region. That leaves
+out the data set, and memory that libraries allocate themselves.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from torch._C import _autograd, _profiler
 from raypar.errors import DoesNotFit
 from raypar.units import size
 
-NUM_COUNTED_STEPS = 2  # the second has an optimizer's state from its beginning
+NUM_COUNTED_STEPS = 2  # the second one starts with the optimizer's state
 TOO_LARGE = "needs {} of memory on a worker, more than max_memory={}"
 
 
 class MemoryMonitor:
     """Peak memory of one rank.
 
-    What evaluations and kept models take is not counted: peaks are read before, and reset after. Memory that they leave
-    behind for the training is not either: after the first timed region, only what a region adds counts.
+    Evaluations and kept models don't count: peaks are read before them and reset after. Memory that they leave behind
+    doesn't count either: after the first timed region, only the growth within a region counts.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_gpu, self._on_cpu = device.type == "cuda", device.type == "cpu"
-        self._held_bytes: int | None = 0  # of what was counted, still allocated; None: can't be counted
+        self._held_bytes: int | None = 0  # counted and still allocated; None: can't be counted
         self._allocated_bytes = self._excluded_bytes = 0
         self._footprints = {"peak_rss_bytes": _Footprint(_resident_bytes)}
         if self._on_gpu:
@@ -45,14 +45,14 @@ class MemoryMonitor:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Count what the block leaves, the model; its peak is none of the training."""
+        """Count the memory that remains after the block (the model), but not its peak."""
         with self.counting():
             yield
         self._allocated_bytes = 0
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what is allocated within the block, in addition to what earlier blocks have left."""
+        """Count allocations within the block, in addition to memory that remains from earlier blocks."""
         self._allocated_bytes = self._excluded_bytes = 0  # the last block's peak counts
         if self._on_gpu:
             self._reset_peak()
@@ -69,7 +69,7 @@ class MemoryMonitor:
             self._allocated_bytes = max(self._allocated_bytes, self._held_bytes - self._excluded_bytes)
 
     def exclude(self, num_bytes: int) -> None:
-        """Leave out bytes that the block has allocated for other purposes than the training, before its peak."""
+        """Exclude bytes that the block has allocated before its peak, but not for the training."""
         self._excluded_bytes = num_bytes
 
     def start(self) -> None:
@@ -88,12 +88,12 @@ class MemoryMonitor:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes that the training has allocated at its peak, so far as that was counted."""
+        """Peak bytes that the training has allocated; None: not counted."""
         return self._allocated_bytes or None
 
-    def check(self, limit_bytes: float | None, peak_bytes: float) -> None:
+    def check(self, limit_bytes: float, peak_bytes: float) -> None:
         """Raise DoesNotFit if a rank's peak is above the limit."""
-        if limit_bytes is not None and peak_bytes > limit_bytes:
+        if peak_bytes > limit_bytes:
             raise DoesNotFit(TOO_LARGE.format(size(peak_bytes), size(limit_bytes)))
 
     def summary(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class MemoryMonitor:
         return {name: value for name, value in peaks.items() if value}
 
     def _reset_peak(self) -> None:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # else there is nothing, and torch refuses
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch raises otherwise
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def _reserved_bytes(self, *, at_peak: bool) -> int:
@@ -112,7 +112,7 @@ class MemoryMonitor:
 
 
 class _Footprint:
-    """Peak of what a rank takes: up to the end of the first region, and what later regions add."""
+    """Peak memory that a rank takes: up to the end of the first region, plus the growth within later regions."""
 
     def __init__(self, read: Any) -> None:
         self._read = read
@@ -130,23 +130,23 @@ class _Footprint:
 
 
 def limit_on_gpu(device: torch.device, limit_bytes: float) -> None:
-    """Have the allocator of a GPU refuse more than the limit, so that no step takes it either."""
+    """Make the allocator of a GPU refuse more than the limit, in every step."""
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 def has_gpu_alone(device: torch.device, foreign_bytes: float = 2e9) -> bool:
-    """Return whether all but a little of a GPU's memory in use is this process's.
+    """Return whether this process has almost all of a GPU's used memory.
 
     Args:
-        foreign_bytes: that contexts, libraries and the driver take at most, which torch does not count.
+        foreign_bytes: upper limit for contexts, libraries and the driver, which torch does not count.
     """
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < foreign_bytes
 
 
 def _status(pid: int | str = "self") -> Mapping[str, int]:
-    """Return the bytes that Linux has of a process's memory, by name; nothing elsewhere."""
+    """Return the memory fields of a process in bytes, from Linux's /proc; empty on other systems."""
     with contextlib.suppress(OSError, ValueError):
         lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1:] == ["kB"]}
@@ -154,7 +154,7 @@ def _status(pid: int | str = "self") -> Mapping[str, int]:
 
 
 def _resident_bytes(*, at_peak: bool) -> int | None:
-    """Return this process's memory on the machine, without what its fork server has too, and without files."""
+    """Return this process's resident bytes, without those shared with its fork server, and without files."""
     mine, servers = _status(), _status(os.getppid())
     name = "VmHWM" if at_peak else "VmRSS"
     if not {name, "RssFile"} <= mine.keys():
@@ -163,10 +163,10 @@ def _resident_bytes(*, at_peak: bool) -> int | None:
 
 
 def children_peak_bytes() -> int | None:
-    """Return the resident memory of the largest process that this one has started and that has ended.
+    """Return the peak resident bytes of the largest ended child process; None if unknown.
 
-    None where that can't be known: Linux counts what a process had before its ``exec``, which is this one's memory, so
-    that only a larger figure is surely of the program that it ran.
+    Linux also counts the memory of a child before its ``exec``, which is this process's memory. Only a larger figure
+    is certain to be that of the program that it ran.
     """
     unit = 1 if sys.platform == "darwin" else 1024
     mine, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -177,7 +177,7 @@ def children_peak_bytes() -> int | None:
 def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
     """Yield a list that holds, after the block, the bytes that torch allocated or freed (negative), in order.
 
-    None where that can't be recorded.
+    Yields None if that can't be recorded.
     """
     profiler = _new_profiler() if is_wanted else None
     if profiler is None:
@@ -185,7 +185,7 @@ def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
         return
     changes: list[int] = []
     collects = gc.isenabled()
-    gc.disable()  # it would free what was allocated before, and not counted
+    gc.disable()  # it would free memory that was allocated before, and not counted
     try:
         yield changes
     finally:
@@ -199,7 +199,7 @@ def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
 
 
 def _new_profiler() -> object | None:
-    """Start torch's profiler for allocations alone; None where it runs already, or is another than is known here."""
+    """Start torch's profiler for allocations only; None if it already runs, or has another interface."""
     try:
         # Kineto, which torch.profiler uses, would leave a thread behind in the rank.
         options = (False, True, False, False, False, _profiler._ExperimentalConfig())

@@ -1,7 +1,7 @@
 """Check of a model by backward passes of its first batch, before anything is trained.
 
-It finds parameters that get no gradient, parts of a batch that are too small for batch norm, and optimizers of a
-workload's own that can't be used. Weights and buffers stay as they are.
+It finds parameters without a gradient, parts of a batch that are too small for batch norm, and unusable optimizers of a
+workload. Weights and buffers are unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from raypar.study.workload import Config, Workload
 from raypar.train.optim import own_optimizer_mistakes
 from raypar.units import counted
 
-MAX_PASSES = 4  # of parts of the first batch; together they take about as long as one step
+MAX_PASSES = 4  # over parts of the first batch; together they take about as long as one step
 MAX_NAMED = 20  # parameters in a trial's environment
-# torch's error, of which batch norm of its own and of functional.batch_norm alike.
+# torch's error, for its batch norm layers and for functional.batch_norm.
 TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 
 
@@ -35,14 +35,14 @@ class ModelFacts:
 
     Attributes:
         gradients: parameters without a gradient, known for several workers that share batches.
-        num_norm_parts: parts of a batch over each of which batch norm normalises; 0: the model has no batch norm.
+        num_norm_parts: number of parts of a batch that batch norm normalises separately; 0: no batch norm.
     """
 
     gradients: Gradients = field(default_factory=Gradients)
     num_norm_parts: int = 0
 
     def conditions(self, config: Config) -> dict[str, Any]:
-        """Return what reports read, fields of `raypar.study.conditions.RankConditions`."""
+        """Return fields of `raypar.study.conditions.RankConditions`."""
         facts: dict[str, Any] = {"batch_norm_parts": self.num_norm_parts} if self.num_norm_parts else {}
         if names := [*self.gradients.never, *self.gradients.at_times]:
             facts["without_gradient"] = tuple(names[:MAX_NAMED])
@@ -65,15 +65,15 @@ def model_facts(
 
     Args:
         model: complete, as it was built, on its device.
-        batch: this rank's share of a first batch.
+        batch: this rank's share of the first batch.
         do: the forward and backward pass of a training step.
         num_samples: training samples of an epoch.
-        context: of the ranks that look; one may look for all.
-        num_workers: of the training.
+        context: context of the ranks that check; one rank may check for all.
+        num_workers: workers of the training.
     """
     gradients, mistakes = Gradients(), [*own_optimizer_mistakes(workload, config, model)]
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        return ModelFacts(), mistakes  # a lazy module is made by its first batch
+        return ModelFacts(), mistakes  # its first batch initialises a lazy module
     with _kept(model):
         model.train()
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
@@ -87,7 +87,7 @@ def model_facts(
 
 
 def parts_per_batch(config: Config, num_workers: int) -> int:
-    """Return the number of parts of a batch that go through the model one by one, on some worker or other."""
+    """Return the number of parts of a batch that pass through the model separately, over all workers."""
     if num_workers == 1:
         return int(config["accumulation_steps"])
     in_turn = config["num_microbatches"] if pipeline_size(config) > 1 else config["accumulation_steps"]
@@ -96,7 +96,7 @@ def parts_per_batch(config: Config, num_workers: int) -> int:
 
 @contextlib.contextmanager
 def _kept(model: nn.Module) -> Iterator[None]:
-    """Put back the state that passes of a model change: buffers, modes, gradients."""
+    """Restore the state that passes of a model change: buffers, modes, gradients."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -111,11 +111,11 @@ def _kept(model: nn.Module) -> Iterator[None]:
 
 
 def _gradients(model: nn.Module, batch: Batch, do: ForwardBackward, context: DistContext) -> Gradients:
-    """Return which parameters got no gradient in passes of parts of a batch on any rank."""
+    """Run passes over parts of a batch on all ranks, and return the parameters that got no gradient."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with_grad, sparse = torch.zeros(len(named), dtype=torch.float64), torch.zeros(len(named), dtype=torch.float64)
     num = 0
-    # Two samples each at the least, for batch norm.
+    # At least two samples each, for batch norm.
     for part, _ in parts_of(batch, max(1, min(MAX_PASSES, batch.num_samples // 2))):
         model.zero_grad()
         try:
@@ -155,13 +155,13 @@ def _gradient_mistakes(config: Config, gradients: Gradients) -> Iterator[Mistake
 def _small_part_mistakes(
     config: Config, model: nn.Module, batch: Batch, do: ForwardBackward, num_samples: int, num_workers: int
 ) -> Iterator[Mistake]:
-    """Yield a mistake where a part of a batch is a single sample, which batch norm can't normalise."""
+    """Yield a mistake if a part of a batch is a single sample that batch norm can't normalise."""
     batch_size, num_parts = config["batch_size"], parts_per_batch(config, num_workers)
     last = 0 if config["drop_last"] else num_samples % batch_size
     if batch_size >= 2 * num_parts and (not last or last >= 2 * num_parts):
         return
     if _takes(model, next(parts_of(batch, max(1, batch.num_samples)))[0], do):
-        return  # images, say, have many values per channel
+        return  # images have many values per channel
     shared = f"in {num_parts} parts ({counted(num_workers, 'worker')}), " if num_parts > 1 else ""
     if batch_size < 2 * num_parts:
         problem = (

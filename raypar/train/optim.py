@@ -1,7 +1,7 @@
 """Optimizers, learning-rate scaling and schedules.
 
-LARS and LAMB leave parameters of one dimension (biases, the scale and shift of a normalisation) out of their scaling
-and of weight decay, as is usual: their norms say little, and decaying them towards 0 harms. They take the plain lr.
+As is usual, LARS and LAMB exclude parameters of one dimension (biases, the scale and shift of a normalisation) from
+their scaling and from weight decay: their norms say little, and decaying them towards 0 harms. They use the plain lr.
 
 Nothing here waits for the device: the ratios stay tensors.
 """
@@ -44,10 +44,10 @@ def scaled_lr(config: Config) -> float:
 
 
 def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -> LRScheduler | None:
-    """Build the schedule that multiplies the optimizer's lr with `lr_factor`; to be stepped once after every step.
+    """Build the schedule that multiplies the optimizer's lr by `lr_factor`; step it once after every step.
 
     Args:
-        num_steps_total: of the complete training, over all epochs, the warm-up of the lr included.
+        num_steps_total: steps of the complete training, over all epochs, including the warm-up of the lr.
 
     Returns:
         None if the lr never changes, so that no step pays for it.
@@ -55,8 +55,8 @@ def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -
     name, num_warmup = config["lr_schedule"], config["lr_warmup_steps"]
     if name == "constant" and not num_warmup:
         return None
-    # Not every step of the schedule follows one of this optimizer: a rank may leave the update to another one, and
-    # fp16's loss scaling skips a step whose gradients overflow. torch warns of either.
+    # Not every step of the schedule follows a step of this optimizer: another rank may run the update, and fp16's loss
+    # scaling skips a step whose gradients overflow. torch warns about both.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`")
     factor = partial(lr_factor, schedule=name, num_warmup_steps=num_warmup, num_steps_total=num_steps_total)
     return LambdaLR(optimizer, factor)
@@ -198,7 +198,7 @@ def optimizer_of(strategy: Strategy, workload: Workload, config: Config) -> Opti
 
 
 class _Read(dict[str, Any]):
-    """A config for an optimizer of a workload's own, with the scaled lr; notes which of `SETTINGS` are read."""
+    """Config for a workload's own optimizer, with the scaled lr; records which of `SETTINGS` are read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__({**config, "lr": scaled_lr(config)})
@@ -233,13 +233,13 @@ class _Read(dict[str, Any]):
         return super().copy()
 
 
-# Options that have an effect on an optimizer of a workload's own only where it reads the value, and its key there.
+# Options that affect a workload's own optimizer only if it reads them, and the key that it reads.
 SETTINGS: Mapping[str, str] = {"lr": "lr", "lr_scaling": "lr", "weight_decay": "weight_decay"}
 RETURN_OPTIMIZER = 'return torch.optim.AdamW(model.parameters(), lr=config["lr"]), for example'
 
 
 def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module) -> Iterator[Mistake]:
-    """Yield why an optimizer of a workload's own can't train a model, and settings that it does not use."""
+    """Yield mistakes if a workload's own optimizer can't train a model, and settings that it does not use."""
     if workload.optimizer is None:
         return
     where, read = "optimizer(model, config)", _Read(config)
@@ -251,14 +251,14 @@ def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module)
     shown, groups = Shown(type(optimizer).__name__), optimizer.param_groups
     if needs_closure(optimizer):
         problem = "needs a closure that computes the loss several times in a step"
-        yield Mistake(where, shown, problem, "take one that steps by the gradients of one backward pass")
+        yield Mistake(where, shown, problem, "use one that steps with the gradients of one backward pass")
         return
     if not all("lr" in group for group in groups):
         yield Mistake(where, shown, "has parameter groups without an lr", "give each group an lr")
     parameters = {id(p) for p in model.parameters()}
     if not any(id(p) in parameters and p.requires_grad for group in groups for p in group["params"]):
         problem = "has none of the model's parameters that are trained"
-        yield Mistake(where, shown, problem, "hand it those of the model that it is called with")
+        yield Mistake(where, shown, problem, "pass it those of the model that it is called with")
         return
     defaults = known_options(workload)
     for key, carrier in SETTINGS.items():

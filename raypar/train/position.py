@@ -1,8 +1,8 @@
-"""Position of a rank in its collective operations, by which ranks are found that wait for others in vain.
+"""Position of a rank in its collective operations, to find ranks that wait for others in vain.
 
-What is counted are the collective operations that a rank has begun in each process group; torch counts them for its own
-checks. A rank that has begun one that another rank, which is done, has not, waits for it until the time-out of the
-group, half an hour. Point-to-point operations count as well with gloo, not with NCCL.
+torch counts the collective operations that a rank has begun in each process group. If a rank has begun one that another
+rank never begins, because that rank is done, it waits until the time-out of the group, half an hour. With gloo, but not
+with NCCL, point-to-point operations count too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any
 
 EVERY_S = 2.0
-STANDS_S = 20.0  # a rank that has not moved for so long says so, again and again
-MAX_CPU_SHARE = 0.1  # of a core: a process that waits in a collective operation of gloo takes none
+STANDS_S = 20.0  # after this time without movement, a rank reports its position repeatedly
+MAX_CPU_SHARE = 0.1  # of a core: a process that waits in a collective operation of gloo uses no CPU
 # Parts of torch in which a rank waits for others.
 COLLECTIVE = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/", "torch/_tensor.py")
 NAMES = {"_engine_run_backward": "backward"}
@@ -31,10 +31,10 @@ class Position:
 
     Attributes:
         calls: collective operations that it has begun, by process group.
-        is_out: it begins no more: it has left its loop, or waits for another rank outside of the groups.
-        has_left: it has left its loop, not stopped by a report.
-        stands_s: seconds for which it has not moved; 0: it moves.
-        operation: what it stands in (``backward``, ``barrier``), as torch names it; empty: it is not in torch's code.
+        is_out: it begins no further operations: it has left its loop, or waits for another rank outside the groups.
+        has_left: it has left its loop, without being stopped at a report.
+        stands_s: seconds since its last movement; 0: it moves.
+        operation: torch's name of the operation that it waits in (``backward``, ``barrier``); empty: not in torch.
         place: line of the user's code, ``train.py:12`` or ``train, line 12``; empty: unknown.
     """
 
@@ -47,7 +47,7 @@ class Position:
 
 
 def calls() -> dict[str, int]:
-    """Return how many collective operations this process has begun in each of its process groups."""
+    """Return the number of collective operations that this process has begun in each of its process groups."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     with contextlib.suppress(Exception):  # groups that are being destroyed; a torch without these names
         world = c10d._world
@@ -56,11 +56,11 @@ def calls() -> dict[str, int]:
 
 
 class PositionWatch(threading.Thread):
-    """Thread that says where the main thread stands, once it has not moved for a while.
+    """Thread that reports the position of the main thread once it has not moved for a while.
 
     Args:
-        send: gets the position. While it is held off, by a report, nobody looks.
-        on_cpu: the rank trains on the CPU. A GPU's rank may take its core while it waits, and stands anywhere.
+        send: receives a function that returns the position. While a report blocks it, the position is not checked.
+        on_cpu: the rank trains on the CPU. A rank on a GPU may use its core while it waits, in any code.
     """
 
     def __init__(self, send: Callable[[Callable[[], Position | None]], None], *, on_cpu: bool) -> None:
@@ -81,7 +81,7 @@ class PositionWatch(threading.Thread):
         self.join()
 
     def _look(self) -> Position | None:
-        """Return what is to be said now, if anything."""
+        """Return the position to report now; None: nothing to report."""
         now_s, cpu_s, begun = time.monotonic(), time.process_time(), calls()
         frames = list(_frames(sys._current_frames().get(self._main or 0)))
         seen = (begun, [(id(frame), frame.f_lasti) for frame in frames])
@@ -105,7 +105,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _operation(frames: list[FrameType]) -> str:
-    """Return torch's name of the operation that the innermost frame belongs to; empty where it may not wait in one."""
+    """Return torch's name of the operation of the innermost frame; empty if it can't be one that waits."""
     if not frames or not any(part in frames[0].f_code.co_filename for part in COLLECTIVE):
         return ""
     name = frames[0].f_code.co_name
@@ -113,7 +113,7 @@ def _operation(frames: list[FrameType]) -> str:
 
 
 def _place(frames: list[FrameType]) -> str:
-    """Return the innermost line that is neither torch's nor of another installed package."""
+    """Return the innermost line outside torch and other installed packages."""
     for frame in frames:
         path = Path(frame.f_code.co_filename)
         if not {"site-packages", "dist-packages"} & {*path.parts}:

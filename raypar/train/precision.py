@@ -21,10 +21,10 @@ class Numerics:
     """A trial's precision and layout.
 
     Attributes:
-        dtype: of weights and inputs.
-        mixed: torch.autocast's dtype; None: all in `dtype`.
-        whole: types that inputs of whole numbers are cast to, where it is not the first of `_candidates`.
-        needs_scaling: gradients would vanish in `mixed` (fp16) if the loss were not scaled up.
+        dtype: dtype of weights and inputs.
+        mixed: torch.autocast's dtype; None: everything is in `dtype`.
+        whole: types that integer inputs are cast to, if not to the first of `_candidates`.
+        needs_scaling: the loss must be scaled up because gradients would vanish in `mixed` (fp16).
     """
 
     device: torch.device
@@ -40,7 +40,7 @@ class Numerics:
         return model.to(memory_format=torch.channels_last) if self.channels_last else model
 
     def cast(self, inputs: Tensor) -> Tensor:
-        """Return a batch of inputs in the layout and in the type that the model takes; see `fitted`."""
+        """Convert a batch of inputs to the layout and the type that the model takes; see `fitted`."""
         if inputs.is_floating_point():
             dtype = self.dtype
         else:
@@ -58,10 +58,10 @@ SMALL = (torch.uint8, torch.int8, torch.int16, torch.uint16)
 
 
 def _candidates(dtype: torch.dtype, floating: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the types that inputs of whole numbers may be meant as, the likeliest first.
+    """Return the types that a model may expect for integer inputs, the likeliest first.
 
-    Small ones are pixels or samples of a sound, unless the model looks them up in an embedding, which takes int64;
-    the others are the numbers of tokens, unless the model computes with them. Complex numbers stay as they are.
+    Small integers are pixels or audio samples, unless the model has an embedding for them, which takes int64. Larger
+    integers are token numbers, unless the model computes with them. Complex numbers are unchanged.
     """
     if dtype in SMALL:
         return floating, torch.int64
@@ -69,11 +69,11 @@ def _candidates(dtype: torch.dtype, floating: torch.dtype) -> tuple[torch.dtype,
 
 
 def fitted(numerics: Numerics, inputs: Any, run: Callable[[Numerics], object]) -> Numerics:
-    """Return numerics that cast inputs of whole numbers to the types that a model takes, by running it.
+    """Find the numerics that cast integer inputs to the types that a model takes, by running it.
 
     Args:
-        inputs: of some samples, as the data has them after its transform.
-        run: runs the model on them, cast by these numerics.
+        inputs: some samples after the data's transform.
+        run: runs the model on them, cast by the given numerics.
     """
     dtypes = {each.dtype for each in tree_leaves(inputs) if isinstance(each, Tensor) and not each.is_floating_point()}
     for choice in product(
@@ -87,20 +87,20 @@ def fitted(numerics: Numerics, inputs: Any, run: Callable[[Numerics], object]) -
 
 
 def numerics_of(config: Config, device: torch.device) -> Numerics:
-    """Return the numerics of a config's ``precision`` and ``channels_last``; sets torch's switches for TF32."""
+    """Return the numerics of a config's ``precision`` and ``channels_last``, and set torch's switches for TF32."""
     precision = config["precision"]
-    # By default torch lets convolutions round to TF32: fp32 is fp32 here, and on a CPU tf32 is too.
+    # By default torch lets convolutions round to TF32. Here fp32 means fp32, as does tf32 on a CPU.
     _allow_tf32(precision == "tf32" and device.type == "cuda")
     dtype = torch.float64 if precision == "fp64" else torch.float32
     return Numerics(device, dtype, MIXED.get(precision), precision == "fp16", config["channels_last"])
 
 
 def _allow_tf32(allowed: bool) -> None:
-    """Set torch's older and newer switches alike.
+    """Set torch's older and newer switches to the same value.
 
-    Where they differ, torch raises when the older ones are read, as torch.compile and torch.export do.
+    If they differ, torch raises when the older ones are read, as torch.compile and torch.export do.
     """
-    # These two set the newer switches as well, but those of cudnn to "none" in place of "ieee": to what holds for all.
+    # These two also set the newer switches, but those of cudnn to "none" instead of "ieee".
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
     gpu, cpu = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.mkldnn)

@@ -27,7 +27,7 @@ from raypar.train.flops import count_work
 from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
 from raypar.train.step import Stepper
 
-NUM_SETTLING_STEPS = 3  # for what is done once: an optimizer's state, the profiler's own buffers
+NUM_SETTLING_STEPS = 3  # for one-time work: an optimizer's state, the profiler's buffers
 NUM_TRACED_STEPS = 5
 NUM_CLOCK_READS = 5
 _CLOCK = MARK + "clock"
@@ -124,7 +124,7 @@ def flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
     model.zero_grad()
     try:
         return count_work(model, sample).flop
-    except Exception:  # whatever a network may raise: the profile is useful without it
+    except Exception:  # from the user's network: the profile is useful without it
         return None
 
 

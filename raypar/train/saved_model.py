@@ -22,7 +22,7 @@ WEIGHTS_FILE = "weights.pt"
 
 
 class BestWeights:
-    """Weights of the best report so far; keeps none without a folder to write them to."""
+    """Weights of the best report so far; keeps none without a folder."""
 
     def __init__(self, workload: Workload, config: Config, folder: Path | None) -> None:
         self._workload, self._config, self._folder = workload, config, folder
@@ -30,7 +30,7 @@ class BestWeights:
         self._weights: dict[str, Tensor] = {}
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
-        """Copy the weights if this report is the best so far; the last one counts as best if it lacks the metric."""
+        """Copy the weights if this report is the best so far; a report without the metric counts as best."""
         metric = self._workload.metric_of()
         score, mode = report.get(metric.name), metric.mode
         if self._folder is None or bad_losses(report) or (score is not None and not math.isfinite(score)):
@@ -47,7 +47,7 @@ class BestWeights:
         self._best, self._weights = state["best"], dict(state["weights"])
 
     def save(self, model: nn.Module) -> None:
-        """Write the best weights, as the workload's `save` does or as one file of tensors."""
+        """Write the best weights with the workload's `save`, or as one file of tensors."""
         if self._folder is None or not self._weights:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class ModelWithTransform(nn.Module):
     def __init__(self, model: nn.Module, data: Data, numerics: Numerics, sample: Tensor) -> None:
         super().__init__()
         self.model = model
-        # Samples that are read one by one are ready for the model.
+        # Samples of a data set need no transform.
         self._transform = data.transform if data.val is not None else None
         self._feed = Feed(numerics, model, self._transform(sample) if self._transform else sample)
 
@@ -79,12 +79,12 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
     """Load the model that a trial has kept, in full precision.
 
     Returns:
-        The model in evaluation mode on the CPU, some samples of the validation set as the data has them, shape
-        ``(num, ...)``, and its outputs for them, shape ``(num, ...)``.
+        The model in evaluation mode on the CPU, some samples of the validation set before the transform, shape
+        ``(num, ...)``, and the model's outputs for them, shape ``(num, ...)``.
 
     Raises:
         OSError: the weights can't be read.
-        TypeError: the model takes or returns something else than one tensor.
+        TypeError: the model does not take and return a single tensor.
     """
     assert workload.model is not None and workload.data is not None
     numerics = replace(numerics_of(config, torch.device("cpu")), channels_last=False)

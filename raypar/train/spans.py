@@ -1,8 +1,7 @@
 """Spans of a rank's steps on one time line, from a profiler's events.
 
-The profiler records no waiting. It is recognised by its end: a rank has waited where it did nothing up to the end of
-one of its communications. Other time between two operations (Python, the profiler) belongs to the part of the step that
-it lies in.
+The profiler doesn't record waiting. A rank has waited if it did nothing up to the end of one of its communications.
+Other time between two operations (Python, the profiler) belongs to the surrounding part of the step.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
     """Return the spans of a rank, by start.
 
     ``step`` spans enclose the others. Marks (``data``, ``forward``, ``backward``, ``combine``, ``optimizer``,
-    ``spread``) don't overlap; those of a pipeline are split into ``forward`` and ``backward``. ``wait`` is where the
-    rank waits for a communication, and may lie in any of them. The rest are communications under the names that the
-    profiler gives them: ``gloo:all_reduce``, ``ncclDevKernel_AllReduce_…``; they lie across all others.
+    ``spread``) don't overlap. Those of a pipeline are split into ``forward`` and ``backward``. In ``wait`` the rank
+    waits for a communication; it may overlap any of them. The other spans are communications with the profiler's names,
+    such as ``gloo:all_reduce`` and ``ncclDevKernel_AllReduce_…``, and may overlap all others.
 
     Args:
-        on_gpu: use the accelerator's events, not those of the host, which runs ahead of it: a kernel belongs to the
-            mark in which it was launched, and steps have to end with a synchronisation.
+        on_gpu: use the accelerator's events, not those of the host, which runs ahead. A kernel belongs to the mark in
+            which it was launched, and steps must end with a synchronisation.
     """
     host = [e for e in events if not e.on_device]
     marks = sorted((e for e in host if e.name.startswith(MARK) and not e.is_async), key=lambda e: e.start_s)
@@ -76,7 +75,7 @@ def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
         operations = merged((e.start_s, e.end_s) for e in calls_of_rank if e.name.startswith(_OPERATIONS))
         busy = without(operations, calls)
         communications = [(e.name, e.start_s, e.end_s) for e in host if e.is_async and ":" in e.name]
-    # A barrier before the first step is no part of it.
+    # A barrier before the first step is not part of it.
     communications = [c for c in communications if any(start <= c[1] < end for start, end in steps)]
     waits, communications = _waits(without(merged(steps), busy), communications)
     waits = merged([*calls, *waits])
@@ -123,7 +122,7 @@ def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> tuple[li
             if end < over - LATE_S:
                 break
             wait = max(start, begun), min(end, over)
-            # A pause that is shorter than what lies between it and the end has another reason.
+            # A pause has another reason if it is shorter than the time between it and the end.
             if wait[1] - wait[0] > max(best[1] - best[0], over - wait[1]):
                 best = wait
         if best[0] < best[1]:
@@ -133,7 +132,7 @@ def _waits(gaps: Sequence[Interval], communications: Sequence[Span]) -> tuple[li
 
 
 def _parts(marks: Sequence[TraceEvent], calls: Sequence[TraceEvent]) -> Iterator[Span]:
-    """Yield the marks in steps, a pipeline's split into forward and backward passes by what the rank began last."""
+    """Yield the marks in steps, with a pipeline split into forward and backward passes at their starts."""
     backward = merged((e.start_s, e.end_s) for e in calls if e.name.startswith(_BACKWARD))
     forward = without(merged((e.start_s, e.end_s) for e in calls if e.name.startswith(_OPERATIONS)), backward)
     labelled = sorted([*(("forward", *f) for f in forward), *(("backward", *b) for b in backward)], key=lambda s: s[1])

@@ -1,4 +1,4 @@
-"""One training step. All of it is inside the timed region, so nothing waits for the device here."""
+"""One training step. It runs inside the timed region, so nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Stepper:
     """Optimizer, schedule and loss scaling of a training.
 
     Args:
-        num_steps: of the complete training, for a schedule that ends with it.
-        workload: of which the optimizer may be.
+        num_steps: steps of the complete training, for the schedule.
+        workload: may have its own optimizer.
         span: marks the parts of a step, for a profile.
 
     Attributes:
         lr: learning rate of the last step.
-        skips_overflows: a step whose gradients overflow changes nothing but the scale of the losses to come.
+        skips_overflows: a step whose gradients overflow changes only the scale of later losses.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stepper:
         self._grad_norms: list[Tensor] = []
 
     def step(self, batch: Batch) -> Tensor:
-        """Update the weights; return this rank's loss as `Loss.noted` has it, still on the device."""
+        """Update the weights; return this rank's loss in the form of `Loss.noted`, still on the device."""
         self._optimizer.zero_grad()
         loss = self._strategy.forward_backward(batch, self._pass)
         with self._span("combine"):
@@ -88,7 +88,7 @@ class Stepper:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from where another stepper's `state_dict` was taken."""
+        """Continue from another stepper's `state_dict`."""
         set_optimizer_state(self._bare_optimizer, state["optimizer"])
         if self._schedule:
             self._schedule.load_state_dict(state["schedule"])
@@ -114,7 +114,7 @@ class Stepper:
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    """Compile in this process: torch's pool of compiling processes would use cores that are not this rank's."""
+    """Compile in this process, because torch's pool of compile workers would use other ranks' cores."""
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1

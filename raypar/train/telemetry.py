@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 
-# A step is a stall if it took so many seconds, and so many times as long as the 95th percentile of its kind. On two
-# cores under eight times their load, steps of 30 ms took up to 1.4 s, and nine times their 95th percentile.
+# A step is a stall if it took at least MIN_STALL_S, and MIN_STALL_RATIO times the 95th percentile of its kind. On two
+# cores under eight times their load, steps of 30 ms took up to 1.4 s, nine times their 95th percentile.
 MIN_STALL_S = 3.0
 MIN_STALL_RATIO = 5.0
 MIN_STALL_STEPS = 5  # of a kind
@@ -38,7 +38,7 @@ MIN_STALL_SHARE = 0.02  # of the timed region, all stalls together: less changes
 # Busy time is counted in ticks of 10 ms on every core: a shorter region would be all rounding.
 MIN_ELAPSED_S = 0.2
 
-FORK_SERVER = "raypar.run.forkserver"  # in the command line of what ranks are forked from
+FORK_SERVER = "raypar.run.forkserver"  # in the command line of the process that ranks are forked from
 RAY_FILES = ("/ray/core/", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/")  # in those of Ray's processes
 
 
@@ -57,7 +57,7 @@ class CpuTimes(NamedTuple):
 def raypar_processes() -> list[psutil.Process]:
     """Return the processes that run the study of this rank: raypar's own and those of its private Ray.
 
-    None on a cluster that the study joined: its Ray may do others' work.
+    Empty on a cluster that the study joined, because its Ray may do other work.
     """
     try:
         server = psutil.Process().parent()
@@ -82,13 +82,13 @@ def _is_of_ray(process: psutil.Process) -> bool:
 class CpuMonitor:
     """Use of the cores by the rank and by others, over the timed regions.
 
-    ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux
-    schedstat): it shows core sharing exactly. ``foreign_cpu_share`` is how busy others kept the rank's cores, from
-    the cores' busy time less the rank's (10 ms resolution) and these cores' part of raypar's: on which cores that ran
-    isn't counted. ``raypar_load_cores`` is how many cores raypar and Ray kept busy.
+    ``cpu_wait_share`` is the share of the threads' runnable time that they spent waiting for a core (Linux schedstat),
+    which shows core sharing exactly. ``foreign_cpu_share`` is the load of the rank's cores by other processes: the
+    cores' busy time (10 ms resolution) minus the rank's, and minus these cores' proportional part of raypar's.
+    ``raypar_load_cores`` is the number of cores that raypar and Ray kept busy.
 
     Attributes:
-        sums: of the regions.
+        sums: times over the regions.
     """
 
     def __init__(self, cores: tuple[int, ...], of_raypar: Sequence[psutil.Process] = ()) -> None:
@@ -99,7 +99,7 @@ class CpuMonitor:
         self._before = self._read()
 
     def stop(self) -> None:
-        # Signed, so that the ticks' rounding cancels out over the regions; a thread that ended takes its times along.
+        # Signed, so that the ticks' rounding cancels out over the regions. The times of an ended thread are lost.
         used = CpuTimes(*(after - before for after, before in zip(self._read(), self._before, strict=True)))
         used = used._replace(ran_s=max(0.0, used.ran_s), waited_s=max(0.0, used.waited_s))
         self.sums = CpuTimes(*(a + b for a, b in zip(self.sums, used, strict=True)))
@@ -129,12 +129,12 @@ class CpuMonitor:
         own_s = sum(rank.cpu_times()[:4])
         for child in rank.children(recursive=True):  # loader processes
             with contextlib.suppress(psutil.Error):
-                # Includes the times of its children that have ended: they were in the sum before.
+                # Includes the times of its ended children, which were in the sum before.
                 own_s += sum(child.cpu_times()[:4])
         raypar_s = 0.0
         for process in self._of_raypar:
             with contextlib.suppress(psutil.Error):
-                raypar_s += sum(process.cpu_times()[:2])  # of children that ended: they were counted themselves
+                raypar_s += sum(process.cpu_times()[:2])  # without ended children, which were counted separately
         per_core = psutil.cpu_times(percpu=True)
         busy_s = _busy_s([per_core[core] for core in self._cores if core < len(per_core)])
         times = (time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9, busy_s, _busy_s(per_core), own_s, raypar_s)
@@ -142,8 +142,8 @@ class CpuMonitor:
 
 
 def _busy_s(cores: Sequence[Any]) -> float:
-    """Return the time in which these cores ran a process, or a virtual machine's neighbours had them."""
-    # guest time is contained in user time, so it is not added; steal is Linux'.
+    """Return the time in which these cores ran a process, or another virtual machine used them."""
+    # User time includes guest time; only Linux has steal.
     return float(sum(t.user + t.nice + t.system + getattr(t, "steal", 0.0) for t in cores))
 
 
@@ -169,8 +169,8 @@ class ClockMonitor:
     def summary(self) -> dict[str, float]:
         """Return ``cpu_mhz_first``, ``_mean`` and ``_last`` over the ends of regions, mean of the cores; ``throttles``.
 
-        Those that the system doesn't show are absent. ``throttles`` counts how often a core or its package slowed down
-        because it was too hot.
+        Figures that the system doesn't show are absent. ``throttles`` counts how often a core or its package slowed
+        down because it was too hot.
         """
         figures: dict[str, float] = {} if self._throttles is None else {"throttles": self._throttles}
         if mhz := self._mhz:
@@ -178,7 +178,7 @@ class ClockMonitor:
         return figures
 
     def _throttle_count(self) -> int | None:
-        """Return the count of the rank's cores and of their hottest package; every core shows its package's count."""
+        """Return the sum over the rank's cores and their hottest package; every core shows its package's count."""
         cores = self._read("thermal_throttle/core_throttle_count")
         packages = self._read("thermal_throttle/package_throttle_count")
         return sum(cores) + max(packages, default=0) if cores or packages else None
@@ -192,19 +192,19 @@ class ClockMonitor:
         return numbers
 
 
-# NVML's reasons of a clock below what the load asks for. The limit of power (SwPowerCap) is how a GPU usually works;
-# HwSlowdown, of which the last two are kinds, is set for a moment with every change of a clock.
+# NVML's reasons for a reduced clock. The power limit (SwPowerCap) is normal under load. HwSlowdown, of which the last
+# two are kinds, is set for a moment with every change of a clock.
 SLOWDOWNS = ("SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
-GPU_SERVICES = ("nvidia-cuda-mps",)  # on a GPU for others' sake
+GPU_SERVICES = ("nvidia-cuda-mps",)  # don't compute themselves
 
 
 class GpuMonitor:
-    """Clock, heat and other users of the rank's GPU, at the end of every timed region, while it is warm from the steps.
+    """Clock, temperature and other users of the rank's GPU at the end of every timed region, while it is still warm.
 
-    Figures that NVML doesn't give are absent. Of a part of a GPU (MIG), clock and heat are its card's.
+    Figures that NVML doesn't give are absent. For a MIG slice, clock and temperature are those of the whole card.
 
     Args:
-        uuid: as torch has it; empty: the rank trains on no GPU, and NVML is left alone.
+        uuid: torch's identifier; empty: the rank doesn't train on a GPU, and NVML is not used.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -239,9 +239,9 @@ class GpuMonitor:
     def summary(self) -> dict[str, float]:
         """Return the figures over the regions.
 
-        ``gpu_mhz_first``, ``_mean`` and ``_last``: clock of the multiprocessors; ``gpu_max_mhz``: the highest that the
-        GPU has; ``gpu_slowdowns``: the regions after which it was slowed down by heat or a power brake;
-        ``gpu_celsius``: the highest temperature; ``gpu_other_processes``: the most processes of others on it at a time.
+        ``gpu_mhz_first``, ``_mean`` and ``_last``: clock of the multiprocessors; ``gpu_max_mhz``: the GPU's highest
+        clock; ``gpu_slowdowns``: number of regions after which heat or a power brake slowed it down; ``gpu_celsius``:
+        the highest temperature; ``gpu_other_processes``: the largest number of foreign processes on it at a time.
         """
         figures: dict[str, float] = {}
         if mhz := self._mhz:
@@ -267,15 +267,15 @@ class GpuMonitor:
         library = self._library
         try:
             reasons = library.nvmlDeviceGetCurrentClocksEventReasons(self._card)
-        except (AttributeError, library.NVMLError):  # the name that it has before driver 535
+        except (AttributeError, library.NVMLError):  # its name before driver 535
             reasons = library.nvmlDeviceGetCurrentClocksThrottleReasons(self._card)
         # Both names have the same bits.
         return any(reasons & getattr(library, f"nvmlClocksThrottleReason{name}") for name in SLOWDOWNS)
 
     def _num_others(self) -> int | None:
-        """Return how many processes of others are on the GPU; None where the ids that NVML gives are not this system's.
+        """Return the number of foreign processes on the GPU; None if NVML's process ids are not this system's.
 
-        In a container they may be the host's, or hidden: this process, which is on the GPU, is not among them then.
+        In a container the ids may be the host's, or hidden. Then this process, which is on the GPU, is not among them.
         """
         pids = {each.pid for each in self._library.nvmlDeviceGetComputeRunningProcesses(self._device)}
         if os.getpid() not in pids:
@@ -286,15 +286,13 @@ class GpuMonitor:
 
 
 def _is_anothers(pid: int) -> bool:
-    """Return whether a process is neither this one nor of the same study; False where that can't be seen."""
+    """Return whether a process is neither this one nor of the same study; False if unknown."""
     try:
         server, process = psutil.Process().parent(), psutil.Process(pid)
         if server is None or FORK_SERVER not in " ".join(server.cmdline()):
             return False
-        study = {
-            server.pid,
-            *([driver.pid] if (driver := server.parent()) else []),
-        }  # of fresh ranks, each has a server
+        driver = server.parent()  # fresh ranks have a server each
+        study = {server.pid, driver.pid if driver else server.pid}
         return study.isdisjoint(each.pid for each in process.parents()) and not process.name().startswith(GPU_SERVICES)
     except psutil.Error:  # it has ended
         return False
@@ -305,16 +303,16 @@ class RankCounters:
     """Counters of one rank's machine and GPU, over the timed regions.
 
     Attributes:
-        machine: the same for all ranks on one machine, whatever containers they are in.
-        num_cores: of the machine.
-        elapsed_s: length of the regions together.
+        machine: identity of the machine, the same in all containers.
+        num_cores: cores of the machine.
+        elapsed_s: total length of the regions.
         busy_s: CPU time of the machine.
-        own_s: the part of it that this rank's processes used.
-        raypar_s: the part that raypar and Ray used, to run the study.
+        own_s: the part of this rank's processes.
+        raypar_s: the part of raypar and Ray, which run the study.
         package_j: joules of all CPU packages of the machine; None: can't be read.
-        gpu: the GPU's identity; empty: the rank trains on none that counts energy.
-        gpu_j: its joules; None: can't be read.
-        no_energy: why some energy can't be read.
+        gpu: identity of the GPU; empty: the rank has no GPU that counts energy.
+        gpu_j: joules of the GPU; None: can't be read.
+        no_energy: reasons why some energy can't be read.
     """
 
     machine: str
@@ -330,7 +328,7 @@ class RankCounters:
 
 
 def this_machine() -> str:
-    """Return an identity of this machine: containers on one have different names, but the same counters."""
+    """Return an identity of this machine; its containers have different host names, but the same counters."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -338,14 +336,14 @@ def this_machine() -> str:
 
 
 def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
-    """Return, for each rank, the number of its machine's cores busy with other work than the study's, on average.
+    """Return, for each rank, the average number of its machine's cores that were busy with foreign work.
 
     None if the regions were too short, or if the machine's counters don't even show the trial's own work.
     """
     loads: dict[str, float | None] = {}
     for machine in {rank.machine for rank in ranks}:
         there = [rank for rank in ranks if rank.machine == machine]
-        # The ranks' regions start and end together, but for the last step's stragglers.
+        # The ranks' regions start and end together, except for stragglers in the last step.
         elapsed_s, busy_s = max(rank.elapsed_s for rank in there), max(rank.busy_s for rank in there)
         own_s = sum(rank.own_s for rank in there) + max(rank.raypar_s for rank in there)
         is_known = elapsed_s >= MIN_ELAPSED_S and busy_s >= own_s / 2
@@ -354,15 +352,15 @@ def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
 
 
 def stalls(step_times_s: Sequence[float], period: int = 1) -> list[float]:
-    """Return the seconds of each step in which a trial stood still: a link was cut, or a process stopped.
+    """Return the seconds of each step in which a trial stood still, as when a link is cut or a process is stopped.
 
     Args:
-        step_times_s: of all timed steps, the slowest rank's.
-        period: every so many steps one is of another kind, as those in which local SGD averages the weights.
+        step_times_s: times of all timed steps on the slowest rank.
+        period: the last step of each period is of another kind, as when local SGD averages the weights.
 
     Returns:
-        Nothing where such steps are regular (over 5 % of their kind), or too short against all steps to matter. The
-        first step is never one: without warm-up steps it does what is done once.
+        Empty if such steps are regular (over 5 % of their kind) or too short to matter. Never includes the first step,
+        which does one-time work if there are no warm-up steps.
     """
     ends_period = [(i + 1) % period == 0 for i in range(len(step_times_s))]
     long: list[float] = []
@@ -378,8 +376,8 @@ def stalls(step_times_s: Sequence[float], period: int = 1) -> list[float]:
 def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
     """Return joules over all machines, each package and GPU once, and their source: "CPU packages", "GPUs" or both.
 
-    None if the GPUs, or those of a trial that uses none the packages, can't all be read. Packages that only some of
-    the machines show are left out.
+    None if not all GPUs, or for a trial without GPUs not all packages, can be read. Packages are left out if only some
+    of the machines show them.
     """
     # In reverse, so that the first rank on a machine or GPU counts.
     package_j = _sum_j({rank.machine: rank.package_j for rank in reversed(ranks)}.values())
@@ -410,7 +408,7 @@ class Telemetry:
         self._gpu_state = GpuMonitor(self._gpu)
         self._package = EnergyMonitor(package_counters)
         self._card = EnergyMonitor(partial(gpu_counters, self._gpu) if self._gpu else list)
-        # The first looks for child processes, which takes the longest: outside of the others' regions.
+        # The first one lists child processes, which takes longest, so it is outside the others' regions.
         self._own: tuple[Timed, ...] = (self._cpu, self._clocks, self._gpu_state, self._package, self._card)
         self._of_quantities = {q.key: q.monitor() for q in quantities() if q.monitor is not None}
 
@@ -429,7 +427,7 @@ class Telemetry:
         return {**self._cpu.summary(), **self._clocks.summary(), **self._gpu_state.summary(), **of_packages}
 
     def counters(self) -> RankCounters:
-        """Return the counters, to be combined over the ranks of a machine."""
+        """Return the counters, which are combined over the ranks of a machine."""
         sums, no_energy = self._cpu.sums, (self._package.why_not, self._card.why_not)
         return RankCounters(
             *(this_machine(), psutil.cpu_count() or 1, sums.at_s, sums.machine_busy_s, sums.own_s, sums.raypar_s),

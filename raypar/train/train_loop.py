@@ -66,7 +66,7 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
 def run_train_loop(
     loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, telemetry: Telemetry
 ) -> RankOutcome:
-    """Run the loop with the trial's config; load and energy are measured over all of it, steps as it reports them."""
+    """Run the loop with the trial's config; measure load and energy over the whole loop, and steps by its reports."""
     import inspect
 
     session = ReportingUtils(context, channel)

@@ -71,7 +71,7 @@ def failure_kind(error: BaseException) -> FailureKind:
         return FailureKind.DEVICE
     is_shortage = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
     if name == "OutOfMemoryError" or (is_shortage and _OF_GPU.search(text)):
-        # Where others use the GPU, what is left is no property of the trial.
+        # If others use the GPU, the free memory says nothing about the trial.
         fits_nowhere = _LIMITED.search(text) or _has_gpu_alone()
         return FailureKind.DOES_NOT_FIT if fits_nowhere else FailureKind.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or is_shortage:
@@ -100,7 +100,7 @@ SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # 1: NCCL takes several ranks on one 
 NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
 NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
 NO_GPU_HINT = "`raypar doctor` on that node checks its GPUs, driver and torch; device=cpu needs none"
-# Of what a failure says; the rank's log has more.
+# Limit of a failure's message; the rank's log has more.
 LISTENER_LENGTH = len("pymp-12345678/listener-12345678")  # of the sockets of multiprocessing
 MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
 
@@ -110,7 +110,7 @@ class PipeChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()  # what is sent meanwhile waits: a report is answered before anything else
+        self._lock = threading.Lock()  # a report is answered before anything else is sent
 
     def report(self, metrics: Mapping[str, float]) -> bool:
         with self._lock:
@@ -135,7 +135,7 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
     """
     try:
         try:
-            job, context = connection.recv()  # fails where a class in it can't be imported here
+            job, context = connection.recv()  # fails if a class in it can't be imported here
             mark("rank: starts")
             if isinstance(job, CheckJob):
                 connection.send(("checked", check(job)))
@@ -177,12 +177,12 @@ def seed_generators(seed: int) -> None:
 
 
 def _ignore_loaders() -> None:
-    """Take no more notice of loader processes that end: torch raises an error then, wherever the rank is."""
+    """Ignore loader processes that end: torch would raise an error anywhere in the rank's code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _loader_error(error: BaseException) -> BaseException | None:
-    """Return torch's error where a loader process has failed, which explains what the rank raised.
+    """Return torch's error if a loader process has failed, which explains the rank's error.
 
     The rank may have noticed a lost connection first, a moment before the process has ended.
     """
@@ -264,7 +264,7 @@ def _position_said(channel: PipeChannel, context: RankContext, device: Any) -> I
         return
     watch = PositionWatch(channel.send_position, on_cpu=device.type == "cpu")
     watch.start()
-    # One that a report has stopped leaves where the others are stopped as well.
+    # A rank that a report has stopped leaves at the same point as the others.
     ends: list[Position] = []
 
     def note_end(outcome: RankOutcome) -> None:

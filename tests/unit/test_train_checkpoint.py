@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path)
     file.write_bytes(file.read_bytes()[:-500])
     outcome = trained(after, tmp_path)
     assert after.learned == uninterrupted.learned
-    assert "began anew" in outcome.conditions.not_resumed and outcome.conditions.resumed_at_epoch is None
+    assert "started again" in outcome.conditions.not_resumed and outcome.conditions.resumed_at_epoch is None
 
 
 @dataclass(frozen=True)

@@ -288,5 +288,5 @@ def test_a_loader_that_ends_before_its_length_is_named():
     data = Data(train_loader=lambda *_: Short(own_loader((4, 4), [])))
     batches = TrainBatches(data, config, 0, (0, 1), numerics_of(config, CPU))
     (epoch,) = batches.segments(range(5))
-    with pytest.raises(ValueError, match="gave 2 batches, and its length is 5: ranks with uneven numbers"):
+    with pytest.raises(ValueError, match="gave 2 batches, but its length is 5: ranks with uneven numbers"):
         list(epoch)
