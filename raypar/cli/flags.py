@@ -32,14 +32,16 @@ def takes(*order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         given = inspect.signature(command, eval_str=True).parameters.values()
-        own = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in given if each.name != "flags"}
-        parameters = {name: each for name, each in own.items() if each.default is each.empty}
-        parameters |= {name: own[name] if name in own else _parameter(flags[name]) for name in order or flags}
-        parameters |= own
+        of_command = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in given if each.name != "flags"}
+        parameters = {name: each for name, each in of_command.items() if each.default is each.empty}
+        parameters |= {
+            name: of_command[name] if name in of_command else _parameter(flags[name]) for name in order or flags
+        }
+        parameters |= of_command
 
         @functools.wraps(command)
         def taking(**values: Any) -> None:
-            ours = {name: values.pop(name) for name in own}
+            ours = {name: values.pop(name) for name in of_command}
             command(**ours, flags=RunFlags.parsed(values))
 
         taking.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ NUM_PROFILED_STEPS = 20  # unless the user names another number
 ALWAYS_STORED = ("set", "repeats", "seed", "no_ray")  # where they are absent, nothing is known of the execution
 
 
-class Check(NamedTuple):
+class FlagCheck(NamedTuple):
     """Condition on a flag's value, and the message where it does not hold."""
 
     holds: Callable[[Any], bool]
@@ -59,7 +59,7 @@ class Flag:
     panel: str
     metavar: str | None = None
     given: object = None
-    check: Check | None = None
+    check: FlagCheck | None = None
     of_study: str = ""
     needs_until: bool = False
     is_resumed: bool = True
@@ -134,7 +134,7 @@ class RunFlags:
     isolation: str = where(
         "warm",
         "warm: gangs serve trial after trial; fresh: a gang for every trial.",
-        check=Check(ISOLATIONS.__contains__, "unknown", f"one of {', '.join(ISOLATIONS)}"),
+        check=FlagCheck(ISOLATIONS.__contains__, "unknown", f"one of {', '.join(ISOLATIONS)}"),
     )
     share_machine: bool = where(
         False,
@@ -151,7 +151,7 @@ class RunFlags:
         None,
         "Wait for this many Ray nodes, including the head. (default: those that `ray up` starts)",
         "N",
-        check=Check(lambda number: number >= 1, "must be at least 1", "the head counts as a node"),
+        check=FlagCheck(lambda number: number >= 1, "must be at least 1", "the head counts as a node"),
         is_compared=False,
         without_address="leave it out: a local Ray has one node",
     )
@@ -179,7 +179,7 @@ class RunFlags:
         None,
         "A trial that takes longer counts as hung.",
         "SECONDS",
-        check=Check(lambda limit_s: 0 < limit_s < math.inf, "must be greater than 0", "give it in seconds"),
+        check=FlagCheck(lambda limit_s: 0 < limit_s < math.inf, "must be greater than 0", "give it in seconds"),
     )
 
     def __post_init__(self) -> None:

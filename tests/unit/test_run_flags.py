@@ -13,14 +13,14 @@ from raypar.cli import flags as options_of_flags
 from raypar.errors import RayparError
 from raypar.execution import flags as module
 from raypar.execution import options
-from raypar.execution.flags import Check, RunFlags, all_flags, where
+from raypar.execution.flags import FlagCheck, RunFlags, all_flags, where
 from raypar.execution.options import ResumeFlags
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithPriority(RunFlags):
     priority: int | None = where(
-        None, "Run trials at it.", "N", check=Check(lambda n: n < 20, "is too high", "use 19"), is_submitted=False
+        None, "Run trials at it.", "N", check=FlagCheck(lambda n: n < 20, "is too high", "use 19"), is_submitted=False
     )
 
 
