@@ -23,7 +23,7 @@ from scipy.special import ndtr
 
 from raypar import units
 from raypar.analysis.load import MAX_BUSY, MAX_TRUSTED, Load, disturbing_load
-from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, is_equivalent, same_work, worker_metrics
+from raypar.analysis.pairwise import TREND_ERROR, Family, against_baseline, same_work, worker_metrics
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import WALL_TIME, PointKey, Question, point_key
 from raypar.analysis.stats import MIN_RANKED, median_estimate
@@ -549,9 +549,9 @@ def metric_differs(evidence: Evidence) -> Iterator[str]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
     name = evidence.question.metric
     different = [
-        f"{evidence.question.judged_by.show_change(each.change)} at {point_label(each.point.point)}"
+        f"{evidence.question.judged_by.show_change(change)} at {point_label(each.point.point)}"
         for each in worker_metrics(evidence.question, evidence.points, evidence.family)
-        if each.verdict is Equivalence.DIFFERENT
+        if each.comparison.differs and (change := each.comparison.estimate)
     ]
     if different:
         yield f"{name} differs between numbers of workers: {named(different)}."
@@ -748,11 +748,8 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
 
 def not_separated(evidence: Evidence) -> Iterator[str]:
     speedups = [(p.point, p.speedup) for p in evidence.points if p.speedup and not p.is_baseline]
-    question = evidence.question
-    margin = question.margin if question.max_repeats is not None else 0.0
-    settled = [(point, s.excludes(1.0) or is_equivalent(s, margin)) for point, s in speedups if s.low is not None]
-    compared = [(point_label(point), is_settled) for point, is_settled in settled]
-    tied = [label for label, is_apart in compared if not is_apart]
+    compared = [(p, against_baseline(evidence.question, s)) for p, s in speedups if s.low is not None]
+    tied = [point_label(point) for point, comparison in compared if not comparison.is_settled]
     if tied:
         yield f"{_share(tied, compared, 'speedup')} inconclusive: {named(tied)}."
 

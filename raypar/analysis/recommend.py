@@ -31,6 +31,7 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.checks import doubt_of
+from raypar.analysis.comparison import Comparison, Outcome
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
     MAX_REPEATS,
@@ -95,10 +96,9 @@ def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> froz
 
     def differs(one: int, other: int, objective: int) -> bool:
         if names[objective] == "time_s":
-            return family.ratio(timed[one].times, timed[other].times).excludes(1.0)
+            return Comparison(family.ratio(timed[one].times, timed[other].times)).differs
         if names[objective] == "metric":
-            change = family.metric_change(timed[one], timed[other])
-            return change is not None and change.excludes(0.0)
+            return family.compare_metrics(timed[one], timed[other]).differs
         column = columns[names[objective]]
         return _are_apart(column[one], column[other])
 
@@ -296,8 +296,7 @@ def _without_worse(
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
             return c
-        change = family.metric_change(best, c)
-        if most < -margin and change is not None and change.excludes(0.0):
+        if most < -margin and family.compare_metrics(best, c).differs:
             return replace(c, exclusion=f"{name} worse than the best", is_metric_worse=True)
         exclusion = could_be_worse(question.judged_by, -worst, best_value)
         is_open = most >= -margin
@@ -472,8 +471,7 @@ def recommend(question: Question, results: Sequence[TrialResult], constraints: C
 
 def _chosen(before: Recommendation, family: Family) -> Recommendation:
     leader, *others = ranked = before.eligible
-    ahead = [(c, family.ratio(c.times, leader.times)) for c in others]  # by how much the leader is ahead of each
-    rivals = [(c, lead) for c, lead in ahead if lead.low is None or lead.low <= 1]
+    rivals = [(c, family.ratio(c.times, leader.times)) for c in others if not _is_slower(c, leader, family)]
     # Without intervals no tie is shown, and the fastest is the best guess.
     near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + before.question.margin]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
@@ -500,17 +498,16 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
 
 
 def _is_slower(c: Candidate, chosen: Candidate, family: Family) -> bool:
-    """Return whether a point is significantly slower than the chosen one."""
-    lead = family.ratio(c.times, chosen.times)
-    return lead.low is not None and lead.low > 1
+    """Return whether the chosen point is shown to be faster than this one."""
+    return Comparison(family.ratio(c.times, chosen.times)).outcome is Outcome.FASTER
 
 
 def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> bool:
     """Return whether a point may be faster than the chosen one by more than the margin, as far as is known."""
     ratio = family.ratio(chosen.times, c.times)
-    return (ratio.high is None and ratio.value > 1) or (
-        ratio.high is not None and ratio.high > 1 + before.question.margin
-    )
+    if ratio.high is None:
+        return ratio.value > 1
+    return not Comparison(ratio, limit=1 + before.question.margin).rules_out(Outcome.FASTER)
 
 
 def _settling(chosen: Candidate, rivals: Sequence[OpenRival]) -> Settling:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from raypar import units
-from raypar.analysis.pairwise import is_equivalent, repeats_needed
+from raypar.analysis.comparison import Comparison, Gate, gate_of
+from raypar.analysis.pairwise import against_baseline, repeats_needed
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.recommend import Candidate, Constraints, Recommendation, recommend
 from raypar.analysis.stats import Estimate
@@ -204,9 +205,9 @@ class _Study:
                 self._note(c, units.ratio_interval(c.speedup), num, [c, base])
 
     def _is_settled(self, speedup: Estimate) -> bool:
-        if self._question.allowed_share is not None:
-            return speedup.excludes(1 / (1 + self._question.allowed_share))
-        return speedup.excludes(1.0) or is_equivalent(speedup, self._question.margin)
+        if (share := self._question.allowed_share) is not None:
+            return gate_of(Comparison(speedup, limit=1 / (1 + share)), is_lost=False) is not Gate.INCONCLUSIVE
+        return against_baseline(self._question, speedup).is_settled
 
     def judge_recommendation(self) -> None:
         """No point may be faster than the recommended one by more than the margin, and as good.

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
+from raypar.reporting.documents import OUTCOMES
 from raypar.reporting.fit import details, scaling_entry
 from raypar.reporting.points import LAYOUTS, brief_legend, legend, point_columns
 from raypar.reporting.profile import breakdown_section
@@ -143,7 +144,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
                 "compared": c.who,
                 "baseline": c.base,
                 "setting": c.setting or None,
-                "outcome": c.outcome,
+                "outcome": OUTCOMES[c.outcome],
                 "speedup": c.point.speedup,
                 "efficiency": c.point.efficiency,
             }

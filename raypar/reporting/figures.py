@@ -18,8 +18,9 @@ import numpy as np
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.breakdown import PARTS
+from raypar.analysis.comparison import Comparison, Outcome
 from raypar.analysis.laws import USL, Fit
-from raypar.analysis.pairwise import Outcome, trial_speedup
+from raypar.analysis.pairwise import trial_speedup
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, PointSamples, point_key
 from raypar.analysis.recommend import Candidate, Decision, pareto_front
@@ -30,7 +31,7 @@ from raypar.errors import RayparError
 from raypar.reporting import vega
 from raypar.reporting.profile import NAMES
 from raypar.reporting.recommend import recommended_lines
-from raypar.reporting.sentences import comparison_columns
+from raypar.reporting.sentences import comparison_columns, reservation
 from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
@@ -584,7 +585,7 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         f"{units.ratio(last.progress.value)} the progress per sample = {units.ratio_interval(last.goodput)} the speed "
         f"to {target.metric} {target.show(target.value)}"
     )
-    return Figure("goodput", title, f"{caption}{'' if last.goodput.excludes(1.0) else ', inconclusive'}.", spec)
+    return Figure("goodput", title, f"{caption}{reservation(Comparison(last.goodput))}.", spec)
 
 
 OFF_AXIS = {"offset": 24}  # of a legend: the axis has its title there

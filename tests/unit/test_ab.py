@@ -17,9 +17,9 @@ from command import refused
 from jsonschema import Draft202012Validator
 from results import make_result
 
-from raypar.analysis.ab import Change, MetricChange, compare_revisions
+from raypar.analysis.ab import compare_revisions
 from raypar.analysis.analyse import analyse
-from raypar.analysis.compare import Gate
+from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.question import Question
 from raypar.analysis.settle import what_is_open
 from raypar.cli.ab import split_words
@@ -378,14 +378,14 @@ def results(slowdown, *, noise=NOISE, busy=(), accuracy=0.9):
 @pytest.mark.parametrize(
     ("slowdown", "change", "text"),
     [
-        (0.05, Change.SLOWER, f"{B} is 5.0 % slower than {A} ("),
-        (-0.05, Change.FASTER, f"{B} is 5.0 % faster than {A} ("),
-        (0.0, Change.EQUIVALENT, f"no difference above 2 % between {A} and {B} ("),
+        (0.05, Outcome.SLOWER, f"{B} is 5.0 % slower than {A} ("),
+        (-0.05, Outcome.FASTER, f"{B} is 5.0 % faster than {A} ("),
+        (0.0, Outcome.EQUIVALENT, f"no difference above 2 % between {A} and {B} ("),
     ],
 )
 def test_the_verdict_is_a_claim_that_its_interval_shows(slowdown, change, text):
     compared = compare_revisions(question(), results(slowdown))
-    assert compared.points[0].change is change
+    assert compared.points[0].time.outcome is change
     assert verdict_lines(compared)[0].startswith(text)
     assert what_is_open(question(), results(slowdown)).stopped == "settled"
 
@@ -393,7 +393,7 @@ def test_the_verdict_is_a_claim_that_its_interval_shows(slowdown, change, text):
 def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
     noise = tuple(4 * each for each in NOISE)
     (point,) = compare_revisions(question(), results(0.01, noise=noise)).points
-    assert point.change is Change.INCONCLUSIVE and point.num_more > 0
+    assert point.time.outcome is Outcome.INCONCLUSIVE and point.num_more > 0
     assert not what_is_open(question(), results(0.01, noise=noise)).stopped
     line = verdict_lines(compare_revisions(question(), results(0.01, noise=noise)))[0]
     assert line.startswith(f"inconclusive: about {point.num_more} more block") and "no difference" not in line
@@ -408,11 +408,11 @@ def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
 def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
     busy = (0, 3)
     (point,) = compare_revisions(question(), results(0.05, busy=busy)).points
-    assert (point.change, point.num_pairs, point.num_blocks, point.num_disturbed) == (Change.SLOWER, 6, 8, 2)
+    assert (point.time.outcome, point.num_pairs, point.num_blocks, point.num_disturbed) == (Outcome.SLOWER, 6, 8, 2)
     lines = verdict_lines(compare_revisions(question(), results(0.05, busy=busy)))
     assert lines[1] == "Other load met 2 of 8 pairs; compared are 6 of trials that it did not meet."
     (point,) = compare_revisions(question(), results(0.05, busy=(0, 3, 5))).points
-    assert point.num_pairs == 8 and point.change is Change.INCONCLUSIVE
+    assert point.num_pairs == 8 and point.time.outcome is Outcome.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_a_revision_whose_trials_fail_has_no_time_and_does_not_pass():
         for r in range(3)
     ]
     compared = compare_revisions(question(), [r for r in results(0.0) if r.spec.point["revision"] == A] + failed)
-    assert compared.points[0].change is Change.UNTIMED and compared.gate(0.05) is Gate.FAILED
+    assert compared.points[0].time.outcome is Outcome.MISSING and compared.gate(0.05) is Gate.FAILED
     assert verdict_lines(compared)[0] == f"no times to compare: {B} failed."
 
 
@@ -445,10 +445,10 @@ def test_that_the_code_of_both_differs_is_no_caveat_and_that_of_one_is():
 
 def test_the_metric_is_compared_too():
     (point,) = compare_revisions(question(), results(0.0)).points
-    assert point.metric is MetricChange.EQUAL
+    assert point.metric.outcome is Outcome.EQUAL
     of_a, of_b = results(0.0)[::2], results(0.0, accuracy=0.8)[1::2]
     (point,) = compare_revisions(question(), [*of_a, *of_b]).points
-    assert point.metric is MetricChange.DIFFERENT and point.metric_change.value == pytest.approx(-0.1)
+    assert point.metric.outcome is Outcome.LOWER and point.metric.estimate.value == pytest.approx(-0.1)
 
 
 def test_the_document_is_as_the_schema_has_it():
