@@ -8,13 +8,14 @@ includes 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from raypar.analysis.comparison import METRIC_CHANGE, TIME_RATIO, Comparison, Gate, gate_of, gate_of_all
+from raypar.analysis.evidence import Evidence
 from raypar.analysis.load import disturbing_load
-from raypar.analysis.pairwise import Family, family_of, metric_differences, repeats_needed
-from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
+from raypar.analysis.pairwise import Family, metric_differences, repeats_needed
+from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import REVISION, TrialResult, TrialState, is_loss
@@ -72,22 +73,17 @@ class RevisionComparison:
         return gate_of_all({point.gate(allowed_share) for point in self.points})
 
 
-def compare_revisions(question: Question, results: Sequence[TrialResult]) -> RevisionComparison:
-    """Compare the two revisions of a study.
-
-    Args:
-        question: with a `REVISION` as baseline.
-        results: of its trials.
-    """
-    current = current_results(question, results)
+def compare_revisions(evidence: Evidence) -> RevisionComparison:
+    """Compare the two revisions of a study, whose question has a `REVISION` as baseline."""
+    question = evidence.question
     a = str(question.baseline[REVISION])
     b = next(str(p[REVISION]) for p in question.points if p[REVISION] != a)
-    family = family_of(question, current.points)
     sides: dict[PointKey, dict[str, PointSamples]] = {}
-    for samples in current.points:
+    for samples in evidence.points:
         sides.setdefault(point_key(_rest(samples.point)), {})[str(samples.point[REVISION])] = samples
-    points = [_compare(question, family, pair[a], pair[b]) for pair in sides.values() if a in pair and b in pair]
-    return RevisionComparison(question, (a, b), tuple(points), question.margin, current.time_metric)
+    pairs = [(pair[a], pair[b]) for pair in sides.values() if a in pair and b in pair]
+    points = tuple(_compare(question, evidence.family, *pair) for pair in pairs)
+    return RevisionComparison(question, (a, b), points, question.margin, evidence.time_metric)
 
 
 def _rest(point: Mapping[str, Value]) -> dict[str, Value]:

@@ -12,20 +12,19 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import chain, combinations
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
-from raypar.analysis.load import MAX_BUSY, MAX_TRUSTED, Load, disturbing_load
-from raypar.analysis.pairwise import TREND_ERROR, Family, against_baseline, same_work, worker_metrics
-from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import WALL_TIME, PointKey, Question, point_key
+from raypar.analysis.evidence import Evidence, LogTime
+from raypar.analysis.load import MAX_BUSY, disturbing_loads
+from raypar.analysis.pairwise import TREND_ERROR, against_baseline, same_work, worker_metrics
+from raypar.analysis.question import WALL_TIME, PointKey, point_key
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label
@@ -56,31 +55,6 @@ class Finding:
     def summary(self) -> str:
         """Beginning of the detail, without particulars: ``2 of 12 trials diverged``."""
         return re.split(r"[;:(]|\.$", self.detail)[0].strip()
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Input of every check; `excluded` is a sentence on the trials that are in no point."""
-
-    question: Question
-    time_metric: str
-    points: tuple[PointAnalysis, ...]
-    family: Family = field(default_factory=Family)
-    excluded: str = ""
-
-    @cached_property
-    def finished(self) -> list[TrialResult]:
-        """Every finished trial, point by point."""
-        return [r for p in self.points for r in p.measured]
-
-    @cached_property
-    def log_times(self) -> list[list[LogTime]]:
-        """The finished trials of each point that have a time."""
-        trial = {r.spec.identity: r for r in self.finished}
-        return [[(trial[s.identity], math.log(s.time_s)) for s in p.samples.values() if s.time_s] for p in self.points]
-
-
-LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
 
 
 def named(labels: Sequence[str], separator: str = ", ") -> str:
@@ -352,7 +326,7 @@ MAX_CLOCK_CHANGE = 0.05
 def other_load(evidence: Evidence) -> Iterator[str]:
     """Others' work that took the trials' cores, or kept a good part of the machine busy."""
     # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    if not (disturbed := _disturbing(evidence.finished)):
+    if not (disturbed := disturbing_loads(evidence.finished)):
         return
     worst = []
     if taken := max((load.taken for load in disturbed if load.taken is not None), default=0.0):
@@ -378,28 +352,6 @@ def raypar_load(evidence: Evidence) -> Iterator[str]:
     if 2 * len(busy) > len(shares):
         most = units.percent(max(busy))
         yield f"Up to {most} of the cores ran raypar and Ray themselves while {_were_timed(busy, shares)}."
-
-
-def _disturbing(finished: Sequence[TrialResult]) -> list[Load]:
-    return [load for result in finished if (load := disturbing_load(result)) is not None]
-
-
-def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
-    """Return why times of a study show nothing: most of its trials were disturbed much. Empty where they were not.
-
-    A search asks for the best metric: it has none. Of two revisions load meets both alike, as their trials alternate
-    in random order: it widens the intervals, and that is all.
-    """
-    return "" if question.is_search or REVISION in question.baseline else doubt_of_times(finished)
-
-
-def doubt_of_times(finished: Sequence[TrialResult]) -> str:
-    """Return why times show nothing, whatever was asked: most of the trials were disturbed much. Empty otherwise."""
-    disturbed = [load for load in _disturbing(finished) if load.share_of_cores > MAX_TRUSTED]
-    if 2 * len(disturbed) <= len(finished):
-        return ""
-    most = units.percent(max(load.share_of_cores for load in disturbed))
-    return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"
 
 
 def too_many_threads(evidence: Evidence) -> Iterator[str]:

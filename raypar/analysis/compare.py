@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from raypar.analysis.checks import doubt_of_times
 from raypar.analysis.comparison import METRIC_CHANGE, TIME_RATIO, Comparison, Gate, gate_of, gate_of_all
+from raypar.analysis.load import doubt_of_times
 from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, comparable_times
 from raypar.analysis.question import (
     PointKey,

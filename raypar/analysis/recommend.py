@@ -30,8 +30,8 @@ from typing import TypeAlias
 import numpy as np
 
 from raypar import units
-from raypar.analysis.checks import doubt_of
 from raypar.analysis.comparison import Comparison, Outcome
+from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
     MAX_REPEATS,
@@ -43,14 +43,13 @@ from raypar.analysis.pairwise import (
 )
 from raypar.analysis.points import (
     PointAnalysis,
-    analyse_points,
     cost_of,
     energy_of,
     energy_source,
     num_nodes,
     why_energy_unknown,
 )
-from raypar.analysis.question import PointSamples, Question, current_results
+from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import (
     PointToTarget,
@@ -194,18 +193,16 @@ class Candidate(PointAnalysis):
         return self.time_s.value if self.time_s else math.inf
 
 
-def _candidates(
-    question: Question, gathered: Sequence[PointSamples], constraints: Constraints
-) -> tuple[tuple[Candidate, ...], Family]:
+def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Candidate, ...], Family]:
     """Return a candidate for each point that has the values asked for, in the order given, and their family.
 
     Raises:
         RayparError: no point has them.
     """
-    family = family_of(question, gathered)
-    analysed = [p for p in analyse_points(question, gathered, family) if _has_values(p, constraints.only)]
+    question, family = evidence.question, evidence.family
+    analysed = [p for p in evidence.points if _has_values(p, constraints.only)]
     if not analysed:
-        raise _no_such_point(gathered, constraints.only)
+        raise _no_such_point(evidence.points, constraints.only)
     candidates = [_candidate(question, constraints, point) for point in analysed]
     if constraints.target is None:
         candidates = _without_worse(candidates, question, constraints, family)
@@ -438,34 +435,44 @@ class Recommendation:
 
 
 def recommend(question: Question, results: Sequence[TrialResult], constraints: Constraints) -> Recommendation:
+    """Recommend a point of a study, whose trials are in no report yet; see `recommend_of`."""
+    return recommend_of(evidence_of(question, results), constraints)
+
+
+def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation:
     """Recommend a point.
 
     Raises:
         RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
             point has.
     """
-    question = question.with_unit(results)
-    current = current_results(question, results)
-    target = constraints.target
-    if target is not None and target.metric not in (metrics := reported_metrics(current.results)):
+    question, results, target = evidence.question, evidence.results, constraints.target
+    if target is not None and target.metric not in (metrics := reported_metrics(results)):
         hint = suggest(target.metric, metrics) if metrics else "the trials report nothing: leave --target out"
         raise RayparError(f"--target {target.metric}=…: no trial reports `{target.metric}`", hint=hint)
     if target is not None and not target.unit:
         target = replace(target, unit=metric_of(question, target.metric, results).unit)
         constraints = replace(constraints, target=target)
-    if target is not None and any(r.is_foreign for r in current.results):
+    if target is not None and any(r.is_foreign for r in results):
         constraints = replace(constraints, start=Start.LAUNCH)  # the only moment that is known of such code
-    candidates, family = _candidates(question, current.points, constraints)
-    _check_limits(candidates, constraints, current.results)
+    candidates, family = _candidates(evidence, constraints)
+    _check_limits(candidates, constraints, results)
     batches: tuple[BatchGroup, ...] = ()
     if target is not None:
-        compared = [p for p in current.points if _has_values(p, constraints.only)]
+        compared = [p for p in evidence.points if _has_values(p, constraints.only)]
         batches = batch_groups(compared, target, family, question.baseline)
-    before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
-    source = energy_source(current.points)
-    doubt = doubt_of(question, [r for p in current.points for r in p.measured])
-    before = replace(before, batches=batches, excluded=current.sentence, energy_source=source, family=family)
-    before = replace(before, doubt=doubt)
+    before = Recommendation(
+        question,
+        constraints,
+        evidence.time_metric,
+        candidates,
+        Decision.NONE,
+        doubt=evidence.doubt,
+        batches=batches,
+        excluded=evidence.excluded,
+        energy_source=energy_source(evidence.points),
+        family=family,
+    )
     return _chosen(before, family) if before.eligible else before
 
 

@@ -97,9 +97,14 @@ def what_is_open(question: Question, results: Sequence[TrialResult]) -> Open:
         question: with a `max_repeats`.
         results: of its trials; those of other settings count for nothing.
     """
+    return open_points(recommend(question, results, Constraints()))
+
+
+def open_points(recommendation: Recommendation) -> Open:
+    """Return what is open by a study's recommendation without constraints."""
+    question = recommendation.question
     assert question.max_repeats is not None
-    recommendation = recommend(question, results, Constraints())
-    study = _Study(question, recommendation)
+    study = _Study(recommendation)
     study.judge_beginnings()
     study.judge_speedups()
     study.judge_recommendation()
@@ -171,7 +176,8 @@ def stop_status(stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
 class _Study:
     """Points of a study, as they are judged one after the other; each is open for the first reason that it has."""
 
-    def __init__(self, question: Question, recommendation: Recommendation) -> None:
+    def __init__(self, recommendation: Recommendation) -> None:
+        question = recommendation.question
         self._question, self._recommendation = question, recommendation
         self._listed = {point_key(point) for point in question.points}
         self._by_key = {point_key(c.point): c for c in recommendation.candidates}

@@ -12,7 +12,8 @@ from results import make_result, make_spec, stored_conditions
 from scipy.stats import kendalltau
 
 from raypar.analysis.analyse import Question, analyse
-from raypar.analysis.checks import CHECKS, Evidence, trend_of
+from raypar.analysis.checks import CHECKS, trend_of
+from raypar.analysis.evidence import Evidence
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import collect
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
