@@ -447,7 +447,7 @@ def excluded_subject(number: int) -> str:
 
 
 def excluded_sentence(number: int, settings: Sequence[str]) -> str:
-    return f"{excluded_subject(number)}: {_listed(settings)}." if number else ""
+    return f"{excluded_subject(number)}: {settings_text(settings)}." if number else ""
 
 
 def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
@@ -468,7 +468,7 @@ def current_results(question: Question, results: Sequence[TrialResult]) -> Curre
         for key, (expected, actual) in differences.items():
             settings.setdefault(key, (expected, {}))[1][actual] = None
     parts = tuple(
-        f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(expected)}"
+        f"{key}={settings_text(map(units.value_of, others))} instead of {units.value_of(expected)}"
         for key, (expected, others) in settings.items()
     )
     return CurrentResults(question, tuple(current), tuple(excluded), parts)
@@ -505,5 +505,5 @@ def _as_asked(question: Question, result: TrialResult) -> TrialResult:
     return replace(result, spec=replace(spec, point={key: spec.config[key] for key in keys}))
 
 
-def _listed(parts: Iterable[str]) -> str:
+def settings_text(parts: Iterable[str]) -> str:
     return units.listed(parts, MAX_NAMED, word="and")

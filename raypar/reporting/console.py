@@ -174,7 +174,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
             for p in analysis.points
         ],
         "caveats": [
-            {"check": w.check, "summary": w.summary, "detail": w.detail, "advice": w.advice} for w in analysis.warnings
+            {"check": w.check, "summary": w.subject, "detail": w.detail, "advice": w.advice} for w in analysis.warnings
         ],
         "statements": analysis.statements,
         "scaling": [scaling_entry(group, group.analysis) for group in analysis.worker_groups],

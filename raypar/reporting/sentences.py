@@ -48,7 +48,7 @@ def distrust(doubt: str, times: str = "Times") -> str:
 def caveats_line(analysis: StudyAnalysis) -> str:
     """Return the caveats in short, but for those that stand in the answer or the table; empty where there is none."""
     named = {"few_repeats", "not_separated", *(["other_load"] if analysis.verdict.doubt else [])}
-    texts = [finding.summary for finding in analysis.warnings if finding.check not in named]
+    texts = [finding.subject for finding in analysis.warnings if finding.check not in named]
     if not texts:
         return ""
     texts = [texts[0], *(text[0].lower() + text[1:] for text in texts[1:])]
