@@ -10,10 +10,8 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
-ORDER = (
-    "hooks units errors masking files scratch trace signals gpus search_path provenance study workloads parallel train "
-)
-ORDER = (ORDER + "run track analysis predict reporting execution doctor init cli").split()
+ORDER = "hooks units errors plugins masking files scratch trace signals gpus search_path provenance study workloads "
+ORDER = (ORDER + "parallel train run track analysis predict reporting execution doctor init cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("reporting", "cli")}
