@@ -169,6 +169,7 @@ class Candidate(PointAnalysis):
     Attributes:
         to_target: None where no target is asked for.
         exclusion: why it can't be chosen; empty: it can.
+        is_excluded_for_metric: whether that is because its metric is not shown to be as good as the best point's.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         metric_gap: its metric minus the best point's, where it is open whether that is within the margin.
         is_metric_worse: whether its metric is shown to be worse than the best point's by more than the margin.
@@ -177,6 +178,7 @@ class Candidate(PointAnalysis):
 
     to_target: PointToTarget | None = None
     exclusion: str = ""
+    is_excluded_for_metric: bool = False
     is_close_call: bool = False
     metric_gap: Estimate | None = None
     is_metric_worse: bool = False
@@ -299,7 +301,9 @@ def _without_worse(
         is_open = most >= -margin
         return replace(c, exclusion=exclusion, is_close_call=is_open, metric_gap=gap, is_metric_worse=not is_open)
 
-    return [judged(c) for c in candidates]
+    after = [judged(c) for c in candidates]
+    changed = [c.exclusion != before.exclusion for c, before in zip(after, candidates, strict=True)]
+    return [replace(c, is_excluded_for_metric=is_changed) for c, is_changed in zip(after, changed, strict=True)]
 
 
 def could_be_worse(metric: Metric, worse: float, best: float) -> str:

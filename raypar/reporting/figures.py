@@ -440,8 +440,8 @@ def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:
     if analysis.question.is_search:
         least, most = (units.seconds(pick(row["time"] for row in rows)) for pick in (min, max))
         first = f"Trainings took from {least} to {most}"
-    if excluded := [c.exclusion for c in advice.candidates if c.exclusion]:
-        num_worse, for_metric = sum(why.startswith(metric) for why in excluded), f" for their {metric}"
+    if excluded := [c for c in advice.candidates if c.exclusion]:
+        num_worse, for_metric = sum(c.is_excluded_for_metric for c in excluded), f" for their {metric}"
         share = f"{len(excluded)} of {len(advice.candidates)} points"
         first += f". Excluded{for_metric * (num_worse == len(excluded))}: {share}"
         first += f" ({num_worse}{for_metric})" * (0 < num_worse < len(excluded))
