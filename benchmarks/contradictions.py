@@ -23,7 +23,7 @@ from common import begin, parser_for, print_bar, progress
 from rich.console import Console
 
 from raypar.analysis.analyse import StudyAnalysis, analyse
-from raypar.analysis.pairwise import Outcome
+from raypar.analysis.comparison import Outcome
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, Decision, recommend
 from raypar.reporting import html as page

@@ -32,7 +32,8 @@ from scipy.stats import exponnorm, norm
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse
-from raypar.analysis.pairwise import Equivalence, worker_metrics
+from raypar.analysis.comparison import Outcome as Shown
+from raypar.analysis.pairwise import worker_metrics
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, Decision, Recommendation, recommend
 from raypar.analysis.stats import Floats, median_estimate, ratio_estimate
@@ -387,8 +388,8 @@ def found_equivalent(
     design = Design("2 workers", {"num_workers": (1, 2)}, {"num_workers": 1})
     study = simulate(rng, design, num_blocks, Noise(metric_sd=metric_sd), None, {1: change})
     analysis = analyse(study.question, study.results)
-    verdicts = [each.verdict for each in worker_metrics(analysis.question, analysis.points, analysis.family)]
-    return float(Equivalence.EQUIVALENT in verdicts), verdicts
+    verdicts = [each.comparison.outcome for each in worker_metrics(analysis.question, analysis.points, analysis.family)]
+    return float(Shown.EQUIVALENT in verdicts), verdicts
 
 
 def time_covered(rng: np.random.Generator, num_blocks: int, noise: Noise) -> tuple[float, Sequence[str]]:

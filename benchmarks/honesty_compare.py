@@ -19,7 +19,8 @@ import numpy as np
 from common import begin, parser_for, print_row
 
 from raypar import units
-from raypar.analysis.compare import Comparison, Difference, Gate, Side, compare
+from raypar.analysis.compare import Side, StudyComparison, compare
+from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.question import Question
 from raypar.analysis.stats import Floats
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
@@ -75,7 +76,7 @@ class Cell:
     """
 
     title: str
-    counts: Callable[[Comparison], bool]
+    counts: Callable[[StudyComparison], bool]
     bar: tuple[float, float]
     num_points: int
     size: int
@@ -94,7 +95,7 @@ class Cell:
         rng = np.random.default_rng(seed)
         return row_of(self.name, [self.counts(self._comparison(rng)) for _ in range(num_simulations)], self.bar)
 
-    def _comparison(self, rng: np.random.Generator) -> Comparison:
+    def _comparison(self, rng: np.random.Generator) -> StudyComparison:
         sides = [self._side(rng, name, i) for i, name in enumerate("AB")]
         return compare(sides[0], sides[1], self.allowed_share)
 
@@ -126,23 +127,21 @@ def trials(times_s: Floats, accuracies: Floats) -> Iterator[TrialResult]:
             )
 
 
-def claims_anything(comparison: Comparison) -> bool:
+def claims_anything(comparison: StudyComparison) -> bool:
     """Return whether a time or a metric is reported to differ."""
-    differs = (Difference.SLOWER, Difference.FASTER)
-    changes = [p.metric_change for p in comparison.matched if p.metric_change]
-    return any(p.difference in differs for p in comparison.matched) or any(change.excludes(0) for change in changes)
+    return any(p.time.differs or p.metric.differs for p in comparison.matched)
 
 
-def shows_slowdown(comparison: Comparison) -> bool:
+def shows_slowdown(comparison: StudyComparison) -> bool:
     """Return whether the first point, which is slower, is reported to be so."""
-    return comparison.matched[0].difference is Difference.SLOWER
+    return comparison.matched[0].time.outcome is Outcome.SLOWER
 
 
-def fails(comparison: Comparison) -> bool:
+def fails(comparison: StudyComparison) -> bool:
     return comparison.gate is Gate.FAILED
 
 
-def passes(comparison: Comparison) -> bool:
+def passes(comparison: StudyComparison) -> bool:
     return comparison.gate is Gate.PASSED
 
 

@@ -8,36 +8,17 @@ includes 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-from raypar.analysis.compare import Gate
+from raypar.analysis.comparison import METRIC_CHANGE, TIME_RATIO, Comparison, Gate, gate_of, gate_of_all
+from raypar.analysis.evidence import Evidence
 from raypar.analysis.load import disturbing_load
-from raypar.analysis.pairwise import Family, Outcome, family_of, metric_differences, outcome_of, repeats_needed
-from raypar.analysis.question import PointKey, PointSamples, Question, current_results, point_key
+from raypar.analysis.pairwise import Family, metric_differences, repeats_needed
+from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import REVISION, TrialResult, TrialState, is_loss
-
-
-class Change(StrEnum):
-    """B's time against A's."""
-
-    SLOWER = "slower"
-    FASTER = "faster"
-    EQUIVALENT = "equivalent"  # within the margin, with confidence
-    INCONCLUSIVE = "inconclusive"
-    UNTIMED = "untimed"  # one of the two has no time
-
-
-class MetricChange(StrEnum):
-    """B's metric against A's."""
-
-    EQUAL = "equal"  # in every pair, to the last digit
-    DIFFERENT = "different"
-    INCONCLUSIVE = "inconclusive"
-    UNKNOWN = "unknown"  # one of the two has none
 
 
 @dataclass(frozen=True)
@@ -46,38 +27,30 @@ class RevisionPoint:
 
     Attributes:
         point: without the revision.
-        change: of the time.
-        ratio: how many times as long B takes as A; None where one of the two has no time.
+        time: how many times as long B takes as A for the same work.
         num_pairs: blocks with a time of both that count.
         num_blocks: blocks in which both ran to their end.
         num_disturbed: blocks in which other load disturbed one of the two.
         num_more: about how many more blocks settle an inconclusive one; None: unknown.
         outcomes: states of the trials where none finished; None for others.
-        metric_change: B's metric minus A's; None where one has none.
-        metric: what that shows.
+        metric: B's metric minus A's.
         has_equal_losses: whether all losses of all reports are equal in all pairs; None: none are reported.
     """
 
     point: Mapping[str, Value]
-    change: Change
-    ratio: Estimate | None
+    time: Comparison
     num_pairs: int
     num_blocks: int
     num_disturbed: int
     num_more: int | None
     outcomes: tuple[TrialState | None, TrialState | None]
-    metric_change: Estimate | None
-    metric: MetricChange
+    metric: Comparison
     has_equal_losses: bool | None
 
     def gate(self, allowed_share: float) -> Gate:
         """Return whether B is at most so much slower."""
-        if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
-            lost = self.outcomes[1] is not None and self.outcomes[0] is None
-            return Gate.FAILED if lost else Gate.INCONCLUSIVE
-        if self.ratio.high <= 1 + allowed_share:
-            return Gate.PASSED
-        return Gate.FAILED if self.ratio.low > 1 + allowed_share else Gate.INCONCLUSIVE
+        lost = self.outcomes[1] is not None and self.outcomes[0] is None
+        return gate_of(replace(self.time, limit=1 + allowed_share), is_lost=lost)
 
 
 @dataclass(frozen=True)
@@ -95,33 +68,22 @@ class RevisionComparison:
     margin: float
     time_metric: str
 
-    def having(self, change: Change) -> tuple[RevisionPoint, ...]:
-        return tuple(point for point in self.points if point.change is change)
-
     def gate(self, allowed_share: float) -> Gate:
-        """Return the result of all points: failed where one has failed, passed where all have passed."""
-        gates = {point.gate(allowed_share) for point in self.points}
-        if Gate.FAILED in gates:
-            return Gate.FAILED
-        return Gate.PASSED if gates == {Gate.PASSED} else Gate.INCONCLUSIVE
+        """Return the result of all points."""
+        return gate_of_all({point.gate(allowed_share) for point in self.points})
 
 
-def compare_revisions(question: Question, results: Sequence[TrialResult]) -> RevisionComparison:
-    """Compare the two revisions of a study.
-
-    Args:
-        question: with a `REVISION` as baseline.
-        results: of its trials.
-    """
-    current = current_results(question, results)
+def compare_revisions(evidence: Evidence) -> RevisionComparison:
+    """Compare the two revisions of a study, whose question has a `REVISION` as baseline."""
+    question = evidence.question
     a = str(question.baseline[REVISION])
     b = next(str(p[REVISION]) for p in question.points if p[REVISION] != a)
-    family = family_of(question, current.points)
     sides: dict[PointKey, dict[str, PointSamples]] = {}
-    for samples in current.points:
+    for samples in evidence.points:
         sides.setdefault(point_key(_rest(samples.point)), {})[str(samples.point[REVISION])] = samples
-    points = [_compare(question, family, pair[a], pair[b]) for pair in sides.values() if a in pair and b in pair]
-    return RevisionComparison(question, (a, b), tuple(points), question.margin, current.time_metric)
+    pairs = [(pair[a], pair[b]) for pair in sides.values() if a in pair and b in pair]
+    points = tuple(_compare(question, evidence.family, *pair) for pair in pairs)
+    return RevisionComparison(question, (a, b), points, question.margin, evidence.time_metric)
 
 
 def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
@@ -130,34 +92,21 @@ def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
 
 def _compare(question: Question, family: Family, a: PointSamples, b: PointSamples) -> RevisionPoint:
     speedup, num_more = family.speedup(a, b), None
-    change = Change.UNTIMED
-    if speedup is not None:
-        outcome = outcome_of(speedup, margin=question.margin)
-        change = Change.INCONCLUSIVE if outcome is Outcome.UNCONFIRMED else Change(outcome.value)
-    if speedup is not None and change is Change.INCONCLUSIVE:
+    time = Comparison(speedup and inverse(speedup), TIME_RATIO, margin=question.margin)
+    if speedup is not None and not time.is_settled:
         level = family.time_level(speedup.num_samples)
         needed = repeats_needed(a.times, b.times, level, question.margin, least=0)
         num_more = None if needed is None else max(1, needed - speedup.num_samples)
     differences = metric_differences(a, b)
-    metric_change = family.metric_shift(differences)
-    metric = MetricChange.INCONCLUSIVE
-    if metric_change is None:
-        metric = MetricChange.UNKNOWN
-    elif not any(differences):
-        metric = MetricChange.EQUAL
-    elif metric_change.excludes(0.0):
-        metric = MetricChange.DIFFERENT
     return RevisionPoint(
         _rest(a.point),
-        change,
-        None if speedup is None else inverse(speedup),
+        time,
         len(a.times.keys() & b.times.keys()),
         len(a.samples.keys() & b.samples.keys()),
         len({r.spec.repeat for r in (*a.measured, *b.measured) if disturbing_load(r) is not None}),
         num_more,
         (a.outcome, b.outcome),
-        metric_change,
-        metric,
+        Comparison(family.metric_shift(differences), METRIC_CHANGE, is_equal=not any(differences)),
         _have_equal_losses(a, b),
     )
 

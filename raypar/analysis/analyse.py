@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from raypar.analysis.checks import Evidence, Finding, doubt_of, run_checks
+from raypar.analysis.checks import Finding, run_checks
 from raypar.analysis.effects import Effects, Importances, effects_of, importances_of
+from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
-from raypar.analysis.pairwise import Family, family_of, trial_speedup
-from raypar.analysis.points import PointAnalysis, analyse_points, energy_source
+from raypar.analysis.pairwise import Family, trial_speedup
+from raypar.analysis.points import PointAnalysis, energy_source
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
-from raypar.analysis.recommend import Constraints, recommend
+from raypar.analysis.recommend import Constraints, recommend_of
 from raypar.analysis.scaling import WorkerGroup, worker_groups
-from raypar.analysis.settle import Stopped, stop_sentence, stop_status, what_is_open
+from raypar.analysis.settle import Stopped, open_points, stop_sentence, stop_status
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdict import Verdict, statements, verdict_of
 from raypar.study.profile import Profile
@@ -35,13 +36,11 @@ class StudyAnalysis:
     """Analysis of a study's results.
 
     Attributes:
-        question: what the study asks.
-        time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
+        evidence: its trials and what they show of each point.
         points: one each, in the order of their values; those of a search by their metric, the best first.
         warnings: what to mind when reading the numbers, the gravest first.
         verdict: the question, the answer and the recommended point.
         statements: what else the numbers show, in sentences.
-        family: the confidence of its comparisons.
         worker_groups: points that differ only in ``num_workers``, for what they say about scaling; none where times
             can't be trusted, nor then effects and batches.
         profiles: points with where their steps' time goes, of those that were looked into.
@@ -52,13 +51,11 @@ class StudyAnalysis:
         scope: on the executions that it is restricted to; empty: to none.
     """
 
-    question: Question
-    time_metric: str
+    evidence: Evidence
     points: tuple[PointAnalysis, ...]
     warnings: tuple[Finding, ...]
     verdict: Verdict
     statements: tuple[str, ...]
-    family: Family = field(default_factory=Family)
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
     effects: Effects | None = None
@@ -66,6 +63,18 @@ class StudyAnalysis:
     batches: tuple[BatchGroup, ...] = ()
     energy_source: str = ""
     scope: str = ""
+
+    @property
+    def question(self) -> Question:
+        return self.evidence.question
+
+    @property
+    def time_metric(self) -> str:
+        return self.evidence.time_metric
+
+    @property
+    def family(self) -> Family:
+        return self.evidence.family
 
     @property
     def num_trials(self) -> int:
@@ -99,38 +108,32 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
             other settings than the question's are excluded, with a warning.
         stopped: why a study that runs until it is settled has stopped, where the results don't show it.
     """
-    question = (question_of(asked) if isinstance(asked, Study) else asked).with_unit(results)
-    current = current_results(question, results)
-    gathered = current.points
-    family = family_of(question, gathered)
-    points = analyse_points(question, gathered, family)
-    target = common_target(question, gathered)
-    evidence = Evidence(question, current.time_metric, points, family, current.sentence)
-    doubt = doubt_of(question, evidence.finished)
+    evidence = evidence_of(question_of(asked) if isinstance(asked, Study) else asked, results)
+    question, points, family, doubt = evidence.question, evidence.points, evidence.family, evidence.doubt
+    target = common_target(question, points)
     has_choice = len(points) > 1 and any(p.time_s for p in points)
-    recommendation = recommend(question, results, Constraints()) if has_choice else None
+    is_until_settled = question.max_repeats is not None
+    recommendation = recommend_of(evidence, Constraints()) if has_choice or is_until_settled else None
     ending, status = tuple[str, ...](), ""
-    if question.max_repeats is not None:
-        of = what_is_open(question, results)
+    if is_until_settled and recommendation is not None:
+        of = open_points(recommendation)
         why, is_disturbed = stopped or of.stopped, bool(doubt)
         ending = (stop_sentence(of, why, is_disturbed=is_disturbed),)
         status = stop_status(why, is_disturbed=is_disturbed)
-    if question.is_search:
-        points = tuple(sorted(points, key=lambda p: _rank(question, p)))
+    sorted_points = tuple(sorted(points, key=lambda p: _rank(question, p))) if question.is_search else points
+    verdict = verdict_of(question, sorted_points, family, recommendation if has_choice else None, doubt)
     return StudyAnalysis(
-        question=question,
-        time_metric=current.time_metric,
-        points=points,
-        family=family,
+        evidence=evidence,
+        points=sorted_points,
         warnings=run_checks(evidence),
-        verdict=replace(verdict_of(question, points, family, recommendation, doubt), status=status),
-        statements=(*ending, *statements(question, points, family, doubt)),
-        worker_groups=worker_groups(question, gathered, family=family) if not doubt else (),
-        profiles=tuple(_profiles(gathered)),
-        effects=effects_of(question, gathered, family) if not doubt else None,
+        verdict=replace(verdict, status=status),
+        statements=(*ending, *statements(question, sorted_points, family, doubt)),
+        worker_groups=worker_groups(question, points, family=family) if not doubt else (),
+        profiles=tuple(_profiles(points)),
+        effects=effects_of(question, points, family) if not doubt else None,
         target=target,
-        batches=batch_groups(gathered, target, family, question.baseline) if target and not doubt else (),
-        energy_source=energy_source(gathered),
+        batches=batch_groups(points, target, family, question.baseline) if target and not doubt else (),
+        energy_source=energy_source(points),
     )
 
 
@@ -152,8 +155,13 @@ def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[st
     Trials whose block has no finished baseline are not in it, nor are trials of other settings than the question's; it
     is empty where the study names no baseline.
     """
+    return speedups_in_blocks(question, current_results(question, results).points)
+
+
+def speedups_in_blocks(question: Question, points: Sequence[PointSamples]) -> dict[str, float]:
+    """Return the same of trials that are sorted by point already."""
     speedups: dict[str, float] = {}
-    for point, base in with_baselines(question, current_results(question, results).points):
+    for point, base in with_baselines(question, points):
         for repeat, sample in point.samples.items():
             partner = base.samples.get(repeat) if base else None
             if partner is not None and (speedup := trial_speedup(partner, sample)) is not None:

@@ -1,7 +1,7 @@
 """Checks of a study's measurements: code, machines, load, work, steadiness over time, width of intervals.
 
-A check is one function from `Evidence` to the particulars of what it finds, and an entry in `CHECKS` with the advice;
-findings come in the order of that table, the gravest first.
+A check is one function from `Evidence` to what it finds, with its advice in the decorator `check`. Findings come in the
+order of the functions, the gravest first, and then those of checks that installed packages add (`GROUP`).
 
 Times are compared by their logarithms, so that 5 % are 5 % for a short trial and for a long one.
 """
@@ -9,24 +9,23 @@ Times are compared by their logarithms, so that 5 % are 5 % for a short trial an
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
-from raypar.analysis.load import MAX_BUSY, MAX_TRUSTED, Load, disturbing_load
-from raypar.analysis.pairwise import TREND_ERROR, Equivalence, Family, is_equivalent, same_work, worker_metrics
-from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import WALL_TIME, PointKey, Question, point_key
+from raypar.analysis.evidence import Evidence, LogTime
+from raypar.analysis.load import MAX_BUSY, disturbing_loads
+from raypar.analysis.pairwise import TREND_ERROR, against_baseline, same_work, worker_metrics
+from raypar.analysis.question import WALL_TIME, PointKey, excluded_subject, point_key, settings_text
 from raypar.analysis.stats import MIN_RANKED, median_estimate
+from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label
 
@@ -38,54 +37,61 @@ OF_EQUAL_WORK = frozenset(
 MAX_NAMED = 3  # points that a finding names one by one
 
 
+GROUP = "raypar.checks"  # of entry points, each a `Check`
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing to mind.
 
     Attributes:
-        check: name of the function that found it.
-        detail: the particulars.
+        subject: the beginning of its sentence, without particulars: ``2 of 12 trials diverged``.
+        values: the particulars: names of trials or points, or how far it went.
+        form: the rest of the sentence, with ``{}`` for the values; empty: they follow after a colon.
+        check: name of the check.
         advice: what to do about it.
     """
 
-    check: str
-    detail: str
-    advice: str
+    subject: str
+    values: Sequence[str] = ()
+    form: str = ""
+    check: str = ""
+    advice: str = ""
 
     @property
-    def summary(self) -> str:
-        """Beginning of the detail, without particulars: ``2 of 12 trials diverged``."""
-        return re.split(r"[;:(]|\.$", self.detail)[0].strip()
+    def detail(self) -> str:
+        """Sentence with the first few values."""
+        form = self.form or (": {}." if self.values else ".")
+        return self.subject + form.format(named(self.values))
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Input of every check; `excluded` is a sentence on the trials that are in no point."""
+class Check:
+    """Check of a study's measurements.
 
-    question: Question
-    time_metric: str
-    points: tuple[PointAnalysis, ...]
-    family: Family = field(default_factory=Family)
-    excluded: str = ""
+    Attributes:
+        name: also that of its findings.
+        find: yields what it finds.
+        advice: what to do about that.
+    """
 
-    @cached_property
-    def finished(self) -> list[TrialResult]:
-        """Every finished trial, point by point."""
-        return [r for p in self.points for r in p.measured]
+    name: str
+    find: Callable[[Evidence], Iterator[Finding]]
+    advice: str
 
-    @cached_property
-    def log_times(self) -> list[list[LogTime]]:
-        """The finished trials of each point that have a time."""
-        trial = {r.spec.identity: r for r in self.finished}
-        return [[(trial[s.identity], math.log(s.time_s)) for s in p.samples.values() if s.time_s] for p in self.points]
+    def __call__(self, evidence: Evidence) -> Iterator[Finding]:
+        for finding in self.find(evidence):
+            yield replace(finding, check=self.name, advice=self.advice)
 
 
-LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
+def check(advice: str) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Check]:
+    """Make a function a check of its name."""
+    return lambda find: Check(find.__name__, find, advice)
 
 
-def named(labels: Sequence[str], separator: str = ", ") -> str:
+def named(labels: Sequence[str]) -> str:
     """Return the first few labels, and how many more there are."""
-    return units.listed(labels, MAX_NAMED, separator=separator)
+    return units.listed(labels, MAX_NAMED)
 
 
 def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial") -> str:
@@ -101,28 +107,17 @@ def _were_timed(part: Sequence[object], total: Sequence[object]) -> str:
 # ---- trials: which ones, of what
 
 
-def different_data(evidence: Evidence) -> Iterator[str]:
-    """Trials with other samples than those of the same seed that differ in what should leave the data as it is."""
-    by_work: dict[str, dict[str, list[TrialResult]]] = defaultdict(lambda: defaultdict(list))
-    for result in evidence.finished:
-        splits = result.data.get("splits")
-        stored = splits.values() if isinstance(splits, Mapping) else ()
-        digests = [split["digest"] for split in stored if isinstance(split, Mapping) and "digest" in split]
-        if digests:
-            config = sorted((key, value) for key, value in result.spec.config.items() if key not in OF_EQUAL_WORK)
-            by_work[repr((result.spec.seed, config))][repr(digests)].append(result)
-    others = [result for groups in by_work.values() for group in list(groups.values())[1:] for result in group]
-    if others:
-        text = f"{_share(others, evidence.finished)} had other samples than a trial of the same seed and settings"
-        yield f"{text}: their metrics are of other data."
+@check("They are kept. Run the study with their settings to ask about them again, or give it another name.")
+def other_settings(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.num_excluded:
+        yield Finding(excluded_subject(evidence.num_excluded), (settings_text(evidence.settings),))
 
 
-def other_settings(evidence: Evidence) -> Iterator[str]:
-    if evidence.excluded:
-        yield evidence.excluded
-
-
-def other_code(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Run the study with --fresh, so that all its trials run its present code: trials of two codes "
+    "may differ by the code as much as by the point."
+)
+def other_code(evidence: Evidence) -> Iterator[Finding]:
     """Trials that ran other code than the study has now, or else than the latest one; of their revision, if of two."""
     reference: dict[str, Mapping[str, str]] = {}
     for result in sorted(filter(lambda r: r.code, evidence.finished), key=lambda r: r.started_at):
@@ -137,63 +132,101 @@ def other_code(evidence: Evidence) -> Iterator[str]:
     comparable = [pair for pair in pairs if are_comparable(*pair)]
     changes = [files for pair in comparable if (files := changed_files(*pair))]
     if changes:
-        share, names = _share(changes, comparable), files_text(chain.from_iterable(changes))
+        share, files = _share(changes, comparable), (files_text(chain.from_iterable(changes)),)
         if now:
-            yield f"{share} ran other code than the study has now: {names} changed since."
+            yield Finding(f"{share} ran other code than the study has now", files, ": {} changed since.")
         else:
-            yield f"{share} ran other code than the latest one: {names} changed in between."
+            yield Finding(f"{share} ran other code than the latest one", files, ": {} changed in between.")
 
 
-def baseline_missing(evidence: Evidence) -> Iterator[str]:
+@check("Seed the generator that draws or splits the samples in data(config), and run the study again with --fresh.")
+def different_data(evidence: Evidence) -> Iterator[Finding]:
+    """Trials with other samples than those of the same seed that differ in what should leave the data as it is."""
+    by_work: dict[str, dict[str, list[TrialResult]]] = defaultdict(lambda: defaultdict(list))
+    for result in evidence.finished:
+        splits = result.data.get("splits")
+        stored = splits.values() if isinstance(splits, Mapping) else ()
+        digests = [split["digest"] for split in stored if isinstance(split, Mapping) and "digest" in split]
+        if digests:
+            config = sorted((key, value) for key, value in result.spec.config.items() if key not in OF_EQUAL_WORK)
+            by_work[repr((result.spec.seed, config))][repr(digests)].append(result)
+    others = [result for groups in by_work.values() for group in list(groups.values())[1:] for result in group]
+    if others:
+        subject = f"{_share(others, evidence.finished)} had other samples than a trial of the same seed and settings"
+        yield Finding(subject, form=": their metrics are of other data.")
+
+
+@check(
+    "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
+    "(lr_warmup_steps) or clip gradients (clip_grad_norm)."
+)
+def diverged_trials(evidence: Evidence) -> Iterator[Finding]:
+    every = [r for p in evidence.points for r in p.results]
+    if diverged := [r for r in every if r.state is TrialState.DIVERGED]:
+        labels = [f"{r.spec.label} ({r.reason})" if r.reason else r.spec.label for r in diverged]
+        yield Finding(f"{_share(diverged, every)} diverged", labels)
+
+
+@check(
+    "They count in no time, speedup or recommendation, and are not run again. Use a smaller batch "
+    "(`raypar model fit-batch` finds the largest that fits), accumulation_steps, or a strategy that splits the model."
+)
+def too_large_trials(evidence: Evidence) -> Iterator[Finding]:
+    """Points that need more memory than there is: one of their trials shows it, and the others are not run."""
+    if points := [p for p in evidence.points if p.outcome is TrialState.DOES_NOT_FIT]:
+        first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
+        labels = named([point_label(p.point) for p in points])
+        do_not = TrialState.DOES_NOT_FIT.said_of(len(points))
+        reason = f" ({first.reason})" if first.reason else ""
+        yield Finding(f"{_share(points, evidence.points, 'point')} {do_not}", (labels + reason,))
+
+
+@check(
+    "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
+    "diverged, choose another baseline."
+)
+def baseline_missing(evidence: Evidence) -> Iterator[Finding]:
     question = evidence.question
     timed = {point_key(p.point): p.point for p in evidence.points if p.time_s is not None}
     baselines = [question.baseline_of(point) for point in timed.values()]
     missing = [base for base in baselines if question.baseline and point_key(base) not in timed]
     if missing:
-        labels = named([point_label(base) for base in {point_key(base): base for base in missing}.values()])
+        labels = [point_label(base) for base in {point_key(base): base for base in missing}.values()]
         num_points = units.counted(len(missing), "point")
-        yield f"{num_points} without a speedup: no timed trial of the baseline {labels}."
+        yield Finding(f"{num_points} without a speedup", labels, ": no timed trial of the baseline {}.")
 
 
-def diverged_trials(evidence: Evidence) -> Iterator[str]:
-    every = [r for p in evidence.points for r in p.results]
-    if diverged := [r for r in every if r.state is TrialState.DIVERGED]:
-        labels = [f"{r.spec.label} ({r.reason})" if r.reason else r.spec.label for r in diverged]
-        yield f"{_share(diverged, every)} diverged: {named(labels)}."
-
-
-def too_large_trials(evidence: Evidence) -> Iterator[str]:
-    """Points that need more memory than there is: one of their trials shows it, and the others are not run."""
-    if points := [p for p in evidence.points if p.outcome is TrialState.DOES_NOT_FIT]:
-        first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
-        others = f" ({first.reason})" if first.reason else ""
-        labels = [point_label(p.point) for p in points]
-        do_not = TrialState.DOES_NOT_FIT.said_of(len(points))
-        yield f"{_share(points, evidence.points, 'point')} {do_not}: {named(labels)}{others}."
-
-
-def failed_trials(evidence: Evidence) -> Iterator[str]:
+@check("See the log; once the cause is fixed, run the study again: finished trials are kept.")
+def failed_trials(evidence: Evidence) -> Iterator[Finding]:
     failed = [r for p in evidence.points for r in p.results if r.state is TrialState.FAILED]
     if failed:
         first = failed[0]
         num_skipped = sum(r.failure is not None and r.failure.kind is FailureKind.SKIPPED for r in failed)
-        text = f"{units.counted(len(failed) - num_skipped, 'trial')} failed"
-        text += f", {units.count(num_skipped)} not run; " if num_skipped else "; "
-        text += first.spec.label
+        subject = f"{units.counted(len(failed) - num_skipped, 'trial')} failed"
+        subject += f", {units.count(num_skipped)} not run" if num_skipped else ""
+        reason = f": {first.reason}" if first.reason else "."
         log = f" (log: {first.failure.log_path})" if first.failure and first.failure.log_path else ""
-        yield f"{text}: {first.reason}{log}" if first.reason else f"{text}.{log}"
+        yield Finding(subject, (f"{first.spec.label}{reason}{log}",), "; {}")
 
 
-def stalled(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Look for a cut network link, a suspended process or a full disk at that time. Metrics of these trials "
+    "count; add repeats to replace their times."
+)
+def stalled(evidence: Evidence) -> Iterator[Finding]:
     """Trials that stood still within a step, whose times `raypar.analysis.question.collect` excludes."""
     trials = [r for r in evidence.finished if r.conditions.stalls_s]
     if trials:
         labels = [f"{r.spec.label} ({' + '.join(map(units.seconds, r.conditions.stalls_s))})" for r in trials]
-        share = _share(trials, evidence.finished)
-        yield f"{share} stalled within a step, {named(labels)}: excluded from times and speedups."
+        subject = f"{_share(trials, evidence.finished)} stalled within a step"
+        yield Finding(subject, labels, ", {}: excluded from times and speedups.")
 
 
-def includes_start_up(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Call raypar.step() after each training step, or hand model and data to Workload(model=…, "
+    "data=…): then the steps alone are timed. Else make trials long against their start."
+)
+def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     if evidence.time_metric != WALL_TIME or not any(p.time_s for p in evidence.points):
         return
     works = dict.fromkeys(r.timed_work for r in evidence.finished)
@@ -201,30 +234,31 @@ def includes_start_up(evidence: Evidence) -> Iterator[str]:
     if None not in works and len(works) > 1:
         laps = named([*map(str, works)])
         why = f"what lies between the reports of the training code is not the same work everywhere ({laps})"
-    yield (
-        "Times are of whole trials, from launch to exit: process start, imports, data loading, evaluation and reports "
-        f"are in them, because {why}. A speedup of the training steps alone may differ."
+    yield Finding(
+        "Times are of whole trials, from launch to exit",
+        (why,),
+        ": process start, imports, data loading, evaluation and reports are in them, because {}. A speedup of the "
+        "training steps alone may differ.",
     )
 
 
-def reported_steps(evidence: Evidence) -> Iterator[str]:
+@check("Let the code do in each step, or between two reports, what is to be compared, and nothing else.")
+def reported_steps(evidence: Evidence) -> Iterator[Finding]:
     """Steps that are timed as the training code reports them."""
     works = list(dict.fromkeys(str(r.timed_work) for r in evidence.finished if r.timed_work))
     if evidence.time_metric == WALL_TIME or not works:
         return
     if works == ["raypar.step"]:
-        yield (
-            "Times are of what the training code does between two calls of raypar.step; the first step of each trial "
-            "counts as an average one."
-        )
+        subject = "Times are of what the training code does between two calls of raypar.step"
+        yield Finding(subject, form="; the first step of each trial counts as an average one.")
     else:
-        yield (
-            f"Times are of what the training code does between two of its reports, {named(works)} in every trial; what "
-            "comes before the first of these reports and after the last is not counted."
-        )
+        subject = f"Times are of what the training code does between two of its reports, {named(works)} in every trial"
+        note = "; what comes before the first of these reports and after the last is not counted."
+        yield Finding(subject, form=note)
 
 
-def unproven_work(evidence: Evidence) -> Iterator[str]:
+@check("Check that every point trains on as many samples; let the code report its loss, so that it can be compared.")
+def unproven_work(evidence: Evidence) -> Iterator[Finding]:
     """Training code that raypar can't instrument: whether its points do equal work shows in their losses at most."""
     foreign = [p for p in evidence.points if any(r.is_foreign for r in p.measured)]
     if len(foreign) < 2:
@@ -237,17 +271,19 @@ def unproven_work(evidence: Evidence) -> Iterator[str]:
         if values and all(map(math.isfinite, values)):
             rest = point_key({k: v for k, v in p.point.items() if k not in OF_EQUAL_WORK})
             alike.setdefault(rest, {})[point_label(p.point)] = values
-    text = "Equal work of the points is not proven: raypar can't instrument this training code."
+    subject = "Equal work of the points is not proven"
+    why = ": raypar can't instrument this training code."
     gaps = [_gap(group) for group in alike.values() if len(group) > 1]
     if not gaps:
-        yield text
+        yield Finding(subject, form=why)
         return
     gap, low, high = max(gaps)
     medians = {label: float(np.median(values)) for group in alike.values() for label, values in group.items()}
     if gap > 1:
-        yield f"{text} Their last {key} differs: {medians[low]:.4g} ({low}) to {medians[high]:.4g} ({high})."
+        ends = f"{key} differs: {medians[low]:.4g} ({low}) to {medians[high]:.4g} ({high})"
     else:
-        yield f"{text} Their last {key} agrees: {medians[low]:.4g} to {medians[high]:.4g}."
+        ends = f"{key} agrees: {medians[low]:.4g} to {medians[high]:.4g}"
+    yield Finding(subject, (ends,), why + " Their last {}.")
 
 
 def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
@@ -262,7 +298,8 @@ def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
 # ---- machines
 
 
-def mixed_hardware(evidence: Evidence) -> Iterator[str]:
+@check("Run the study on machines of one kind: else times say as much about the hardware as about the point.")
+def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
     """Trials on one kind of device that met different models of it, or that each ran on one node, but on unlike ones.
 
     Nodes are alike that have CPUs of one model and as many cores; what isn't known of a node is not taken to be alike.
@@ -275,13 +312,12 @@ def mixed_hardware(evidence: Evidence) -> Iterator[str]:
         for key, what in (("device_name", "devices"), ("cpu_model", "CPU models")):
             models = {name for r in results for name in r.conditions.names(key)}
             if len(models) > 1:
-                yield f"Trials ran on different {what}: {named(sorted(models))}."
-        if unlike := _unlike_nodes(results):
-            yield f"Trials ran on {unlike}."
+                yield Finding(f"Trials ran on different {what}", sorted(models))
+        yield from _unlike_nodes(results)
 
 
-def _unlike_nodes(results: Sequence[TrialResult]) -> str:
-    """Return how the nodes differ that trials had to themselves; empty where they are alike, or only their CPU models
+def _unlike_nodes(results: Sequence[TrialResult]) -> Iterator[Finding]:
+    """Yield how the nodes differ that trials had to themselves; nothing where they are alike, or only their CPU models
     differ, which is a finding by itself."""
     models: defaultdict[str, set[str]] = defaultdict(set)
     cores: defaultdict[str, set[int]] = defaultdict(set)
@@ -291,57 +327,70 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> str:
             models[node].update(result.conditions.names("cpu_model"))
             cores[node].update(result.conditions.of_ranks("num_node_cores"))
     if len(models) < 2:
-        return ""
+        return
     if not all(models.values()) or not all(cores.values()):
-        return f"different nodes: {named(sorted(models))}"
-    if len(set().union(*cores.values())) == 1:
-        return ""
-    sizes = [f"{node} ({units.counted(max(cores[node]), 'core')})" for node in sorted(cores)]
-    return f"nodes of different sizes: {named(sizes)}"
+        yield Finding("Trials ran on different nodes", sorted(models))
+    elif len(set().union(*cores.values())) > 1:
+        sizes = [f"{node} ({units.counted(max(cores[node]), 'core')})" for node in sorted(cores)]
+        yield Finding("Trials ran on nodes of different sizes", sizes)
 
 
-def resumed(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run "
+    "the study with --fresh where that matters."
+)
+def resumed(evidence: Evidence) -> Iterator[Finding]:
     """Trials whose times are of more than one attempt."""
     labels = [r.spec.label for r in evidence.finished if any(r.conditions.of_ranks("resumed_at_epoch"))]
     if labels:
-        yield f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure: {named(labels)}."
+        yield Finding(f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure", labels)
 
 
-def retried(evidence: Evidence) -> Iterator[str]:
+@check("Their times are of the last attempt alone, which may have had other machines than the first.")
+def retried(evidence: Evidence) -> Iterator[Finding]:
     """Trials that were started again and began from scratch."""
     results = [r for r in evidence.finished if r.attempts > 1 and not any(r.conditions.of_ranks("resumed_at_epoch"))]
     if results:
         labels = [f"{r.spec.label} (attempt {r.attempts})" for r in results]
-        yield f"{_share(results, evidence.finished)} finished after a failure and a retry: {named(labels)}."
+        yield Finding(f"{_share(results, evidence.finished)} finished after a failure and a retry", labels)
 
 
-def shared_cores(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
+    "about, and onto each other's cores."
+)
+def shared_cores(evidence: Evidence) -> Iterator[Finding]:
     """Trials of which a rank's list of cores is empty; unknown counts as no."""
     unpinned = [r for r in evidence.finished if () in r.conditions.of_ranks("cores")]
     if unpinned:
-        yield f"{_share(unpinned, evidence.finished)} had no cores of their own."
+        yield Finding(f"{_share(unpinned, evidence.finished)} had no cores of their own")
 
 
-def side_by_side(evidence: Evidence) -> Iterator[str]:
+@check("Run one study at a time, without --share-machine. Then run this one again with --fresh.")
+def shared_with_studies(evidence: Evidence) -> Iterator[Finding]:
+    """Trials beside those of another study on the same machine."""
+    if others := [r.conditions.shared_with for r in evidence.finished if r.conditions.shared_with]:
+        subject = f"{_share(others, evidence.finished)} shared their machine with other studies"
+        yield Finding(subject, sorted({*others}))
+
+
+@check("Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.")
+def side_by_side(evidence: Evidence) -> Iterator[Finding]:
     """Trials beside which others of the study ran on the same machine."""
     if counts := [number for r in evidence.finished if (number := r.conditions.num_sharing)]:
-        text = f"{_share(counts, evidence.finished)} shared a machine, its memory and clock"
-        yield f"{text} with others of the study (up to {max(counts)} at a time)."
+        share = _share(counts, evidence.finished)
+        subject = f"{share} shared a machine, its memory and clock with others of the study"
+        yield Finding(subject, (f"up to {max(counts)} at a time",), " ({}).")
 
 
-def shared_network(evidence: Evidence) -> Iterator[str]:
+@check("Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.")
+def shared_network(evidence: Evidence) -> Iterator[Finding]:
     """Trials over several machines beside others over several machines: those on one machine send nothing."""
     spread = [r for r in evidence.finished if len(set(r.conditions.node)) > 1]
     if counts := [number for r in spread if (number := r.conditions.num_sharing_network)]:
-        others = f"others of the study over several machines (up to {max(counts)} at a time)"
-        yield f"{_share(counts, spread)} over several machines shared the network with {others}."
-
-
-def shared_with_studies(evidence: Evidence) -> Iterator[str]:
-    """Trials beside those of another study on the same machine."""
-    if others := [r.conditions.shared_with for r in evidence.finished if r.conditions.shared_with]:
-        share = _share(others, evidence.finished)
-        yield f"{share} shared their machine with other studies: {named(sorted({*others}))}."
+        of_those = f"{_share(counts, spread)} over several machines"
+        subject = f"{of_those} shared the network with others of the study over several machines"
+        yield Finding(subject, (f"up to {max(counts)} at a time",), " ({}).")
 
 
 # ---- load while trials were timed
@@ -349,10 +398,14 @@ def shared_with_studies(evidence: Evidence) -> Iterator[str]:
 MAX_CLOCK_CHANGE = 0.05
 
 
-def other_load(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "
+    "much about the neighbours. Then run it again with --fresh."
+)
+def other_load(evidence: Evidence) -> Iterator[Finding]:
     """Others' work that took the trials' cores, or kept a good part of the machine busy."""
     # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
-    if not (disturbed := _disturbing(evidence.finished)):
+    if not (disturbed := disturbing_loads(evidence.finished)):
         return
     worst = []
     if taken := max((load.taken for load in disturbed if load.taken is not None), default=0.0):
@@ -360,11 +413,12 @@ def other_load(evidence: Evidence) -> Iterator[str]:
     most = max(disturbed, key=lambda load: load.busy)
     if most.busy:
         worst.append(f"it kept {most.busy_cores:.1f} of a machine's {units.counted(most.num_cores, 'core')} busy")
-    were_timed = _were_timed(disturbed, evidence.finished)
-    yield f"Other work ran while {were_timed}; at worst {' and '.join(worst)}."
+    subject = f"Other work ran while {_were_timed(disturbed, evidence.finished)}"
+    yield Finding(subject, (" and ".join(worst),), "; at worst {}.")
 
 
-def raypar_load(evidence: Evidence) -> Iterator[str]:
+@check("Leave cores to them: trials that use every core of a machine are slowed down by as much.")
+def raypar_load(evidence: Evidence) -> Iterator[Finding]:
     """The study's own driver and its Ray, where they kept a good part of a machine busy in most trials."""
     shares = []
     for result in evidence.finished:
@@ -377,32 +431,14 @@ def raypar_load(evidence: Evidence) -> Iterator[str]:
     busy = [share for share in shares if share > MAX_BUSY]
     if 2 * len(busy) > len(shares):
         most = units.percent(max(busy))
-        yield f"Up to {most} of the cores ran raypar and Ray themselves while {_were_timed(busy, shares)}."
+        yield Finding(f"Up to {most} of the cores ran raypar and Ray themselves while {_were_timed(busy, shares)}")
 
 
-def _disturbing(finished: Sequence[TrialResult]) -> list[Load]:
-    return [load for result in finished if (load := disturbing_load(result)) is not None]
-
-
-def doubt_of(question: Question, finished: Sequence[TrialResult]) -> str:
-    """Return why times of a study show nothing: most of its trials were disturbed much. Empty where they were not.
-
-    A search asks for the best metric: it has none. Of two revisions load meets both alike, as their trials alternate
-    in random order: it widens the intervals, and that is all.
-    """
-    return "" if question.is_search or REVISION in question.baseline else doubt_of_times(finished)
-
-
-def doubt_of_times(finished: Sequence[TrialResult]) -> str:
-    """Return why times show nothing, whatever was asked: most of the trials were disturbed much. Empty otherwise."""
-    disturbed = [load for load in _disturbing(finished) if load.share_of_cores > MAX_TRUSTED]
-    if 2 * len(disturbed) <= len(finished):
-        return ""
-    most = units.percent(max(load.share_of_cores for load in disturbed))
-    return f"other processes used up to {most} of the cores in {_share(disturbed, finished)}"
-
-
-def too_many_threads(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, "
+    "and on one core each keeps the other from running."
+)
+def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
     crowded = [
         (rank.num_threads, len(rank.cores))
         for r in evidence.finished
@@ -411,52 +447,68 @@ def too_many_threads(evidence: Evidence) -> Iterator[str]:
     ]
     if crowded:
         threads, num_cores = max(crowded, key=lambda pair: pair[0] / pair[1])
-        text = f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(num_cores, 'core')}"
-        yield f"{text}: that can be many times slower than one thread a core."
+        subject = f"A worker had {units.counted(threads, 'torch thread')} on {units.counted(num_cores, 'core')}"
+        yield Finding(subject, form=": that can be many times slower than one thread a core.")
 
 
-def throttled(evidence: Evidence) -> Iterator[str]:
+@check("Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with --fresh.")
+def throttled(evidence: Evidence) -> Iterator[Finding]:
     """Cores that slowed down for their heat."""
     counts = [sum(r.conditions.of_ranks("throttles")) for r in evidence.finished]
     if hot := [count for count in counts if count > 0]:
-        times = units.counted(round(max(hot)), "time")
-        yield f"Cores became too hot and slowed down while {_were_timed(hot, counts)} (up to {times} in one)."
+        subject = f"Cores became too hot and slowed down while {_were_timed(hot, counts)}"
+        yield Finding(subject, (f"up to {units.counted(round(max(hot)), 'time')} in one",), " ({}).")
 
 
-def clock_changes(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many "
+    "cores work, or on how warm they are, goes into every speedup."
+)
+def clock_changes(evidence: Evidence) -> Iterator[Finding]:
     """Clocks that ran slower or faster at a trial's end than at its beginning, or in one trial than in another."""
-    if worst := _worst_clock_change(evidence.finished, "cpu"):
-        yield f"The cores' clock was another at the end than at the beginning of {worst}."
+    yield from _clock_change_within(evidence.finished, "cpu", "The cores' clock")
     if clocks := _unlike_clocks(evidence.finished, "cpu"):
-        yield f"The cores' clock was another in some trials than in others: {clocks.text}."
+        yield Finding("The cores' clock was another in some trials than in others", (clocks.text,))
 
 
-def gpu_throttled(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Cool the GPUs, or fix their clock at a frequency that they can hold (nvidia-smi -lgc); then run "
+    "the study again with --fresh."
+)
+def gpu_throttled(evidence: Evidence) -> Iterator[Finding]:
     """GPUs that slowed down for their heat or at a power brake; at the limit of their power they usually are."""
     counts = [sum(r.conditions.of_ranks("gpu_slowdowns")) for r in evidence.finished]
     if slowed := [count for count in counts if count > 0]:
         celsius = [c for r in evidence.finished for c in r.conditions.of_ranks("gpu_celsius")]
-        heat = f" (up to {max(celsius):.0f} °C)" if celsius else ""
-        yield f"GPUs slowed down for heat or a power brake while {_were_timed(slowed, counts)}{heat}."
+        heat = (f"up to {max(celsius):.0f} °C",) if celsius else ()
+        subject = f"GPUs slowed down for heat or a power brake while {_were_timed(slowed, counts)}"
+        yield Finding(subject, heat, " ({})." if heat else ".")
 
 
-def gpu_clock_changes(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Fix the GPU's clock at a frequency that it holds under this load (nvidia-smi -lgc): a boost "
+    "that depends on how warm it is goes into every speedup."
+)
+def gpu_clock_changes(evidence: Evidence) -> Iterator[Finding]:
     """GPU clocks that changed within a trial or between trials of one point: other points may load a GPU otherwise,
     and at the limit of its power its clock goes by the load."""
-    if worst := _worst_clock_change(evidence.finished, "gpu"):
-        yield f"The GPU's clock was another at the end than at the beginning of {worst}."
+    yield from _clock_change_within(evidence.finished, "gpu", "The GPU's clock")
     unlike = [clocks for p in evidence.points if (clocks := _unlike_clocks(p.measured, "gpu"))]
     if unlike:
         widest = max(unlike, key=lambda clocks: clocks.ratio)
-        yield f"The GPU's clock was another in some trials of a point than in others: {widest.text}."
+        yield Finding("The GPU's clock was another in some trials of a point than in others", (widest.text,))
 
 
-def gpu_shared(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Leave the GPU to the study: `nvidia-smi` lists the processes, and those that compute slow trials "
+    "down. Then run it again with --fresh."
+)
+def gpu_shared(evidence: Evidence) -> Iterator[Finding]:
     """Processes of others on a trial's GPU, as far as NVML shows them."""
     counts = [r.conditions.largest("gpu_other_processes") or 0 for r in evidence.finished]
     if others := [count for count in counts if count > 0]:
         most = f"up to {units.count(round(max(others)))} at a time"
-        yield f"Other processes were on the GPU while {_were_timed(others, counts)} ({most})."
+        yield Finding(f"Other processes were on the GPU while {_were_timed(others, counts)}", (most,), " ({}).")
 
 
 class _UnlikeClocks(NamedTuple):
@@ -482,13 +534,12 @@ def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks
     return _UnlikeClocks(fastest / slowest if slowest else math.inf, both)
 
 
-def _worst_clock_change(finished: Sequence[TrialResult], device: str) -> str:
-    """Return the share of the trials within which the clock of a device changed, with the worst; empty: none."""
-    within = [(c, r) for r in finished if abs(c := _clock_change(r, device)) > MAX_CLOCK_CHANGE]
-    if not within:
-        return ""
-    change, result = max(within, key=lambda pair: abs(pair[0]))
-    return f"{_share(within, finished)}: by up to {_changed(-change)} ({result.spec.label})"
+def _clock_change_within(finished: Sequence[TrialResult], device: str, clock: str) -> Iterator[Finding]:
+    """Yield the share of the trials within which the clock of a device changed, with the worst."""
+    if within := [(c, r) for r in finished if abs(c := _clock_change(r, device)) > MAX_CLOCK_CHANGE]:
+        change, result = max(within, key=lambda pair: abs(pair[0]))
+        subject = f"{clock} was another at the end than at the beginning of {_share(within, finished)}"
+        yield Finding(subject, (f"{_changed(-change)} ({result.spec.label})",), ": by up to {}.")
 
 
 def _clock_change(result: TrialResult, device: str) -> float:
@@ -504,7 +555,8 @@ def _clock_change(result: TrialResult, device: str) -> float:
 MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
 
 
-def unequal_work(evidence: Evidence) -> Iterator[str]:
+@check("Give num_samples a multiple of every batch size, so that all points train on the same samples.")
+def unequal_work(evidence: Evidence) -> Iterator[Finding]:
     """Points that trained on another number of samples than their baseline, unless that is what was asked."""
     question = evidence.question
     if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
@@ -517,13 +569,15 @@ def unequal_work(evidence: Evidence) -> Iterator[str]:
             numbers = " against ".join(units.count(round(number)) for number in pair if number is not None)
             unequal.append(f"{point_label(p.point)} ({numbers})")
     if unequal:
-        yield (
-            f"{units.counted(len(unequal), 'point')} trained on other numbers of samples than the baseline: "
-            f"{named(unequal)}. Speedups there are of rates, not of times."
-        )
+        subject = f"{units.counted(len(unequal), 'point')} trained on other numbers of samples than the baseline"
+        yield Finding(subject, unequal, ": {}. Speedups there are of rates, not of times.")
 
 
-def batch_norm_in_parts(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Compare times, and losses only at one number of parts; or use a normalisation that doesn't "
+    "depend on the batch (torch.nn.GroupNorm, LayerNorm), or on GPUs torch.nn.SyncBatchNorm."
+)
+def batch_norm_in_parts(evidence: Evidence) -> Iterator[Finding]:
     """Points whose batches go through batch norm in different numbers of parts: their losses are not comparable."""
     parts: dict[int, str] = {}  # a point of each number
     for p in evidence.points:
@@ -532,32 +586,44 @@ def batch_norm_in_parts(evidence: Evidence) -> Iterator[str]:
                 parts.setdefault(number, point_label(p.point))
     if len(parts) > 1:
         labels = [f"{units.counted(number, 'part')} at {parts[number]}" for number in sorted(parts)]
-        yield f"Batch norm normalises over each part of a batch by itself, so that losses differ: {named(labels)}."
+        yield Finding("Batch norm normalises over each part of a batch by itself, so that losses differ", labels)
 
 
-def without_gradient(evidence: Evidence) -> Iterator[str]:
+@check(
+    "DDP's find_unused_parameters costs that, and one worker doesn't pay it. Remove or freeze these "
+    "parameters (requires_grad_(False)), or set static_graph=True where each step uses the same ones."
+)
+def without_gradient(evidence: Evidence) -> Iterator[Finding]:
     """Trials whose DDP looks through the graph in each step for parameters without a gradient."""
     searched = [r for r in evidence.finished if any(r.conditions.of_ranks("finds_unused"))]
     names = dict.fromkeys(name for r in searched for of in r.conditions.of_ranks("without_gradient") for name in of)
     if searched:
         share = _share(searched, evidence.finished)
         extra = "traversed the graph once more in each step, for parameters without a gradient"
-        yield f"{share} {extra}: {named([*names])}."
+        yield Finding(f"{share} {extra}", [*names])
 
 
-def metric_differs(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Don't read the speedup as time saved for the same result; compare the time to a target, or tune "
+    "lr for each number of workers."
+)
+def metric_differs(evidence: Evidence) -> Iterator[Finding]:
     """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
     name = evidence.question.metric
     different = [
-        f"{evidence.question.judged_by.show_change(each.change)} at {point_label(each.point.point)}"
+        f"{evidence.question.judged_by.show_change(change)} at {point_label(each.point.point)}"
         for each in worker_metrics(evidence.question, evidence.points, evidence.family)
-        if each.verdict is Equivalence.DIFFERENT
+        if each.comparison.differs and (change := each.comparison.estimate)
     ]
     if different:
-        yield f"{name} differs between numbers of workers: {named(different)}."
+        yield Finding(f"{name} differs between numbers of workers", different)
 
 
-def more_than_linear(evidence: Evidence) -> Iterator[str]:
+@check(
+    "See whether the baseline was disturbed (its steps' times, other load) or does more work; else "
+    "say why: each worker's share of data or model fits its caches, or the baseline had too little memory bandwidth."
+)
+def more_than_linear(evidence: Evidence) -> Iterator[Finding]:
     """Speedups by workers alone that are larger, with all of their interval, than workers were added."""
     if evidence.question.compared_keys() != ("num_workers",):
         return
@@ -567,8 +633,8 @@ def more_than_linear(evidence: Evidence) -> Iterator[str]:
         if p.speedup and p.efficiency and p.efficiency.low is not None and p.efficiency.low > 1 + MIN_EXCESS
     ]
     if larger:
-        text = f"{units.counted(len(larger), 'speedup')} significantly larger than the number of workers accounts for"
-        yield f"{text}: {named(larger)}."
+        num_larger = units.counted(len(larger), "speedup")
+        yield Finding(f"{num_larger} significantly larger than the number of workers accounts for", larger)
 
 
 # ---- steadiness over time
@@ -633,17 +699,24 @@ def _kendall_p_value(score: float, size: int) -> float:
     return min(1.0, 2 * float(np.sum(shares[: int((num_pairs - abs(score)) // 2) + 1])))
 
 
-def drift_over_study(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep "
+    "others off the machine, let it settle, and run the study again."
+)
+def drift_over_study(evidence: Evidence) -> Iterator[Finding]:
     """Trend of the times over the study's blocks."""
     trend = trend_of({repeat: math.log(t) for repeat, t in p.times.items()} for p in evidence.points)
     if trend is not None and trend.p_value < TREND_ERROR and abs(trend.change) >= MIN_DRIFT:
-        yield (
-            f"Trials of the same point became {_changed(trend.change)} from the study's first block to its last "
-            f"(Kendall's tau {trend.tau:.2f} over {trend.num_blocks} blocks)."
-        )
+        became = f"Trials of the same point became {_changed(trend.change)}"
+        tau = f"Kendall's tau {trend.tau:.2f} over {trend.num_blocks} blocks"
+        yield Finding(f"{became} from the study's first block to its last", (tau,), " ({}).")
 
 
-def drift_in_trials(evidence: Evidence) -> Iterator[str]:
+@check(
+    "Where steps become slower, fix the clock's frequency or cool the machine; where they become "
+    "faster, raise num_warmup_steps."
+)
+def drift_in_trials(evidence: Evidence) -> Iterator[Finding]:
     """Steps at the end of trials that take longer than at their beginning: a clock that falls with the temperature."""
     # By the reports' rates, not by step times, which a store doesn't give with its results.
     slowdowns = [change for r, _ in chain(*evidence.log_times) if (change := _slowdown(r)) is not None]
@@ -652,8 +725,8 @@ def drift_in_trials(evidence: Evidence) -> Iterator[str]:
     estimate = median_estimate(slowdowns, log_scale=False, level=1 - TREND_ERROR)
     change = math.expm1(estimate.value)
     if estimate.excludes(0.0) and abs(change) >= MIN_DRIFT:
-        trial_count = units.counted(len(slowdowns), "trial")
-        yield f"Steps became {_changed(change)} from the first third of a trial to its last (median of {trial_count})."
+        subject = f"Steps became {_changed(change)} from the first third of a trial to its last"
+        yield Finding(subject, (f"median of {units.counted(len(slowdowns), 'trial')}",), " ({}).")
 
 
 def _slowdown(result: TrialResult) -> float | None:
@@ -665,11 +738,12 @@ def _slowdown(result: TrialResult) -> float | None:
     return math.log(float(np.median(rates[:third])) / float(np.median(rates[-third:])))
 
 
-def slow_first_trial(evidence: Evidence) -> Iterator[str]:
+@check("Its time is in the numbers: a median withstands one such trial, but few repeats feel it.")
+def slow_first_trial(evidence: Evidence) -> Iterator[Finding]:
     """First trial of the study that took far longer than the others of its point."""
     if (slow := _slow_first(evidence)) is not None:
-        text = f"The study's first trial took {units.percent(math.expm1(slow[1]))} longer"
-        yield f"{text} than the median of its point's others ({slow[0].spec.label})."
+        longer = f"The study's first trial took {units.percent(math.expm1(slow[1]))} longer"
+        yield Finding(f"{longer} than the median of its point's others", (slow[0].spec.label,), " ({}).")
 
 
 def _slow_first(evidence: Evidence) -> LogTime | None:
@@ -687,7 +761,8 @@ def _slow_first(evidence: Evidence) -> LogTime | None:
     return (first, excess) if excess > max(OUTLYING_SCALES * scale, math.log1p(MIN_OUTLYING)) else None
 
 
-def outliers(evidence: Evidence) -> Iterator[str]:
+@check("They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.")
+def outliers(evidence: Evidence) -> Iterator[Finding]:
     """Trials far from the median of their point, by what trials of a point differ from each other. None is dropped."""
     groups, slow_first = evidence.log_times, _slow_first(evidence)
     pooled = _scale(groups)
@@ -707,7 +782,7 @@ def outliers(evidence: Evidence) -> Iterator[str]:
     if outlying:
         verb = "is" if len(outlying) == 1 else "are"
         share = _share(outlying, list(chain(*groups)))
-        yield f"{share} {verb} far from the median of {'its' if verb == 'is' else 'their'} point: {named(outlying)}."
+        yield Finding(f"{share} {verb} far from the median of {'its' if verb == 'is' else 'their'} point", outlying)
 
 
 def _scale(groups: Iterable[Sequence[LogTime]]) -> float | None:
@@ -726,16 +801,19 @@ MIN_REPEATS = 5
 MIN_TIME_S = 1.0
 
 
-def short_times(evidence: Evidence) -> Iterator[str]:
+@check("Raise epochs or num_samples, so that a trial trains for some seconds.")
+def short_times(evidence: Evidence) -> Iterator[Finding]:
     timed = [(p.time_s.value, p.point) for p in evidence.points if p.time_s]
     short = [entry for entry in timed if entry[0] < MIN_TIME_S]
     if short:
         value, point = min(short, key=itemgetter(0))
-        text = f"{_share(short, timed, 'point')} took less than {MIN_TIME_S:g} s"
-        yield f"{text} ({point_label(point)}: {units.seconds(value)}): start and end effects weigh in."
+        subject = f"{_share(short, timed, 'point')} took less than {MIN_TIME_S:g} s"
+        least = f"{point_label(point)}: {units.seconds(value)}"
+        yield Finding(subject, (least,), " ({}): start and end effects weigh in.")
 
 
-def few_repeats(evidence: Evidence) -> Iterator[str]:
+@check(f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept.")
+def few_repeats(evidence: Evidence) -> Iterator[Finding]:
     counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
     question = evidence.question
     if question.is_search or question.max_repeats is not None or not counts or (fewest := min(counts)) >= MIN_REPEATS:
@@ -743,18 +821,16 @@ def few_repeats(evidence: Evidence) -> Iterator[str]:
     where = "" if fewest == max(counts) else " at the least"
     wide = "the intervals are wide and assume log-normal times"
     what = "no intervals, and nothing is confirmed" if fewest == 1 else wide
-    yield f"{units.counted(fewest, 'repeat')} a point{where}: {what}."
+    yield Finding(f"{units.counted(fewest, 'repeat')} a point{where}", (what,))
 
 
-def not_separated(evidence: Evidence) -> Iterator[str]:
+@check("More repeats narrow the intervals; longer trials steady the times.")
+def not_separated(evidence: Evidence) -> Iterator[Finding]:
     speedups = [(p.point, p.speedup) for p in evidence.points if p.speedup and not p.is_baseline]
-    question = evidence.question
-    margin = question.margin if question.max_repeats is not None else 0.0
-    settled = [(point, s.excludes(1.0) or is_equivalent(s, margin)) for point, s in speedups if s.low is not None]
-    compared = [(point_label(point), is_settled) for point, is_settled in settled]
-    tied = [label for label, is_apart in compared if not is_apart]
+    compared = [(p, against_baseline(evidence.question, s)) for p, s in speedups if s.low is not None]
+    tied = [point_label(point) for point, comparison in compared if not comparison.is_settled]
     if tied:
-        yield f"{_share(tied, compared, 'speedup')} inconclusive: {named(tied)}."
+        yield Finding(f"{_share(tied, compared, 'speedup')} inconclusive", tied)
 
 
 # ---- shared by several checks
@@ -764,82 +840,10 @@ def _changed(change: float) -> str:
     return f"{units.percent(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
-class Check(Protocol):
-    """Check of a study's measurements; it yields one sentence for each thing that it finds."""
-
-    __name__: str
-
-    def __call__(self, evidence: Evidence, /) -> Iterator[str]: ...
-
-
-# Each check with its advice: what to do about a finding.
-CHECKS: dict[Check, str] = {
-    other_settings: "They are kept. Run the study with their settings to ask about them again, or give it another "
-    "name.",
-    other_code: "Run the study with --fresh, so that all its trials run its present code: trials of two codes "
-    "may differ by the code as much as by the point.",
-    different_data: "Seed the generator that draws or splits the samples in data(config), and run the study again with "
-    "--fresh.",
-    diverged_trials: "They count in no time, speedup or recommendation, and are not run again. Lower lr, warm it up "
-    "(lr_warmup_steps) or clip gradients (clip_grad_norm).",
-    too_large_trials: "They count in no time, speedup or recommendation, and are not run again. Use a smaller batch "
-    "(`raypar model fit-batch` finds the largest that fits), accumulation_steps, or a strategy that splits the model.",
-    baseline_missing: "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
-    "diverged, choose another baseline.",
-    failed_trials: "See the log; once the cause is fixed, run the study again: finished trials are kept.",
-    stalled: "Look for a cut network link, a suspended process or a full disk at that time. Metrics of these trials "
-    "count; add repeats to replace their times.",
-    includes_start_up: "Call raypar.step() after each training step, or hand model and data to Workload(model=…, "
-    "data=…): then the steps alone are timed. Else make trials long against their start.",
-    reported_steps: "Let the code do in each step, or between two reports, what is to be compared, and nothing else.",
-    unproven_work: "Check that every point trains on as many samples; let the code report its loss, so that it can be "
-    "compared.",
-    mixed_hardware: "Run the study on machines of one kind: else times say as much about the hardware as about the "
-    "point.",
-    resumed: "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run "
-    "the study with --fresh where that matters.",
-    retried: "Their times are of the last attempt alone, which may have had other machines than the first.",
-    shared_cores: "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
-    "about, and onto each other's cores.",
-    shared_with_studies: "Run one study at a time, without --share-machine. Then run this one again with --fresh.",
-    side_by_side: "Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.",
-    shared_network: "Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.",
-    other_load: "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "
-    "much about the neighbours. Then run it again with --fresh.",
-    raypar_load: "Leave cores to them: trials that use every core of a machine are slowed down by as much.",
-    too_many_threads: "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, "
-    "and on one core each keeps the other from running.",
-    throttled: "Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with "
-    "--fresh.",
-    clock_changes: "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many "
-    "cores work, or on how warm they are, goes into every speedup.",
-    gpu_throttled: "Cool the GPUs, or fix their clock at a frequency that they can hold (nvidia-smi -lgc); then run "
-    "the study again with --fresh.",
-    gpu_clock_changes: "Fix the GPU's clock at a frequency that it holds under this load (nvidia-smi -lgc): a boost "
-    "that depends on how warm it is goes into every speedup.",
-    gpu_shared: "Leave the GPU to the study: `nvidia-smi` lists the processes, and those that compute slow trials "
-    "down. Then run it again with --fresh.",
-    unequal_work: "Give num_samples a multiple of every batch size, so that all points train on the same samples.",
-    batch_norm_in_parts: "Compare times, and losses only at one number of parts; or use a normalisation that doesn't "
-    "depend on the batch (torch.nn.GroupNorm, LayerNorm), or on GPUs torch.nn.SyncBatchNorm.",
-    without_gradient: "DDP's find_unused_parameters costs that, and one worker doesn't pay it. Remove or freeze these "
-    "parameters (requires_grad_(False)), or set static_graph=True where each step uses the same ones.",
-    metric_differs: "Don't read the speedup as time saved for the same result; compare the time to a target, or tune "
-    "lr for each number of workers.",
-    more_than_linear: "See whether the baseline was disturbed (its steps' times, other load) or does more work; else "
-    "say why: each worker's share of data or model fits its caches, or the baseline had too little memory bandwidth.",
-    drift_over_study: "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep "
-    "others off the machine, let it settle, and run the study again.",
-    drift_in_trials: "Where steps become slower, fix the clock's frequency or cool the machine; where they become "
-    "faster, raise num_warmup_steps.",
-    slow_first_trial: "Its time is in the numbers: a median withstands one such trial, but few repeats feel it.",
-    outliers: "They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.",
-    short_times: "Raise epochs or num_samples, so that a trial trains for some seconds.",
-    few_repeats: f"Add repeats, say --repeats {MIN_RANKED}: finished trials are kept.",
-    not_separated: "More repeats narrow the intervals; longer trials steady the times.",
-}
+INSTALLED = registered(GROUP, Check, {})
+CHECKS = tuple(each for each in list(globals().values()) if isinstance(each, Check))
 
 
 def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return every finding, in the order of `CHECKS`."""
-    return tuple(Finding(c.__name__, detail, advice) for c, advice in CHECKS.items() for detail in c(evidence))
+    """Return every finding, the gravest first."""
+    return tuple(chain.from_iterable(each(evidence) for each in (*CHECKS, *INSTALLED.values())))

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TypeAlias
 
-from raypar.analysis.checks import doubt_of_times
-from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, Outcome, comparable_times, outcome_of
+from raypar.analysis.comparison import METRIC_CHANGE, TIME_RATIO, Comparison, Gate, gate_of, gate_of_all
+from raypar.analysis.load import doubt_of_times
+from raypar.analysis.pairwise import METRIC_ERROR, TIME_ERROR, comparable_times
 from raypar.analysis.question import (
     PointKey,
     PointSamples,
@@ -89,32 +89,6 @@ def config_changes(a: PointSamples, b: PointSamples) -> tuple[Changes, Changes]:
     return work, {key: values for key, values in changes.items() if key in EXECUTION_KEYS}
 
 
-class Difference(Enum):
-    """B's time at one point, against A's time or against all that B is allowed to take."""
-
-    SLOWER = "slower"
-    FASTER = "faster"
-    INCONCLUSIVE = "inconclusive"  # the interval includes the limit
-    DISTURBED = "disturbed"  # most trials of A or of B were, by other processes
-    NO_INTERVAL = "no interval"  # one trial on a side
-    NO_TIME = "no time"  # no finished trial on a side
-
-
-class Gate(Enum):
-    """Result of holding B's slowdown against an allowance."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    INCONCLUSIVE = "inconclusive"
-
-
-_OF_RATIO = {  # the outcome of a ratio of times, which is high where a speedup is low
-    Outcome.FASTER: Difference.SLOWER,
-    Outcome.SLOWER: Difference.FASTER,
-    Outcome.INCONCLUSIVE: Difference.INCONCLUSIVE,
-    Outcome.UNCONFIRMED: Difference.NO_INTERVAL,
-    Outcome.DISTURBED: Difference.DISTURBED,
-}
 WORSE = (TrialState.DIVERGED, TrialState.DOES_NOT_FIT, TrialState.FAILED)  # than any time
 
 
@@ -128,12 +102,10 @@ class MatchedPoint:
         num_diverged: trials that diverged.
         outcomes: what became of the trials of each, where none finished.
         times_s: the time metric, seconds.
-        limit: ratio that the claim on this point is about: 1, or 1.05 where B may be 5 % slower.
-        ratio: how many times as long B takes as A for the same work; None where either has no time.
+        time: how many times as long B takes as A for the same work, against the ratio that is allowed.
         metrics: A's metric after the last epoch.
-        metric_change: that of B minus that of A; None where either has none.
+        metric: that of B minus that of A.
         execution_changes: hyperparameters of `EXECUTION_KEYS` that differ.
-        doubt: why times of A or B can't be trusted; empty where they can.
     """
 
     point: Point
@@ -141,18 +113,10 @@ class MatchedPoint:
     num_diverged: tuple[int, int]
     outcomes: tuple[TrialState | None, TrialState | None]
     times_s: tuple[Estimate | None, Estimate | None]
-    limit: float
-    ratio: Estimate | None
+    time: Comparison
     metrics: tuple[Estimate | None, Estimate | None]
-    metric_change: Estimate | None
+    metric: Comparison
     execution_changes: Changes
-    doubt: str = ""
-
-    @property
-    def difference(self) -> Difference:
-        if self.ratio is None:
-            return Difference.NO_TIME
-        return _OF_RATIO[outcome_of(self.ratio, limit=self.limit, doubt=self.doubt)]
 
     @property
     def diverges_in_b_alone(self) -> bool:
@@ -167,14 +131,12 @@ class MatchedPoint:
         """
         if self.times_s[0] is None:
             return None
-        if self.difference is Difference.SLOWER or self.outcomes[1] in WORSE:
-            return Gate.FAILED
-        is_shown = self.difference is Difference.FASTER and not self.diverges_in_b_alone
-        return Gate.PASSED if is_shown else Gate.INCONCLUSIVE
+        is_lost = self.outcomes[1] in WORSE
+        return gate_of(self.time, is_lost=is_lost, is_doubtful=self.diverges_in_b_alone)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StudyComparison:
     """Comparison of two studies; pairs are (A's, B's).
 
     Attributes:
@@ -219,12 +181,8 @@ class Comparison:
     @property
     def gate(self) -> Gate | None:
         """Result over all points that A has a time of; None where no point has times in both and none is lost in B."""
-        gates = {point.gate for point in self.matched}
-        if Gate.FAILED in gates:
-            return Gate.FAILED
-        if not any(point.ratio for point in self.matched):
-            return None
-        return Gate.INCONCLUSIVE if self.missing or Gate.INCONCLUSIVE in gates else Gate.PASSED
+        result = gate_of_all({Gate.INCONCLUSIVE if self.missing else None, *(point.gate for point in self.matched)})
+        return result if result is Gate.FAILED or any(point.time.estimate for point in self.matched) else None
 
 
 @dataclass(frozen=True)
@@ -241,13 +199,13 @@ class Side:
     origin: Origin
 
 
-def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
+def compare(a: Side, b: Side, allowed_share: float | None = None) -> StudyComparison:
     """Compare B with A.
 
     Args:
         a: the reference.
         b: what is held against it.
-        allowed_share: as in `Comparison`.
+        allowed_share: as in `StudyComparison`.
 
     Raises:
         RayparError: they train different workloads.
@@ -287,12 +245,10 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
             num_diverged=(_num_diverged(first), _num_diverged(second)),
             outcomes=(first.outcome, second.outcome),
             times_s=(_median(first.all_of("time_s")), _median(second.all_of("time_s"))),
-            limit=limit,
-            ratio=ratio and exponential(ratio),
+            time=Comparison(ratio and exponential(ratio), TIME_RATIO, limit=limit, doubt=doubts[0] or doubts[1]),
             metrics=(_median(metric_a, log_scale=False), _median(metric_b, log_scale=False)),
-            metric_change=metric_change,
+            metric=Comparison(metric_change, METRIC_CHANGE),
             execution_changes=execution,
-            doubt=doubts[0] or doubts[1],
         )
         for ((first, second), execution), (metric_a, metric_b), ratio, metric_change in zip(
             alike, metrics, ratios, metric_changes, strict=True
@@ -305,7 +261,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> Comparison:
         for current, side in zip(sides, (a, b), strict=True)
     )
     origins = {k: (origin_a.get(k, ()), origin_b.get(k, ())) for k in (*origin_a, *origin_b) if k not in UNREPORTED}
-    return Comparison(
+    return StudyComparison(
         names=(a.question.study_name, b.question.study_name),
         time_metric=time_metric,
         metric=metric.name,

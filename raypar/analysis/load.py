@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from raypar import units
 from raypar.study.trial import TrialResult
 
 MAX_TAKEN = 0.05  # of the time of a worker's cores
@@ -48,3 +50,17 @@ def disturbing_load(result: TrialResult) -> Load | None:
     busy_cores, num_cores = max(measured, key=lambda pair: pair[0] / pair[1], default=(0.0, 0))
     load = Load(result.conditions.largest("foreign_cpu_share"), busy_cores, num_cores)
     return load if load.disturbs(result.train_time_s or result.wall_s or math.inf) else None
+
+
+def disturbing_loads(finished: Sequence[TrialResult]) -> list[Load]:
+    return [load for result in finished if (load := disturbing_load(result)) is not None]
+
+
+def doubt_of_times(finished: Sequence[TrialResult]) -> str:
+    """Return why times show nothing, whatever was asked: most of the trials were disturbed much. Empty otherwise."""
+    disturbed = [load for load in disturbing_loads(finished) if load.share_of_cores > MAX_TRUSTED]
+    if 2 * len(disturbed) <= len(finished):
+        return ""
+    most = units.percent(max(load.share_of_cores for load in disturbed))
+    of_all = f"{len(disturbed)} of {units.counted(len(finished), 'trial')}"
+    return f"other processes used up to {most} of the cores in {of_all}"

@@ -16,12 +16,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
 from scipy.special import chdtr, ndtri
 
+from raypar.analysis.comparison import METRIC_CHANGE, Comparison
 from raypar.analysis.question import MARGIN, PointKey, PointSamples, Question, Sample, point_key, with_baselines
 from raypar.analysis.stats import (
     HODGES_LEHMANN_ERROR,
@@ -209,6 +209,21 @@ class Family:
         differences = metric_differences(first, second)
         return self.metric_shift(differences, self.bounds_level(num_tests, len(differences)))
 
+    def compare_metrics(
+        self, first: PointSamples, second: PointSamples, margin: float | None = None, num_tests: int = 1
+    ) -> Comparison:
+        """Compare the metric of `second` with that of `first`.
+
+        Equivalence is two one-sided tests against the margin (D. J. Schuirmann, Journal of Pharmacokinetics and
+        Biopharmaceutics 15, 1987).
+
+        Args:
+            margin: of equivalence; None: it is not asked for.
+            num_tests: how many such tests are to hold at once, with 95 % confidence.
+        """
+        bounds = None if margin is None else self.metric_bounds(first, second, num_tests)
+        return Comparison(self.metric_change(first, second), METRIC_CHANGE, margin=margin, bounds=bounds)
+
     def metric_shift(
         self, differences: Sequence[float], level: float | None = None, prior: VariancePrior | None = None
     ) -> Estimate | None:
@@ -230,39 +245,13 @@ class Family:
         return shift_estimate(differences, level=level, prior=prior)
 
 
-class Outcome(StrEnum):
-    """Outcome of a comparison of times."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    EQUIVALENT = "equivalent"
-    INCONCLUSIVE = "inconclusive"
-    UNCONFIRMED = "unconfirmed"  # one trial each
-    DISTURBED = "disturbed"  # most trials of the study were, by other processes
-
-
-def outcome_of(speedup: Estimate, *, limit: float = 1.0, margin: float | None = None, doubt: str = "") -> Outcome:
-    """Return what a speedup shows: the only rule by which one thing is called faster or slower than another.
+def against_baseline(question: Question, speedup: Estimate, doubt: str = "") -> Comparison:
+    """Return the comparison of a point with its baseline, of which equivalence is asked only until it is settled.
 
     Args:
-        limit: the speedup that the claim is about: 1 / 1.05 where 5 % slower is allowed.
-        margin: of equivalence, as a share; None: equivalence is not asked for.
-        doubt: why the times can't be trusted; empty where they can.
+        doubt: why times can't be trusted; empty where they can.
     """
-    if doubt:
-        return Outcome.DISTURBED
-    if speedup.low is None:
-        return Outcome.UNCONFIRMED
-    if speedup.excludes(limit):
-        return Outcome.FASTER if speedup.value > limit else Outcome.SLOWER
-    return Outcome.EQUIVALENT if margin is not None and is_equivalent(speedup, margin) else Outcome.INCONCLUSIVE
-
-
-def is_equivalent(speedup: Estimate, margin: float) -> bool:
-    """Return whether a speedup is shown to be within a margin of 1: 0.05 for 5 % more, or as much less."""
-    if speedup.low is None or speedup.high is None:
-        return False
-    return 1 / (1 + margin) <= speedup.low <= speedup.high <= 1 + margin
+    return Comparison(speedup, margin=question.margin if question.max_repeats is not None else None, doubt=doubt)
 
 
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
@@ -307,35 +296,19 @@ def _table(values: Sequence[Mapping[int, float]]) -> Floats:
     return np.array([[each[block] for block in blocks] for each in points]).reshape(len(points), len(blocks))
 
 
-class Equivalence(StrEnum):
-    """Comparison of two metrics with a margin."""
-
-    EQUIVALENT = "equivalent"  # within the margin, with confidence
-    DIFFERENT = "different"  # with confidence, and maybe beyond it
-    UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True)
 class WorkerMetric:
-    """Metric of a point against that of the point with the base number of workers.
-
-    Attributes:
-        change: of the metric from the base to the point.
-        margin: that does not matter.
-    """
+    """Metric of a point against that of the point with the base number of workers."""
 
     point: PointSamples
     base: PointSamples
-    change: Estimate
-    margin: float
-    verdict: Equivalence
+    comparison: Comparison
 
 
 def worker_metrics(question: Question, points: Sequence[PointSamples], family: Family) -> list[WorkerMetric]:
     """Compare the metrics of points that differ in ``num_workers`` alone: equal batches should make equal models.
 
-    The base is the baseline's number of workers, else the least. Equivalence is two one-sided tests against the margin
-    (D. J. Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    The base is the baseline's number of workers, else the least.
     """
     groups: dict[PointKey, list[PointSamples]] = {}
     for p in points:
@@ -347,16 +320,8 @@ def worker_metrics(question: Question, points: Sequence[PointSamples], family: F
         base = min(group, key=lambda p: (p.num_workers != asked, p.num_workers or 0))
         margin = question.judged_by.margin(float(np.median(base.all_of("metric"))))
         others = [p for p in group if p is not base]
-        for p in others:
-            change, bounds = family.secondary.metric_change(base, p), family.metric_bounds(base, p, len(others))
-            if change is None or bounds is None:
-                continue
-            verdict = Equivalence.UNKNOWN
-            if bounds.low is not None and bounds.high is not None and -margin < bounds.low <= bounds.high < margin:
-                verdict = Equivalence.EQUIVALENT
-            elif change.excludes(0.0):
-                verdict = Equivalence.DIFFERENT
-            compared.append(WorkerMetric(p, base, change, margin, verdict))
+        each = [(p, family.secondary.compare_metrics(base, p, margin, len(others))) for p in others]
+        compared += [WorkerMetric(p, base, comparison) for p, comparison in each if comparison.estimate]
     return compared
 
 
@@ -369,18 +334,13 @@ def equivalent_metrics(
     does not say two things about them.
     """
     compared = [each for each in worker_metrics(question, points, family) if each.point.rest == best.rest]
-    alike = [each.point for each in compared if each.verdict is Equivalence.EQUIVALENT]
+    alike = [each.point for each in compared if each.comparison.is_within_margin]
     alike += [each.base for each in compared[:1] if alike]
     group = [p for each in compared for p in (each.point, each.base)]
     margin, others = question.judged_by.margin(float(np.median(best.all_of("metric")))), len(points) - 1
     equivalent = [p for p in points if p is not best and p in alike and best in alike]
-    for p in points:
-        if p is best or p in group:
-            continue
-        bounds = family.metric_bounds(best, p, others)
-        if bounds and bounds.low is not None and bounds.high is not None:
-            equivalent += [p] * (-margin < bounds.low <= bounds.high < margin)
-    return equivalent
+    rest = [p for p in points if p is not best and p not in group]
+    return equivalent + [p for p in rest if family.compare_metrics(best, p, margin, others).is_within_margin]
 
 
 def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:

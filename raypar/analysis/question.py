@@ -419,13 +419,18 @@ class CurrentResults:
     Attributes:
         results: those with the question's settings, in the order given; their points have its swept hyperparameters.
         excluded: the others.
-        sentence: on the excluded ones; empty where there are none.
+        settings: in which these differ, each with the question's.
     """
 
     question: Question
     results: tuple[TrialResult, ...]
     excluded: tuple[TrialResult, ...]
-    sentence: str
+    settings: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Sentence on the excluded ones; empty where there are none."""
+        return excluded_sentence(len(self.excluded), self.settings)
 
     @cached_property
     def time_metric(self) -> str:
@@ -435,6 +440,14 @@ class CurrentResults:
     def points(self) -> tuple[PointSamples, ...]:
         """The current results sorted by point."""
         return collect(self.question, self.results, self.time_metric)
+
+
+def excluded_subject(number: int) -> str:
+    return f"{units.counted(number, 'trial')} of other settings excluded"
+
+
+def excluded_sentence(number: int, settings: Sequence[str]) -> str:
+    return f"{excluded_subject(number)}: {settings_text(settings)}." if number else ""
 
 
 def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
@@ -454,12 +467,11 @@ def current_results(question: Question, results: Sequence[TrialResult]) -> Curre
         excluded.append(result)
         for key, (expected, actual) in differences.items():
             settings.setdefault(key, (expected, {}))[1][actual] = None
-    parts = [
-        f"{key}={_listed(map(units.value_of, others))} instead of {units.value_of(expected)}"
+    parts = tuple(
+        f"{key}={settings_text(map(units.value_of, others))} instead of {units.value_of(expected)}"
         for key, (expected, others) in settings.items()
-    ]
-    sentence = f"{units.counted(len(excluded), 'trial')} of other settings excluded: {_listed(parts)}."
-    return CurrentResults(question, tuple(current), tuple(excluded), sentence if excluded else "")
+    )
+    return CurrentResults(question, tuple(current), tuple(excluded), parts)
 
 
 def _other_settings(question: Question, result: TrialResult) -> dict[str, tuple[Value, Value]]:
@@ -493,5 +505,5 @@ def _as_asked(question: Question, result: TrialResult) -> TrialResult:
     return replace(result, spec=replace(spec, point={key: spec.config[key] for key in keys}))
 
 
-def _listed(parts: Iterable[str]) -> str:
+def settings_text(parts: Iterable[str]) -> str:
     return units.listed(parts, MAX_NAMED, word="and")

@@ -30,7 +30,8 @@ from typing import TypeAlias
 import numpy as np
 
 from raypar import units
-from raypar.analysis.checks import doubt_of
+from raypar.analysis.comparison import Comparison, Outcome
+from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.goodput import BatchGroup, batch_groups
 from raypar.analysis.pairwise import (
     MAX_REPEATS,
@@ -40,8 +41,8 @@ from raypar.analysis.pairwise import (
     repeats_for_margin,
     repeats_needed,
 )
-from raypar.analysis.points import PointAnalysis, analyse_points, energy_source, quantities_until
-from raypar.analysis.question import PointSamples, Question, current_results
+from raypar.analysis.points import PointAnalysis, energy_source, quantities_until
+from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import (
     PointToTarget,
@@ -89,10 +90,9 @@ def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> froz
 
     def differs(one: int, other: int, objective: int) -> bool:
         if names[objective] == "time_s":
-            return family.ratio(timed[one].times, timed[other].times).excludes(1.0)
+            return Comparison(family.ratio(timed[one].times, timed[other].times)).differs
         if names[objective] == "metric":
-            change = family.metric_change(timed[one], timed[other])
-            return change is not None and change.excludes(0.0)
+            return family.compare_metrics(timed[one], timed[other]).differs
         column = columns[names[objective]]
         return _are_apart(column[one], column[other])
 
@@ -160,6 +160,7 @@ class Candidate(PointAnalysis):
     Attributes:
         to_target: None where no target is asked for.
         exclusion: why it can't be chosen; empty: it can.
+        is_excluded_for_metric: whether that is because its metric is not shown to be as good as the best point's.
         is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
         metric_gap: its metric minus the best point's, where it is open whether that is within the margin.
         is_metric_worse: whether its metric is shown to be worse than the best point's by more than the margin.
@@ -168,6 +169,7 @@ class Candidate(PointAnalysis):
 
     to_target: PointToTarget | None = None
     exclusion: str = ""
+    is_excluded_for_metric: bool = False
     is_close_call: bool = False
     metric_gap: Estimate | None = None
     is_metric_worse: bool = False
@@ -184,18 +186,16 @@ class Candidate(PointAnalysis):
         return self.time_s.value if self.time_s else math.inf
 
 
-def _candidates(
-    question: Question, gathered: Sequence[PointSamples], constraints: Constraints
-) -> tuple[tuple[Candidate, ...], Family]:
+def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Candidate, ...], Family]:
     """Return a candidate for each point that has the values asked for, in the order given, and their family.
 
     Raises:
         RayparError: no point has them.
     """
-    family = family_of(question, gathered)
-    analysed = [p for p in analyse_points(question, gathered, family) if _has_values(p, constraints.only)]
+    question, family = evidence.question, evidence.family
+    analysed = [p for p in evidence.points if _has_values(p, constraints.only)]
     if not analysed:
-        raise _no_such_point(gathered, constraints.only)
+        raise _no_such_point(evidence.points, constraints.only)
     candidates = [_candidate(question, constraints, point) for point in analysed]
     if constraints.target is None:
         candidates = _without_worse(candidates, question, constraints, family)
@@ -282,14 +282,15 @@ def _without_worse(
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
             return c
-        change = family.metric_change(best, c)
-        if most < -margin and change is not None and change.excludes(0.0):
+        if most < -margin and family.compare_metrics(best, c).differs:
             return replace(c, exclusion=f"{name} worse than the best", is_metric_worse=True)
         exclusion = could_be_worse(question.judged_by, -worst, best_value)
         is_open = most >= -margin
         return replace(c, exclusion=exclusion, is_close_call=is_open, metric_gap=gap, is_metric_worse=not is_open)
 
-    return [judged(c) for c in candidates]
+    after = [judged(c) for c in candidates]
+    changed = [c.exclusion != before.exclusion for c, before in zip(after, candidates, strict=True)]
+    return [replace(c, is_excluded_for_metric=is_changed) for c, is_changed in zip(after, changed, strict=True)]
 
 
 def could_be_worse(metric: Metric, worse: float, best: float) -> str:
@@ -425,41 +426,50 @@ class Recommendation:
 
 
 def recommend(question: Question, results: Sequence[TrialResult], constraints: Constraints) -> Recommendation:
+    """Recommend a point of a study, whose trials are in no report yet; see `recommend_of`."""
+    return recommend_of(evidence_of(question, results), constraints)
+
+
+def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation:
     """Recommend a point.
 
     Raises:
         RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
             point has.
     """
-    question = question.with_unit(results)
-    current = current_results(question, results)
-    target = constraints.target
-    if target is not None and target.metric not in (metrics := reported_metrics(current.results)):
+    question, results, target = evidence.question, evidence.results, constraints.target
+    if target is not None and target.metric not in (metrics := reported_metrics(results)):
         hint = suggest(target.metric, metrics) if metrics else "the trials report nothing: leave --target out"
         raise RayparError(f"--target {target.metric}=…: no trial reports `{target.metric}`", hint=hint)
     if target is not None and not target.unit:
         target = replace(target, unit=metric_of(question, target.metric, results).unit)
         constraints = replace(constraints, target=target)
-    if target is not None and any(r.is_foreign for r in current.results):
+    if target is not None and any(r.is_foreign for r in results):
         constraints = replace(constraints, start=Start.LAUNCH)  # the only moment that is known of such code
-    candidates, family = _candidates(question, current.points, constraints)
-    _check_limits(candidates, constraints, current.results)
+    candidates, family = _candidates(evidence, constraints)
+    _check_limits(candidates, constraints, results)
     batches: tuple[BatchGroup, ...] = ()
     if target is not None:
-        compared = [p for p in current.points if _has_values(p, constraints.only)]
+        compared = [p for p in evidence.points if _has_values(p, constraints.only)]
         batches = batch_groups(compared, target, family, question.baseline)
-    before = Recommendation(question, constraints, current.time_metric, candidates, Decision.NONE)
-    source = energy_source(current.points)
-    doubt = doubt_of(question, [r for p in current.points for r in p.measured])
-    before = replace(before, batches=batches, excluded=current.sentence, energy_source=source, family=family)
-    before = replace(before, doubt=doubt)
+    before = Recommendation(
+        question,
+        constraints,
+        evidence.time_metric,
+        candidates,
+        Decision.NONE,
+        doubt=evidence.doubt,
+        batches=batches,
+        excluded=evidence.excluded,
+        energy_source=energy_source(evidence.points),
+        family=family,
+    )
     return _chosen(before, family) if before.eligible else before
 
 
 def _chosen(before: Recommendation, family: Family) -> Recommendation:
     leader, *others = ranked = before.eligible
-    ahead = [(c, family.ratio(c.times, leader.times)) for c in others]  # by how much the leader is ahead of each
-    rivals = [(c, lead) for c, lead in ahead if lead.low is None or lead.low <= 1]
+    rivals = [(c, family.ratio(c.times, leader.times)) for c in others if not _is_slower(c, leader, family)]
     # Without intervals no tie is shown, and the fastest is the best guess.
     near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + before.question.margin]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
@@ -486,17 +496,16 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
 
 
 def _is_slower(c: Candidate, chosen: Candidate, family: Family) -> bool:
-    """Return whether a point is significantly slower than the chosen one."""
-    lead = family.ratio(c.times, chosen.times)
-    return lead.low is not None and lead.low > 1
+    """Return whether the chosen point is shown to be faster than this one."""
+    return Comparison(family.ratio(c.times, chosen.times)).outcome is Outcome.FASTER
 
 
 def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> bool:
     """Return whether a point may be faster than the chosen one by more than the margin, as far as is known."""
     ratio = family.ratio(chosen.times, c.times)
-    return (ratio.high is None and ratio.value > 1) or (
-        ratio.high is not None and ratio.high > 1 + before.question.margin
-    )
+    if ratio.high is None:
+        return ratio.value > 1
+    return not Comparison(ratio, limit=1 + before.question.margin).rules_out(Outcome.FASTER)
 
 
 def _settling(chosen: Candidate, rivals: Sequence[OpenRival]) -> Settling:

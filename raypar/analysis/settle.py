@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from raypar import units
-from raypar.analysis.pairwise import is_equivalent, repeats_needed
+from raypar.analysis.comparison import Comparison, Gate, gate_of
+from raypar.analysis.pairwise import against_baseline, repeats_needed
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.recommend import Candidate, Constraints, Recommendation, recommend
 from raypar.analysis.stats import Estimate
@@ -96,9 +97,14 @@ def what_is_open(question: Question, results: Sequence[TrialResult]) -> Open:
         question: with a `max_repeats`.
         results: of its trials; those of other settings count for nothing.
     """
+    return open_points(recommend(question, results, Constraints()))
+
+
+def open_points(recommendation: Recommendation) -> Open:
+    """Return what is open by a study's recommendation without constraints."""
+    question = recommendation.question
     assert question.max_repeats is not None
-    recommendation = recommend(question, results, Constraints())
-    study = _Study(question, recommendation)
+    study = _Study(recommendation)
     study.judge_beginnings()
     study.judge_speedups()
     study.judge_recommendation()
@@ -170,7 +176,8 @@ def stop_status(stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
 class _Study:
     """Points of a study, as they are judged one after the other; each is open for the first reason that it has."""
 
-    def __init__(self, question: Question, recommendation: Recommendation) -> None:
+    def __init__(self, recommendation: Recommendation) -> None:
+        question = recommendation.question
         self._question, self._recommendation = question, recommendation
         self._listed = {point_key(point) for point in question.points}
         self._by_key = {point_key(c.point): c for c in recommendation.candidates}
@@ -204,9 +211,9 @@ class _Study:
                 self._note(c, units.ratio_interval(c.speedup), num, [c, base])
 
     def _is_settled(self, speedup: Estimate) -> bool:
-        if self._question.allowed_share is not None:
-            return speedup.excludes(1 / (1 + self._question.allowed_share))
-        return speedup.excludes(1.0) or is_equivalent(speedup, self._question.margin)
+        if (share := self._question.allowed_share) is not None:
+            return gate_of(Comparison(speedup, limit=1 / (1 + share)), is_lost=False) is not Gate.INCONCLUSIVE
+        return against_baseline(self._question, speedup).is_settled
 
     def judge_recommendation(self) -> None:
         """No point may be faster than the recommended one by more than the margin, and as good.

@@ -19,13 +19,12 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from raypar import units
+from raypar.analysis.comparison import Comparison, Outcome
 from raypar.analysis.pairwise import (
-    Equivalence,
     Family,
-    Outcome,
+    against_baseline,
     equivalent_metrics,
     metric_differences,
-    outcome_of,
     same_work,
     worker_metrics,
 )
@@ -43,10 +42,9 @@ MAX_SPEEDUP_LINES = 4
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """BaselineComparison of a point with its baseline.
+    """Comparison of a point with its baseline, and the words for both.
 
     Attributes:
-        point: has the speedup.
         who: compared part of the point: ``2 workers``.
         base: that of its baseline: ``1``.
         setting: hyperparameters that both share: ``batch_size=96``; empty: none is swept.
@@ -56,7 +54,11 @@ class BaselineComparison:
     who: str
     base: str
     setting: str
-    outcome: Outcome
+    comparison: Comparison
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.comparison.outcome
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ def verdict_of(
         doubt: as in `Verdict`.
     """
     comparisons = tuple(
-        BaselineComparison(p, *_who(question, p.point), _setting(question, p.point), _outcome(question, ratio, doubt))
+        BaselineComparison(p, *_who(question, p.point), _setting(question, p.point), comparison)
         for p, ratio in _compared(points)
+        for comparison in [against_baseline(question, ratio, doubt)]
     )
     if not any(p.samples for p in points):
         answer = nothing_to_compare(points)
@@ -122,10 +125,6 @@ def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
     outcomes = {p.outcome for p in points if p.results}
     what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
     return f"{what}: there is nothing to compare."
-
-
-def _outcome(question: Question, ratio: Estimate, doubt: str = "") -> Outcome:
-    return outcome_of(ratio, margin=question.margin if question.max_repeats is not None else None, doubt=doubt)
 
 
 def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
@@ -282,7 +281,7 @@ def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
 def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> str:
     who, base = _who(question, point.point)
     at, shown = _at(question, point.point), units.ratio_interval(ratio)
-    match outcome := _outcome(question, ratio):
+    match outcome := against_baseline(question, ratio).outcome:
         case Outcome.UNCONFIRMED:
             return f"{who} against {base}{at}: {shown} (1 trial each, unconfirmed)."
         case Outcome.INCONCLUSIVE:
@@ -304,7 +303,7 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
     )
     if most.low is None:
         return text + " (1 trial each, unconfirmed)."
-    if tied := sum(not s.excludes(1.0) for _, s in group):
+    if tied := sum(against_baseline(question, s).outcome is Outcome.INCONCLUSIVE for _, s in group):
         text += f"; {tied} of {units.counted(len(group), 'speedup')} inconclusive"
     return text + "."
 
@@ -327,9 +326,10 @@ def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     name = point_label(first.point)
     shown = units.seconds_interval(best) if is_equal_work else units.rate_interval(best)
     leads = [(p, lead) for _, p, _ in others if (lead := family.speedup(p, first)) is not None]
-    if all(lead.low is None for _, lead in leads):
+    outcomes = [(p, Comparison(lead).outcome) for p, lead in leads]
+    if all(outcome is Outcome.UNCONFIRMED for _, outcome in outcomes):
         return [f"{name} leads: {shown} (1 trial, unconfirmed)."]
-    tied = [p for p, lead in leads if lead.low is None or lead.low <= 1]
+    tied = [p for p, outcome in outcomes if outcome is not Outcome.FASTER]
     if not tied and len(leads) == len(others):
         runner_up, lead = leads[0]
         ahead = f"{units.ratio_interval(lead)} against the next, {point_label(runner_up.point)}"
@@ -351,8 +351,7 @@ def best_lines(question: Question, points: Sequence[PointAnalysis], family: Fami
     if all(not any(metric_differences(p, best)) for p, _ in others):
         every = "both points" if len(scored) == 2 else f"all {len(scored)} points"
         return [f"{question.metric}: {shown}, the same at {every}."]
-    changes = [(p, family.metric_change(p, best)) for p, _ in others]
-    tied = [p for p, change in changes if change is None or not change.excludes(0.0)]
+    tied = [p for p, _ in others if not family.compare_metrics(p, best).differs]
     equivalent = equivalent_metrics(question, [p for p, _ in scored], family, best)
     margin = question.judged_by.show_difference(question.judged_by.margin(metric.value))
     for words, group in (
@@ -372,14 +371,14 @@ def _over_workers(question: Question, points: Sequence[PointAnalysis], family: F
     if not compared or all(not any(metric_differences(scored[0], p)) for p in scored):
         return []
     name, judged_by = question.metric, question.judged_by
-    margin = judged_by.show_difference(max(each.margin for each in compared))
-    different = [each for each in compared if each.verdict is Equivalence.DIFFERENT]
-    unknown = [each for each in compared if each.verdict is Equivalence.UNKNOWN]
+    margin = judged_by.show_difference(max(each.comparison.margin or 0.0 for each in compared))
+    changes = [(each.comparison.estimate, each) for each in compared if each.comparison.differs]
+    different = [(change, each) for change, each in changes if change is not None]
     if different:
-        most = max(different, key=lambda each: abs(each.change.value))
-        change = f"{judged_by.show_change(most.change)} at {point_label(most.point.point)}"
-        return [f"{name} differs between numbers of workers: {change}, against {point_label(most.base.point)}."]
-    if unknown:
+        change, most = max(different, key=lambda entry: abs(entry[0].value))
+        shown = f"{judged_by.show_change(change)} at {point_label(most.point.point)}"
+        return [f"{name} differs between numbers of workers: {shown}, against {point_label(most.base.point)}."]
+    if not all(each.comparison.is_settled for each in compared):
         return [f"{name} over numbers of workers is inconclusive: it may differ by more than {margin}."]
     return [f"{name} is equivalent within {margin} for all numbers of workers."]
 
@@ -463,7 +462,7 @@ def crossing_of(curve: Curve) -> Crossing:
     """Return where a curve, two points or more in the order of their values, crosses 1."""
     ends = curve[0][0], curve[-1][0]
     # 1 where it is clearly faster than its baseline, -1 where clearly slower.
-    sides = [math.copysign(1, s.value - 1) if s.excludes(1.0) else 0 for _, s in curve]
+    sides = [math.copysign(1, s.value - 1) if Comparison(s).differs else 0 for _, s in curve]
     clear = [i for i, side in enumerate(sides) if side]
     changes = [(i, j) for i, j in pairwise(clear) if sides[i] != sides[j]]
     if not changes and len(clear) == len(curve):

@@ -112,7 +112,7 @@ def ab(
 def compare(outcome: ExecutionOutcome) -> RevisionComparison:
     from raypar.analysis.ab import compare_revisions
 
-    return compare_revisions(outcome.plan.question, tuple(outcome.results.values()))
+    return compare_revisions(outcome.analysis.evidence)
 
 
 def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> None:

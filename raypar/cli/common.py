@@ -36,7 +36,7 @@ from raypar.units import parsed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raypar.analysis.compare import Gate
+    from raypar.analysis.comparison import Gate
     from raypar.execution.results import ExecutionOutcome
     from raypar.reporting.documents import AnyDocument
     from raypar.study.space import Value

@@ -111,14 +111,14 @@ def predict(
         check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
     common.set_data_dir(data_dir)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
-    store, results = study.store, fitting.choose_results(study.current_results.results, chosen)
+    store, results = study.store, fitting.choose_results(study.analysis.evidence.results, chosen)
     results, excluded = fitting.quiet_results(results)
     training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
     config = results[0].spec.config
     layers, source = _layers(store, name, results[0], parameters)
     variation = fitting.variation_of(_with_step_times(store, name, results))
     calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
-    sources = [note for note in (study.current_results.sentence.rstrip("."), excluded, source) if note]
+    sources = [note for note in (study.analysis.evidence.excluded.rstrip("."), excluded, source) if note]
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
     across, origin = _link(given, network, config, fit_link)
     link = across if nodes_of == 1 else Topology(nodes_of, within, across)
@@ -359,16 +359,16 @@ def fit(
             hint = f"leave it out: {because.get(flag, 'it is known of a study')}"
             raise RayparError(f"{flag} {value} is for files, and `{source}` is none", hint=hint)
     study = read_study(source, common.uri_of(tracking_uri), Path.cwd())
-    groups = worker_groups(study.question, study.current_results.points, baseline)
+    groups = worker_groups(study.question, study.analysis.evidence.points, baseline)
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
         raise RayparError(f"study `{source}` has no finished trials that differ only in num_workers", hint=hint)
     doubt = study.analysis.verdict.doubt
     if as_json:
-        common.print_json(groups_document(source, groups, doubt, study.current_results.sentence))
+        common.print_json(groups_document(source, groups, doubt, study.analysis.evidence.excluded))
         return
     print_groups(common.stdout(), source, groups, doubt)
-    if aside := study.current_results.sentence:
+    if aside := study.analysis.evidence.excluded:
         common.say(common.stdout(), aside)
 
 

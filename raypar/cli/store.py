@@ -222,7 +222,7 @@ def report(
         from raypar.reporting.html import Origin, html_report
 
         origin = Origin(study.tags, study.description, study.source)
-        write_text(html, html_report(study.analysis, study.current_results.results, origin))
+        write_text(html, html_report(study.analysis, study.analysis.evidence.results, origin))
         common.say(common.stdout(), f"wrote {html}")
         if open_html and not webbrowser.open(html.resolve().as_uri()):
             common.say(common.stdout(), "no browser found here: open the file in one")
@@ -230,7 +230,7 @@ def report(
         from raypar.reporting.figures import figures_of, write_figures
 
         kinds = [figure_format] if figure_format else ["svg", "png"]
-        written = write_figures(figures_of(study.analysis, study.current_results.results), figures, kinds)
+        written = write_figures(figures_of(study.analysis, study.analysis.evidence.results), figures, kinds)
         names = ", ".join(dict.fromkeys(path.stem for path in written)) or "no figure"
         common.say(common.stdout(), f"wrote {len(written)} files to {figures} ({' and '.join(kinds)}): {names}")
 

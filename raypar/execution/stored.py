@@ -18,7 +18,7 @@ from raypar.units import counted, listed
 if TYPE_CHECKING:
     from raypar.analysis.analyse import StudyAnalysis
     from raypar.analysis.compare import Origin
-    from raypar.analysis.question import CurrentResults, Question
+    from raypar.analysis.question import Question
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
 
@@ -58,13 +58,6 @@ class StoredStudy:
 
         analysis = replace(analyse(self.question, self.results), scope=self.scope)
         return with_final_test(analysis, last_final_test(self.store, self.name))
-
-    @cached_property
-    def current_results(self) -> CurrentResults:
-        """Trials of the current question, and the others."""
-        from raypar.analysis.question import current_results
-
-        return current_results(self.question, self.results)
 
     @property
     def tags(self) -> dict[str, str]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from raypar import units
-from raypar.analysis.ab import Change, MetricChange, RevisionComparison, RevisionPoint
+from raypar.analysis.ab import RevisionComparison, RevisionPoint
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.analysis.compare import Gate
+from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.pairwise import MAX_REPEATS
 from raypar.analysis.stats import Estimate
+from raypar.reporting.documents import CHANGES, METRIC_CHANGES
 from raypar.reporting.export import answer_markdown
 from raypar.reporting.points import legend
 from raypar.reporting.text import as_utf8, print_line, print_paragraph
@@ -62,22 +63,23 @@ def _load_line(points: Sequence[RevisionPoint]) -> str:
 
 def _summary(comparison: RevisionComparison) -> str:
     total = units.counted(len(comparison.points), "point")
-    counts = [f"{change} at {len(of)}" for change in Change if (of := comparison.having(change))]
+    changes = [CHANGES[point.time.outcome] for point in comparison.points]
+    counts = [f"{change} at {num}" for change in dict.fromkeys(CHANGES.values()) if (num := changes.count(change))]
     return f"{comparison.labels[1]} against {comparison.labels[0]}, {total}: {', '.join(counts)}."
 
 
 def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
     """Return ``HEAD@1a2b3c4 is 4.1 % slower (95 % CI 2.9-5.2)``, or that this is open, or shown not to be so."""
     a, b = comparison.labels
-    ratio = point.ratio
-    match point.change:
-        case Change.SLOWER | Change.FASTER if ratio is not None:
+    ratio = point.time.estimate
+    match outcome := point.time.outcome:
+        case Outcome.SLOWER | Outcome.FASTER if ratio is not None:
             low, high = sorted(100 * abs(bound - 1) for bound in (ratio.low or 1.0, ratio.high or 1.0))
             interval = f"95 % CI {low:.1f}-{high:.1f} %, {units.counted(ratio.num_samples, 'pair')}"
-            return f"{b} is {_share(abs(ratio.value - 1))} {point.change} than {a} ({interval})"
-        case Change.EQUIVALENT if ratio is not None:
+            return f"{b} is {_share(abs(ratio.value - 1))} {outcome} than {a} ({interval})"
+        case Outcome.EQUIVALENT if ratio is not None:
             return f"no difference above {_share(comparison.margin)} between {a} and {b} ({_interval(ratio)})"
-        case Change.INCONCLUSIVE if ratio is not None:
+        case Outcome.INCONCLUSIVE | Outcome.UNCONFIRMED if ratio is not None:
             change = f"{b} takes {100 * (ratio.value - 1):+.1f} % against {a} ({_interval(ratio)})"
             return f"inconclusive{_more(point.num_more)}; {change}"
     states = [f"{label} {state}" for label, state in zip(comparison.labels, point.outcomes, strict=True) if state]
@@ -108,21 +110,24 @@ def _share(share: float) -> str:
 def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
     """Yield whether both train to the same metric."""
     name, total = comparison.question.metric, len(comparison.points)
-    of = {change: [p for p in comparison.points if p.metric is change] for change in MetricChange}
-    if len(of[MetricChange.EQUAL]) == total:
+    of = {
+        change: [p for p in comparison.points if METRIC_CHANGES[p.metric.outcome] == change]
+        for change in METRIC_CHANGES.values()
+    }
+    if len(of["equal"]) == total:
         losses = "losses and " if all(point.has_equal_losses for point in comparison.points) else ""
         yield f"Equal in all pairs, to the last digit: {losses}{name}."
         return
-    for point in of[MetricChange.DIFFERENT][:MAX_NAMED]:
-        change = point.metric_change
+    for point in of["different"][:MAX_NAMED]:
+        change = point.metric.estimate
         assert change is not None
         where = f" at {point_label(point.point)}" if total > 1 else ""
         bounds = "" if change.low is None or change.high is None else f" ({change.low:+.4g} to {change.high:+.4g})"
         yield f"{name}: {comparison.labels[1]} trains differently{where}: {change.value:+.4g}{bounds}."
-    if num := len(of[MetricChange.INCONCLUSIVE]):
+    if num := len(of["inconclusive"]):
         at = f" at {num} of {units.counted(total, 'point')}" if total > 1 else ""
         yield f"{name}: not equal in all pairs, no significant difference{at}."
-    if num := len(of[MetricChange.UNKNOWN]):
+    if num := len(of["unknown"]):
         yield f"{name}: not reported by both at {num} of {units.counted(total, 'point')}."
 
 
@@ -159,9 +164,9 @@ def ab_markdown(
 def _icon(comparison: RevisionComparison, allowed_share: float | None) -> str:
     if allowed_share is not None:
         return {Gate.PASSED: "✅", Gate.FAILED: "❌", Gate.INCONCLUSIVE: "❔"}[comparison.gate(allowed_share)]
-    if comparison.having(Change.SLOWER) or comparison.having(Change.UNTIMED):
+    if any(point.time.outcome in (Outcome.SLOWER, Outcome.MISSING) for point in comparison.points):
         return "❌"
-    return "❔" if comparison.having(Change.INCONCLUSIVE) else "✅"
+    return "✅" if all(point.time.is_settled for point in comparison.points) else "❔"
 
 
 def ab_document(
@@ -189,13 +194,13 @@ def ab_document(
         "points": [
             {
                 "point": p.point,
-                "change": p.change,
-                "ratio": p.ratio,
+                "change": CHANGES[p.time.outcome],
+                "ratio": p.time.estimate,
                 "num_pairs": p.num_pairs,
                 "num_disturbed_pairs": p.num_disturbed,
                 "num_more_blocks": p.num_more,
-                "metric_result": p.metric,
-                "metric_change": p.metric_change,
+                "metric_result": METRIC_CHANGES[p.metric.outcome],
+                "metric_change": p.metric.estimate,
                 "has_equal_losses": p.has_equal_losses,
             }
             for p in comparison.points

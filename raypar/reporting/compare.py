@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.compare import Changes, Comparison, Difference, Gate, MatchedPoint
+from raypar.analysis.compare import Changes, MatchedPoint, StudyComparison
+from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.stats import Estimate
+from raypar.reporting.documents import DIFFERENCES
 from raypar.reporting.points import timed_part
 from raypar.reporting.sentences import distrust
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table, value_column
@@ -38,7 +40,7 @@ LIMITATION = (
 ROUNDING = 1e-12  # an interval of values that are all the same is no wider
 
 
-def print_comparison(console: Console, comparison: Comparison, places: tuple[str, str] = ("", "")) -> None:
+def print_comparison(console: Console, comparison: StudyComparison, places: tuple[str, str] = ("", "")) -> None:
     """Print a table of the points of two studies, the claims on them, and other differences.
 
     Args:
@@ -69,14 +71,16 @@ def print_comparison(console: Console, comparison: Comparison, places: tuple[str
         print_paragraph(console, line)
 
 
-def print_gate(console: Console, comparison: Comparison, exit_code: int) -> None:
+def print_gate(console: Console, comparison: StudyComparison, exit_code: int) -> None:
     """Print whether B is slower than allowed, at which points that is open, and the exit code that follows."""
     console.print()
     for line in _gate_lines(comparison, exit_code):
         print_paragraph(console, line)
 
 
-def compare_document(comparison: Comparison, stores: tuple[str, str], exit_code: int | None = None) -> CompareDocument:
+def compare_document(
+    comparison: StudyComparison, stores: tuple[str, str], exit_code: int | None = None
+) -> CompareDocument:
     """Return what `print_comparison` prints, and `print_gate`.
 
     Args:
@@ -109,7 +113,7 @@ def compare_document(comparison: Comparison, stores: tuple[str, str], exit_code:
     }
 
 
-def _side(comparison: Comparison, stores: tuple[str, str], i: int) -> SideEntry:
+def _side(comparison: StudyComparison, stores: tuple[str, str], i: int) -> SideEntry:
     return {
         "study": comparison.names[i],
         "store": stores[i],
@@ -133,10 +137,10 @@ def _matched(point: MatchedPoint, *, is_judged: bool) -> MatchedEntry:
 
     return {
         "point": point.point,
-        "difference": point.difference,
+        "difference": DIFFERENCES[point.time.outcome],
         "gate": point.gate if is_judged else None,
-        "ratio": point.ratio,
-        "metric_change": point.metric_change,
+        "ratio": point.time.estimate,
+        "metric_change": point.metric.estimate,
         "a": side(0),
         "b": side(1),
         "execution_changes": _pairs(point.execution_changes),
@@ -147,16 +151,17 @@ def _pairs(changes: Changes) -> dict[str, ValuePair]:
     return {key: {"a": a, "b": b} for key, (a, b) in changes.items()}
 
 
-def _gate_lines(comparison: Comparison, exit_code: int) -> Iterator[str]:
+def _gate_lines(comparison: StudyComparison, exit_code: int) -> Iterator[str]:
     share = f"{100 * (comparison.allowed_share or 0):g} %"
     points = {gate: [p for p in comparison.matched if p.gate is gate] for gate in Gate}
-    slower, lost = ([p for p in points[Gate.FAILED] if (p.ratio is None) is is_lost] for is_lost in (False, True))
+    failed = points[Gate.FAILED]
+    slower, lost = ([p for p in failed if (p.time.estimate is None) is is_lost] for is_lost in (False, True))
     unclear = [(p.point, _doubt(p)) for p in points[Gate.INCONCLUSIVE]]
     other_work = [point for point, _ in comparison.unlike]
     unclear += [(point, "other work in B" if point in other_work else "not in B") for point in comparison.missing]
     total = units.counted(sum(map(len, points.values())) + len(comparison.missing), "point")
     lines = [
-        ("B is more than " + share + " slower", [(p.point, units.ratio_interval(p.ratio)) for p in _slowest(slower)]),
+        (f"B is more than {share} slower", [(p.point, _ratio(p)) for p in _slowest(slower)]),
         ("B has no finished trial", [(p.point, str(p.outcomes[1])) for p in lost]),
         ("Inconclusive", unclear),
     ]
@@ -166,7 +171,7 @@ def _gate_lines(comparison: Comparison, exit_code: int) -> Iterator[str]:
             yield f"{text} at {len(named)} of {total}: {shown}."
     if points[Gate.PASSED]:
         yield f"B is at most {share} slower at {len(points[Gate.PASSED])} of {total}."
-    is_open = any(p.difference is not Difference.DISTURBED for p in points[Gate.INCONCLUSIVE])
+    is_open = any(p.time.outcome is not Outcome.DISTURBED for p in points[Gate.INCONCLUSIVE])
     hint = {Gate.INCONCLUSIVE: "; more repeats narrow the intervals" if is_open else ""}
     result = comparison.gate
     assert result is not None
@@ -175,17 +180,17 @@ def _gate_lines(comparison: Comparison, exit_code: int) -> Iterator[str]:
 
 def _doubt(point: MatchedPoint) -> str:
     """Return why it is open whether B is slower at a point: ``1.05× [1.02, 1.08]``."""
-    texts = [units.ratio_interval(point.ratio) if point.ratio else "no time in B"]
-    if point.difference is Difference.NO_INTERVAL:
+    texts = [_ratio(point) if point.time.estimate else "no time in B"]
+    if point.time.outcome is Outcome.UNCONFIRMED:
         texts.append("one trial in A or in B")
-    if point.difference is Difference.DISTURBED:
+    if point.time.outcome is Outcome.DISTURBED:
         texts.append("disturbed")
     if point.diverges_in_b_alone:
         texts.append("some trials diverged in B")
     return ", ".join(texts)
 
 
-def _excluded_lines(comparison: Comparison) -> Iterator[str]:
+def _excluded_lines(comparison: StudyComparison) -> Iterator[str]:
     """Yield the points and trials that are not compared, and why."""
     for name, sentence in zip("AB", comparison.excluded, strict=True):
         if sentence:
@@ -200,7 +205,7 @@ def _excluded_lines(comparison: Comparison) -> Iterator[str]:
         yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
 
 
-def _difference_lines(comparison: Comparison) -> Iterator[str]:
+def _difference_lines(comparison: StudyComparison) -> Iterator[str]:
     """Yield other differences of the studies, which may be behind a difference of their times."""
     means = dict.fromkeys(_changes(p.execution_changes) for p in comparison.matched if p.execution_changes)
     if means:
@@ -218,11 +223,12 @@ def _difference_lines(comparison: Comparison) -> Iterator[str]:
             yield f"{name} ran code with changes that no commit has."
 
 
-def _legend(comparison: Comparison) -> str:
+def _legend(comparison: StudyComparison) -> str:
     """Return the meaning of the columns and the confidence of the intervals."""
     text = f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work"
     text += "; n: finished trials of A, of B."
-    estimates = {"B/A": [p.ratio for p in comparison.matched], "B-A": [p.metric_change for p in comparison.matched]}
+    points = comparison.matched
+    estimates = {"B/A": [p.time.estimate for p in points], "B-A": [p.metric.estimate for p in points]}
     levels = {head: {e.level for e in every if e and e.level} for head, every in estimates.items()}
     shown = [f"{head} {units.level(max(each))}" for head, each in levels.items() if each]
     if shown:
@@ -230,7 +236,7 @@ def _legend(comparison: Comparison) -> str:
     return text
 
 
-def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
+def _columns(comparison: StudyComparison, *, is_wide: bool) -> Iterator[Column]:
     points, metric = comparison.matched, comparison.judged_by
     for key in comparison.keys:
         column = value_column(key, [p.point.get(key, units.MISSING) for p in points])
@@ -240,23 +246,23 @@ def _columns(comparison: Comparison, *, is_wide: bool) -> Iterator[Column]:
     for i, name in enumerate("AB"):
         shown = [p.outcomes[i] or units.seconds_interval(p.times_s[i], bounds=False) for p in points]
         yield Column(f"{name}\ntime", shown, True)
-    yield Column("B/A\ntime", [units.ratio_interval(p.ratio) for p in points], True)
+    yield Column("B/A\ntime", list(map(_ratio, points)), True)
     for i, name in enumerate("AB"):
         scores = [p.metrics[i] for p in points]
         if is_wide and any(scores):
             yield Column(f"{name}\n{metric.name}", [metric.show(m.value if m else None) for m in scores], True)
-    if any(p.metric_change for p in points):
+    if any(p.metric.estimate for p in points):
         unit = ", points" if metric.per_cent else ""
-        yield Column(f"B-A\n{metric.name}{unit}", [_change(metric, p.metric_change) for p in points], True)
+        yield Column(f"B-A\n{metric.name}{unit}", [_change(metric, p.metric.estimate) for p in points], True)
     yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
 
 
-def _doubts(comparison: Comparison) -> list[str]:
+def _doubts(comparison: StudyComparison) -> list[str]:
     """Return for each study whose times can't be trusted why."""
     return [distrust(doubt, f"Times of {side}") for side, doubt in zip("AB", comparison.doubts, strict=True) if doubt]
 
 
-def _claims(comparison: Comparison) -> list[str]:
+def _claims(comparison: StudyComparison) -> list[str]:
     """Return the claims in sentences; those on times stand in `_gate_lines` where B may be slower."""
     if not comparison.matched:
         return ["No point is in both studies: there is nothing to compare."]
@@ -264,43 +270,43 @@ def _claims(comparison: Comparison) -> list[str]:
     return [*times, *_about_lost_times(comparison), *_about_metric(comparison)]
 
 
-def _about_differences(comparison: Comparison) -> Iterator[str]:
+def _about_differences(comparison: StudyComparison) -> Iterator[str]:
     total = units.counted(len(comparison.matched), "point")
-    for difference, most_first in ((Difference.SLOWER, True), (Difference.FASTER, False)):
-        if points := _points(comparison, difference):
-            shown = [f"{point_label(p.point)} ({units.ratio_interval(p.ratio)})" for p in _slowest(points, most_first)]
-            yield f"B is {difference.value} at {len(points)} of {total}: {_listed(shown)}."
+    for outcome, most_first in ((Outcome.SLOWER, True), (Outcome.FASTER, False)):
+        if points := _points(comparison, outcome):
+            shown = [f"{point_label(p.point)} ({_ratio(p)})" for p in _slowest(points, most_first)]
+            yield f"B is {outcome} at {len(points)} of {total}: {_listed(shown)}."
     undecided = (
-        (Difference.INCONCLUSIVE, "the interval of B/A includes 1"),
-        (Difference.DISTURBED, "most trials of A or of B were disturbed"),
-        (Difference.NO_INTERVAL, "one trial in A or in B, no interval"),
+        (Outcome.INCONCLUSIVE, "the interval of B/A includes 1"),
+        (Outcome.DISTURBED, "most trials of A or of B were disturbed"),
+        (Outcome.UNCONFIRMED, "one trial in A or in B, no interval"),
     )
-    for difference, text in undecided:
-        if points := _points(comparison, difference):
+    for outcome, text in undecided:
+        if points := _points(comparison, outcome):
             yield f"Inconclusive at {len(points)} of {total}: {text}."
 
 
-def _about_lost_times(comparison: Comparison) -> Iterator[str]:
+def _about_lost_times(comparison: StudyComparison) -> Iterator[str]:
     """Yield the points without a time, and those that lost trials in B alone."""
     total = units.counted(len(comparison.matched), "point")
-    if points := _points(comparison, Difference.NO_TIME):
+    if points := _points(comparison, Outcome.MISSING):
         shown = []
         for p in points:
             states = [f"{state} in {name}" for name, state in zip("AB", p.outcomes, strict=True) if state]
             shown.append(f"{point_label(p.point)} ({', '.join(states) or 'not timed'})")
         yield f"No time at {len(points)} of {total}: {_listed(shown)}."
-    if points := [p for p in comparison.matched if p.ratio and p.diverges_in_b_alone]:
+    if points := [p for p in comparison.matched if p.time.estimate and p.diverges_in_b_alone]:
         counts = [f"{point_label(p.point)} ({units.counted(p.num_diverged[1], 'trial')})" for p in points]
         yield f"Trials diverged in B and none in A at {len(points)} of {total}: {_listed(counts)}."
 
 
-def _about_metric(comparison: Comparison) -> Iterator[str]:
-    changes = [(p, p.metric_change) for p in comparison.matched if p.metric_change is not None]
+def _about_metric(comparison: StudyComparison) -> Iterator[str]:
+    changes = [(p, p.metric.estimate) for p in comparison.matched if p.metric.estimate is not None]
     if not changes:
         yield _not_compared(comparison)
         return
     of, total = f"{comparison.metric}: ", units.counted(len(changes), "point")
-    differing = [(p, c) for p, c in changes if c.excludes(0.0)]
+    differing = [(p, c) for p, c in changes if p.metric.differs]
     if differing:
         most, change = max(differing, key=lambda entry: abs(entry[1].value))
         unit = " percentage points" if comparison.judged_by.per_cent else ""
@@ -308,13 +314,13 @@ def _about_metric(comparison: Comparison) -> Iterator[str]:
         yield f"{of}B differs from A at {len(differing)} of {total}; most at {shown}."
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
         yield f"{of}the same at all of {total}."
-    elif all(c.low is None for _, c in changes):
+    elif all(p.metric.outcome is Outcome.UNCONFIRMED for p, _ in changes):
         yield f"{of}inconclusive, too few trials for an interval."
     else:
         yield f"{of}no significant difference at any of {total}."
 
 
-def _not_compared(comparison: Comparison) -> str:
+def _not_compared(comparison: StudyComparison) -> str:
     unit_a, unit_b = (METRIC_UNITS.get(unit, "") for unit in comparison.metric_units)
     if unit_a and unit_b and unit_a != unit_b:
         return f"{comparison.metric} is not compared: it is {unit_a} in A, and {unit_b} in B."
@@ -333,13 +339,17 @@ def _change(metric: Metric, change: Estimate | None) -> str:
     return show(change.value) + brackets
 
 
-def _points(comparison: Comparison, difference: Difference) -> list[MatchedPoint]:
-    return [p for p in comparison.matched if p.difference is difference]
+def _ratio(point: MatchedPoint) -> str:
+    return units.ratio_interval(point.time.estimate)
+
+
+def _points(comparison: StudyComparison, outcome: Outcome) -> list[MatchedPoint]:
+    return [p for p in comparison.matched if p.time.outcome is outcome]
 
 
 def _slowest(points: Iterable[MatchedPoint], most_first: bool = True) -> list[MatchedPoint]:
     """Sort points by their ratio."""
-    return sorted(points, key=lambda p: p.ratio.value if p.ratio else 0.0, reverse=most_first)
+    return sorted(points, key=lambda p: p.time.estimate.value if p.time.estimate else 0.0, reverse=most_first)
 
 
 def _listed(texts: Iterable[str]) -> str:

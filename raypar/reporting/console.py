@@ -16,7 +16,7 @@ from rich.text import Text
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
-from raypar.reporting.documents import Spread
+from raypar.reporting.documents import OUTCOMES, Spread
 from raypar.reporting.fit import details, scaling_entry
 from raypar.reporting.points import brief_legend, layouts, legend, point_columns
 from raypar.reporting.profile import breakdown_section
@@ -146,7 +146,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
                 "compared": c.who,
                 "baseline": c.base,
                 "setting": c.setting or None,
-                "outcome": c.outcome,
+                "outcome": OUTCOMES[c.outcome],
                 "speedup": c.point.speedup,
                 "efficiency": c.point.efficiency,
             }
@@ -173,7 +173,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
             for p in analysis.points
         ],
         "caveats": [
-            {"check": w.check, "summary": w.summary, "detail": w.detail, "advice": w.advice} for w in analysis.warnings
+            {"check": w.check, "summary": w.subject, "detail": w.detail, "advice": w.advice} for w in analysis.warnings
         ],
         "statements": analysis.statements,
         "scaling": [scaling_entry(group, group.analysis) for group in analysis.worker_groups],

@@ -19,7 +19,7 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from typing_extensions import TypedDict  # of `typing`, pydantic takes it from Python 3.12 on
+from typing_extensions import TypeAliasType, TypedDict  # of `typing`, pydantic takes it from Python 3.12 on
 
 from raypar.reporting.text import as_utf8
 from raypar.study.quantity import View, limited, of_view
@@ -27,12 +27,10 @@ from raypar.study.space import Value
 from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialState
 
 if TYPE_CHECKING:
-    from raypar.analysis.ab import Change, MetricChange
-    from raypar.analysis.compare import Difference, Gate
+    from raypar.analysis.comparison import Gate
     from raypar.analysis.effects import Effects, Importances
     from raypar.analysis.goodput import BatchGroup
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.pairwise import Outcome
     from raypar.analysis.recommend import Constraints, Decision
     from raypar.analysis.scaling import Measurement
     from raypar.analysis.stats import Estimate
@@ -42,6 +40,48 @@ if TYPE_CHECKING:
     from raypar.predict.step_model import Limit, StepTime
 
 Values: TypeAlias = Mapping[str, Value]  # hyperparameters
+
+# Words for an `analysis.comparison.Outcome`: in a report, of two studies, of two revisions, of their metrics.
+Outcome = TypeAliasType(
+    "Outcome", Literal["faster", "slower", "equivalent", "inconclusive", "unconfirmed", "disturbed"]
+)
+Difference = TypeAliasType(
+    "Difference", Literal["slower", "faster", "inconclusive", "disturbed", "no interval", "no time"]
+)
+Change = TypeAliasType("Change", Literal["slower", "faster", "equivalent", "inconclusive", "untimed"])
+MetricChange = TypeAliasType("MetricChange", Literal["equal", "different", "inconclusive", "unknown"])
+OUTCOMES: Mapping[str, Outcome] = {
+    "faster": "faster",
+    "slower": "slower",
+    "equivalent": "equivalent",
+    "inconclusive": "inconclusive",
+    "unconfirmed": "unconfirmed",
+    "disturbed": "disturbed",
+}
+DIFFERENCES: Mapping[str, Difference] = {
+    "slower": "slower",
+    "faster": "faster",
+    "inconclusive": "inconclusive",
+    "disturbed": "disturbed",
+    "unconfirmed": "no interval",
+    "missing": "no time",
+}
+CHANGES: Mapping[str, Change] = {
+    "slower": "slower",
+    "faster": "faster",
+    "equivalent": "equivalent",
+    "inconclusive": "inconclusive",
+    "unconfirmed": "inconclusive",
+    "missing": "untimed",
+}
+METRIC_CHANGES: Mapping[str, MetricChange] = {
+    "equal": "equal",
+    "higher": "different",
+    "lower": "different",
+    "inconclusive": "inconclusive",
+    "unconfirmed": "inconclusive",
+    "missing": "unknown",
+}
 
 
 class Spread(dict[str, Any]):
@@ -1056,12 +1096,10 @@ def schema() -> dict[str, Any]:
     # pydantic looks up the names of annotations among the local ones, too; these modules take long to import.
     from pydantic import TypeAdapter
 
-    from raypar.analysis.ab import Change, MetricChange  # noqa: F401
-    from raypar.analysis.compare import Difference, Gate  # noqa: F401
+    from raypar.analysis.comparison import Gate  # noqa: F401
     from raypar.analysis.effects import Effects, Importances  # noqa: F401
     from raypar.analysis.goodput import BatchGroup  # noqa: F401
     from raypar.analysis.laws import Scaling  # noqa: F401
-    from raypar.analysis.pairwise import Outcome  # noqa: F401
     from raypar.analysis.recommend import Constraints, Decision  # noqa: F401
     from raypar.analysis.scaling import Measurement  # noqa: F401
     from raypar.analysis.stats import Estimate  # noqa: F401

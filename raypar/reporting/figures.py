@@ -1,4 +1,4 @@
-"""The figures of a study. Each is a function in `FIGURES`, with a title and a caption; Vega-Lite draws it.
+"""The figures of a study. Each is a function with the decorator `figure`; Vega-Lite draws it.
 
 Values are drawn as medians with their intervals, above a dot for each trial. A caption says what to see: sentences of
 the study's verdict and statements. A figure that the study has no data for is omitted, with the reason.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +18,9 @@ import numpy as np
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.comparison import Comparison, Outcome
 from raypar.analysis.laws import USL, Fit
-from raypar.analysis.pairwise import Outcome, trial_speedup
+from raypar.analysis.pairwise import trial_speedup
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import TRAIN_TIME, PointSamples, point_key
 from raypar.analysis.recommend import Candidate, Decision, pareto_front
@@ -26,16 +28,44 @@ from raypar.analysis.scaling import ScalingPoint, WorkerGroup
 from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import best_lines, fastest_lines
 from raypar.errors import RayparError
+from raypar.plugins import registered
 from raypar.reporting import vega
 from raypar.reporting.profile import NAMES
 from raypar.reporting.recommend import recommended_lines
-from raypar.reporting.sentences import comparison_columns
+from raypar.reporting.sentences import comparison_columns, reservation
 from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.profile import PARTS
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 
+GROUP = "raypar.figures"  # of entry points, each a `FigureMaker`
+MANY_POINTS = 12
 MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure | OmittedFigure]
+
+
+@dataclass(frozen=True)
+class FigureMaker:
+    """Figure of a report, before it is drawn.
+
+    Attributes:
+        make: draws it from the analysis and the trials.
+        place: in the order of a report; raypar's own have 10 to 130.
+        in_search: place among those that come first in a search; infinite: it is none.
+        in_grid: likewise, in a study of many points.
+    """
+
+    make: MakeFigure
+    place: float
+    in_search: float = math.inf
+    in_grid: float = math.inf
+
+    def __call__(self, analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
+        return self.make(analysis, results)
+
+
+def figure(place: float, **first: float) -> Callable[[MakeFigure], FigureMaker]:
+    """Make a function a figure of every report; see `FigureMaker`."""
+    return lambda make: FigureMaker(make, place, **first)
 
 
 def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | OmittedFigure, ...]:
@@ -44,10 +74,12 @@ def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple
     Args:
         results: the trials, in any order.
     """
-    first = SEARCH_FIGURES if analysis.question.is_search else ()
-    if len(analysis.points) > MANY_POINTS and not first:
-        first = GRID_FIGURES
-    return tuple(figure(analysis, results) for figure in dict.fromkeys((*first, *FIGURES)))
+    is_search, is_grid = analysis.question.is_search, len(analysis.points) > MANY_POINTS
+
+    def place(each: FigureMaker) -> tuple[float, float]:
+        return each.in_search if is_search else each.in_grid if is_grid else math.inf, each.place
+
+    return tuple(each(analysis, results) for each in sorted((*FIGURES, *INSTALLED.values()), key=place))
 
 
 def write_figures(
@@ -80,6 +112,7 @@ PLAIN = (vega.GREY, "circle")
 OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER: ("#D55E00", "triangle-left")}
 
 
+@figure(10, in_grid=1)
 def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Speedups over the baseline: of three worker counts or more as curves, of other points one below the other."""
     groups, comparisons = _curves(analysis), analysis.verdict.comparisons
@@ -187,6 +220,7 @@ def _speedup_over_workers(analysis: StudyAnalysis, groups: Mapping[str, WorkerGr
     return Figure("speedup", "Speedup over workers", caption, spec)
 
 
+@figure(100)
 def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Parallel efficiencies over the number of workers with their intervals; 100 % is ideal."""
     title = "Parallel efficiency over workers"
@@ -309,6 +343,7 @@ KIND_STYLES = {
 }
 
 
+@figure(30, in_search=3)
 def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each point's time and metric: the recommended one, those on the Pareto front, those that are excluded."""
     metric, advice = analysis.question.metric, analysis.verdict.recommendation
@@ -356,6 +391,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     return Figure("pareto", title, _pareto_caption(analysis, rows), spec)
 
 
+@figure(80)
 def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each point's step time against the memory that a worker needs."""
     title = "Step time against peak memory"
@@ -404,8 +440,8 @@ def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:
     if analysis.question.is_search:
         least, most = (units.seconds(pick(row["time"] for row in rows)) for pick in (min, max))
         first = f"Trainings took from {least} to {most}"
-    if excluded := [c.exclusion for c in advice.candidates if c.exclusion]:
-        num_worse, for_metric = sum(why.startswith(metric) for why in excluded), f" for their {metric}"
+    if excluded := [c for c in advice.candidates if c.exclusion]:
+        num_worse, for_metric = sum(c.is_excluded_for_metric for c in excluded), f" for their {metric}"
         share = f"{len(excluded)} of {len(advice.candidates)} points"
         first += f". Excluded{for_metric * (num_worse == len(excluded))}: {share}"
         first += f" ({num_worse}{for_metric})" * (0 < num_worse < len(excluded))
@@ -417,6 +453,7 @@ TOP_SHARE = 0.1  # of the trials, whose values the caption names
 LOG_RANGE = 20  # of the values of a logarithmic axis
 
 
+@figure(50, in_search=1)
 def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The metric of a search's trials over the hyperparameter that matters most."""
     metric = analysis.question.metric
@@ -460,6 +497,7 @@ INKS = ("#ffffff", "#000000")  # on dark cells, on light ones
 MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of them empty
 
 
+@figure(110, in_grid=2)
 def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median time over two swept hyperparameters, for a study that sweeps two."""
     cells = [(p.point, p.time_s) for p in analysis.points if p.time_s is not None]
@@ -467,6 +505,7 @@ def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omit
     return _heat_map(analysis, cells, shows, "heat_map", "Time", _time_title(analysis))
 
 
+@figure(120, in_grid=3)
 def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
     name = analysis.question.metric
@@ -550,6 +589,7 @@ MAX_GROUPS = 3
 BATCH_PARTS = {"throughput": "samples/s", "progress": "progress per sample", "goodput": "speed towards the target"}
 
 
+@figure(90)
 def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Samples per second, progress per sample and their product over the batch size, against one of them."""
     title = "Batch size: throughput and progress"
@@ -584,7 +624,7 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         f"{units.ratio(last.progress.value)} the progress per sample = {units.ratio_interval(last.goodput)} the speed "
         f"to {target.metric} {target.show(target.value)}"
     )
-    return Figure("goodput", title, f"{caption}{'' if last.goodput.excludes(1.0) else ', inconclusive'}.", spec)
+    return Figure("goodput", title, f"{caption}{reservation(Comparison(last.goodput))}.", spec)
 
 
 OFF_AXIS = {"offset": 24}  # of a legend: the axis has its title there
@@ -594,6 +634,7 @@ TRIAL_PARTS = ("start-up", "loading data", "warm-up", "training", "evaluation", 
 TRIAL_COLOURS = dict(zip(TRIAL_PARTS, ("#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#c3c7cd"), strict=True))
 
 
+@figure(20)
 def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median time of each point with its interval, and the time of each trial."""
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
@@ -645,6 +686,7 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     return Figure("times", title, caption + more, spec)
 
 
+@figure(60)
 def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Parts of a mean step, stacked, for each profiled point."""
     title = "Where a step's time goes"
@@ -674,6 +716,7 @@ def _shares_caption(part: str, whole: str, shares: Mapping[str, float]) -> str:
     return f"{text} at {ends[0]}, {least} at {ends[1]}." if most != least else f"{text}."
 
 
+@figure(70)
 def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Parts of a whole trial, stacked, for each point: the mean of its finished trials."""
     title = "Where a trial's time goes"
@@ -747,6 +790,7 @@ MAX_REPORTS = 1200  # of all curves
 MAX_DRAWN_TRIALS = 500
 
 
+@figure(40, in_search=2)
 def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The metric over the time trained so far, a curve for each trial, coloured by its point."""
     metric = analysis.question.metric
@@ -791,6 +835,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
     return Figure("learning", title, " ".join(best_metric) or ends_at, spec)
 
 
+@figure(130)
 def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """Each trial's time over its point's median, by when it was started: a machine that changes shows."""
     title = "Drift over the study"
@@ -841,26 +886,5 @@ def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list
     return rows
 
 
-# In the order of a report. A new figure is a function and its entry here.
-FIGURES: Sequence[MakeFigure] = (
-    speedup,
-    times,
-    pareto,
-    learning,
-    main_effect,
-    breakdown,
-    trial_parts,
-    memory,
-    goodput,
-    efficiency,
-    heat_map,
-    metric_heat_map,
-    drift,
-)
-SEARCH_FIGURES: Sequence[MakeFigure] = (main_effect, learning, pareto)  # come first in a search …
-GRID_FIGURES: Sequence[MakeFigure] = (
-    speedup,
-    heat_map,
-    metric_heat_map,
-)  # … and in a study of many points
-MANY_POINTS = 12
+INSTALLED = registered(GROUP, FigureMaker, {})
+FIGURES = tuple(each for each in list(globals().values()) if isinstance(each, FigureMaker))

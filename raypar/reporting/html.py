@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from raypar import units
-from raypar.analysis.analyse import StudyAnalysis, pair_speedups
+from raypar.analysis.analyse import StudyAnalysis, speedups_in_blocks
 from raypar.analysis.verdict import Verdict
 from raypar.provenance import versions
 from raypar.reporting.figures import figures_of
@@ -196,7 +196,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
     more, trials = len(trials) - most, trials[:most]
     metric = analysis.question.metric
     keys = list(dict.fromkeys([*analysis.question.space_keys, *(k for r in trials for k in r.spec.point)]))
-    speedups = pair_speedups(analysis.question, trials)
+    speedups = speedups_in_blocks(analysis.question, analysis.points)
     judged_by = analysis.question.judged_by
     factor = judged_by.per_cent or 1
     finals = [r.final.get(metric) for r in trials]

@@ -294,8 +294,9 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
         return ""
     if not advice.rivals:
         num = sum(not c.exclusion for c in advice.candidates) - 1
-        others = "other one that qualifies" if num == 1 else f"{num} others that qualify"
-        others = others if num + 1 < len(advice.candidates) else others.partition(" that")[0]
+        others = "other one" if num == 1 else f"{num} others"
+        if num + 1 < len(advice.candidates):
+            others += " that qualifies" if num == 1 else " that qualify"
         return f", faster than the {others}" if num > 0 and not is_single else ""
     tied = _named([point_label(c.point) for c in advice.rivals])
     num_workers = chosen.num_workers or 0

@@ -8,9 +8,9 @@ from typing import TypeAlias, TypeVar
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
+from raypar.analysis.comparison import METRIC_CHANGE, SPEEDUP, Comparison, Outcome, Scale
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
-from raypar.analysis.pairwise import Outcome
 from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import BaselineComparison, Verdict
 from raypar.reporting.text import Column
@@ -48,7 +48,7 @@ def distrust(doubt: str, times: str = "Times") -> str:
 def caveats_line(analysis: StudyAnalysis) -> str:
     """Return the caveats in short, but for those that stand in the answer or the table; empty where there is none."""
     named = {"few_repeats", "not_separated", *(["other_load"] if analysis.verdict.doubt else [])}
-    texts = [finding.summary for finding in analysis.warnings if finding.check not in named]
+    texts = [finding.subject for finding in analysis.warnings if finding.check not in named]
     if not texts:
         return ""
     texts = [texts[0], *(text[0].lower() + text[1:] for text in texts[1:])]
@@ -97,6 +97,13 @@ def importance_line(analysis: StudyAnalysis) -> str:
     return f"Importance for {metric} (random forest, {units.counted(importances.num_points, 'trial')}): {shares}."
 
 
+def reservation(comparison: Comparison) -> str:
+    """Return what follows a ratio that shows no difference; empty after one that does."""
+    if comparison.outcome is Outcome.UNCONFIRMED:
+        return " (1 trial each, unconfirmed)"
+    return "" if comparison.is_settled else f", {comparison.outcome}"
+
+
 MAX_GOODPUT_GROUPS = 2
 MAX_CAVEATS = 4
 
@@ -109,9 +116,7 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
         if batch.batch_size != group.base:
             factors = " × ".join(map(units.ratio_interval, (batch.throughput, batch.progress)))
             parts = f"{factors} = {units.ratio_interval(batch.goodput)}"
-            doubt = "" if batch.goodput.excludes(1.0) else ", inconclusive"
-            doubt = " (1 trial each, unconfirmed)" if batch.goodput.low is None else doubt
-            yield f"- {group.key}={batch.batch_size}: {parts}{doubt}"
+            yield f"- {group.key}={batch.batch_size}: {parts}{reservation(Comparison(batch.goodput))}"
 
 
 def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
@@ -156,19 +161,19 @@ def _main(effects: Effects, metric: Metric) -> Iterator[IndentedLine]:
 def _level(effect: MainEffect, of: LevelEffect, metric: Metric) -> str:
     level, reference = units.value_of(of.level), units.value_of(effect.reference)
     shown = units.ratio_interval(of.speedup)
-    if of.speedup.low is None:
+    if (outcome := Comparison(of.speedup).outcome) is Outcome.UNCONFIRMED:
         text = f"{level} against {reference}: {shown}"
-    elif _is_tied(of.speedup, 1.0, MIN_RATIO):
+    elif _is_tied(of.speedup, SPEEDUP, MIN_RATIO):
         text = f"{level} against {reference}: no significant difference in time ({shown})"
     else:
-        text = f"{level} is {'faster' if of.speedup.value > 1 else 'slower'} than {reference}: {shown}"
+        text = f"{level} is {outcome} than {reference}: {shown}"
     return f"{text}, {_change(of.metric_change, metric)}" if of.metric_change else text
 
 
 def _change(change: Estimate, metric: Metric) -> str:
     """``accuracy -2.1 points [-2.4, -1.8]``."""
     text = metric.show_change(change)
-    if not _is_tied(change, 0.0, metric.smallest_shown):
+    if not _is_tied(change, METRIC_CHANGE, metric.smallest_shown):
         return f"{metric.name} {text}"
     if not any((change.value, change.low, change.high)):
         return f"{metric.name} the same"
@@ -182,7 +187,7 @@ def _interactions(effects: Effects) -> Iterator[IndentedLine]:
     for key in dict.fromkeys(i.key for i in effects.interactions):
         levels = [i for i in effects.interactions if i.key == key]
         shown = _shown_levels(levels, levels[0].reference, is_ordered=is_ordered.get(key, False))
-        differing = [i for i in shown if i.change.low is not None and not _is_tied(i.change, 1.0, MIN_RATIO)]
+        differing = [i for i in shown if i.change.low is not None and not _is_tied(i.change, SPEEDUP, MIN_RATIO)]
         if not differing:
             widest = max(shown, key=lambda i: abs(math.log(i.change.value))).change
             tied.append(f"{key} ({units.ratio_interval(widest)})")
@@ -211,8 +216,8 @@ def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bo
     return levels if len(levels) <= MAX_LEVELS else (levels[0], levels[-1])
 
 
-def _is_tied(estimate: Estimate, neutral: float, floor: float) -> bool:
-    """Return whether the interval includes `neutral`, or the difference is too small to show; False without one."""
-    if estimate.low is None:
-        return False
-    return not estimate.excludes(neutral) or abs(estimate.value - neutral) < floor
+def _is_tied(estimate: Estimate, scale: Scale, floor: float) -> bool:
+    """Return whether no difference is shown, or one too small to print; False without an interval."""
+    outcome = Comparison(estimate, scale).outcome
+    is_small = abs(estimate.value - scale.neutral) < floor
+    return outcome is Outcome.INCONCLUSIVE or (outcome is not Outcome.UNCONFIRMED and is_small)

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from raypar import Study, choice, grid, loguniform
 from raypar.analysis.analyse import analyse
-from raypar.analysis.compare import Gate, Side, compare
+from raypar.analysis.compare import Side, compare
+from raypar.analysis.comparison import Gate
 from raypar.analysis.laws import AMDAHL, GUSTAFSON, USL, Scaling
 from raypar.analysis.question import TRAIN_TIME, Question, current_results
 from raypar.analysis.recommend import Constraints, recommend

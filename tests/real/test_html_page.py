@@ -57,7 +57,7 @@ def golden_pages(tmp_path_factory):
             study = read_study(name, f"sqlite:///{folder}/mlflow.db", folder)
             origin = Origin(study.tags, study.description, study.source)
             pages[name] = made / f"{name}.html"
-            pages[name].write_text(html_report(study.analysis, study.current_results.results, origin), "utf-8")
+            pages[name].write_text(html_report(study.analysis, study.analysis.evidence.results, origin), "utf-8")
     return pages
 
 

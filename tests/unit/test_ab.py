@@ -17,9 +17,10 @@ from command import refused
 from jsonschema import Draft202012Validator
 from results import make_result
 
-from raypar.analysis.ab import Change, MetricChange, compare_revisions
+from raypar.analysis.ab import compare_revisions
 from raypar.analysis.analyse import analyse
-from raypar.analysis.compare import Gate
+from raypar.analysis.comparison import Gate, Outcome
+from raypar.analysis.evidence import evidence_of
 from raypar.analysis.question import Question
 from raypar.analysis.settle import what_is_open
 from raypar.cli.ab import split_words
@@ -379,27 +380,27 @@ def results(slowdown, *, noise=NOISE, busy=(), accuracy=0.9):
 @pytest.mark.parametrize(
     ("slowdown", "change", "text"),
     [
-        (0.05, Change.SLOWER, f"{B} is 5.0 % slower than {A} ("),
-        (-0.05, Change.FASTER, f"{B} is 5.0 % faster than {A} ("),
-        (0.0, Change.EQUIVALENT, f"no difference above 2 % between {A} and {B} ("),
+        (0.05, Outcome.SLOWER, f"{B} is 5.0 % slower than {A} ("),
+        (-0.05, Outcome.FASTER, f"{B} is 5.0 % faster than {A} ("),
+        (0.0, Outcome.EQUIVALENT, f"no difference above 2 % between {A} and {B} ("),
     ],
 )
 def test_the_verdict_is_a_claim_that_its_interval_shows(slowdown, change, text):
-    compared = compare_revisions(question(), results(slowdown))
-    assert compared.points[0].change is change
+    compared = compare_revisions(evidence_of(question(), results(slowdown)))
+    assert compared.points[0].time.outcome is change
     assert verdict_lines(compared)[0].startswith(text)
     assert what_is_open(question(), results(slowdown)).stopped == "settled"
 
 
 def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
     noise = tuple(4 * each for each in NOISE)
-    (point,) = compare_revisions(question(), results(0.01, noise=noise)).points
-    assert point.change is Change.INCONCLUSIVE and point.num_more > 0
+    (point,) = compare_revisions(evidence_of(question(), results(0.01, noise=noise))).points
+    assert point.time.outcome is Outcome.INCONCLUSIVE and point.num_more > 0
     assert not what_is_open(question(), results(0.01, noise=noise)).stopped
-    line = verdict_lines(compare_revisions(question(), results(0.01, noise=noise)))[0]
+    line = verdict_lines(compare_revisions(evidence_of(question(), results(0.01, noise=noise))))[0]
     assert line.startswith(f"inconclusive: about {point.num_more} more block") and "no difference" not in line
     # A few pairs that scatter much can't tell how many thousand more it takes.
-    wild = compare_revisions(question(), results(0.01, noise=tuple(40 * each for each in NOISE[:4])))
+    wild = compare_revisions(evidence_of(question(), results(0.01, noise=tuple(40 * each for each in NOISE[:4]))))
     assert wild.points[0].num_more > 1000
     line = verdict_lines(wild)[0]
     assert line.startswith("inconclusive, and more than 100 more blocks would be needed: make trials longer")
@@ -408,12 +409,12 @@ def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
 
 def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
     busy = (0, 3)
-    (point,) = compare_revisions(question(), results(0.05, busy=busy)).points
-    assert (point.change, point.num_pairs, point.num_blocks, point.num_disturbed) == (Change.SLOWER, 6, 8, 2)
-    lines = verdict_lines(compare_revisions(question(), results(0.05, busy=busy)))
+    (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=busy))).points
+    assert (point.time.outcome, point.num_pairs, point.num_blocks, point.num_disturbed) == (Outcome.SLOWER, 6, 8, 2)
+    lines = verdict_lines(compare_revisions(evidence_of(question(), results(0.05, busy=busy))))
     assert lines[1] == "Other load met 2 of 8 pairs; compared are 6 of trials that it did not meet."
-    (point,) = compare_revisions(question(), results(0.05, busy=(0, 3, 5))).points
-    assert point.num_pairs == 8 and point.change is Change.INCONCLUSIVE
+    (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=(0, 3, 5)))).points
+    assert point.num_pairs == 8 and point.time.outcome is Outcome.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,7 @@ def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
 )
 def test_the_gate_holds_the_interval_against_the_allowance_and_so_does_the_end(slowdown, allowed, gate):
     asked = question(allowed_share=allowed)
-    assert compare_revisions(asked, results(slowdown)).gate(allowed) is gate
+    assert compare_revisions(evidence_of(asked, results(slowdown))).gate(allowed) is gate
     assert (what_is_open(asked, results(slowdown)).stopped is None) == (gate is Gate.INCONCLUSIVE)
 
 
@@ -431,8 +432,10 @@ def test_a_revision_whose_trials_fail_has_no_time_and_does_not_pass():
         make_result({"revision": B}, r, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no"))
         for r in range(3)
     ]
-    compared = compare_revisions(question(), [r for r in results(0.0) if r.spec.point["revision"] == A] + failed)
-    assert compared.points[0].change is Change.UNTIMED and compared.gate(0.05) is Gate.FAILED
+    compared = compare_revisions(
+        evidence_of(question(), [r for r in results(0.0) if r.spec.point["revision"] == A] + failed)
+    )
+    assert compared.points[0].time.outcome is Outcome.MISSING and compared.gate(0.05) is Gate.FAILED
     assert verdict_lines(compared)[0] == f"no times to compare: {B} failed."
 
 
@@ -445,18 +448,20 @@ def test_that_the_code_of_both_differs_is_no_caveat_and_that_of_one_is():
 
 
 def test_the_metric_is_compared_too():
-    (point,) = compare_revisions(question(), results(0.0)).points
-    assert point.metric is MetricChange.EQUAL
+    (point,) = compare_revisions(evidence_of(question(), results(0.0))).points
+    assert point.metric.outcome is Outcome.EQUAL
     of_a, of_b = results(0.0)[::2], results(0.0, accuracy=0.8)[1::2]
-    (point,) = compare_revisions(question(), [*of_a, *of_b]).points
-    assert point.metric is MetricChange.DIFFERENT and point.metric_change.value == pytest.approx(-0.1)
+    (point,) = compare_revisions(evidence_of(question(), [*of_a, *of_b])).points
+    assert point.metric.outcome is Outcome.LOWER and point.metric.estimate.value == pytest.approx(-0.1)
 
 
 def test_the_document_is_as_the_schema_has_it():
     schema = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
     from raypar.reporting.documents import to_json
 
-    document = json.loads(to_json(ab_document(compare_revisions(question(), results(0.05)), "s", 0.02, 1, 0)))
+    document = json.loads(
+        to_json(ab_document(compare_revisions(evidence_of(question(), results(0.05))), "s", 0.02, 1, 0))
+    )
     assert not list(Draft202012Validator(schema).iter_errors(document))
     assert document["gate"] == {"allowed_share": 0.02, "result": "failed", "exit_code": 1}
 

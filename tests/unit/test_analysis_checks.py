@@ -12,7 +12,8 @@ from results import make_result, make_spec, stored_conditions
 from scipy.stats import kendalltau
 
 from raypar.analysis.analyse import Question, analyse
-from raypar.analysis.checks import CHECKS, Evidence, trend_of
+from raypar.analysis.checks import CHECKS, trend_of
+from raypar.analysis.evidence import Evidence
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import collect
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
@@ -397,10 +398,10 @@ def test_quiet_machines_and_unknown_ones_raise_no_warning(environment):
 
 
 def test_every_check_has_advice_of_its_own_and_a_case_here():
-    advice = list(CHECKS.values())
+    advice = [check.advice for check in CHECKS]
     assert len(set(advice)) == len(advice) and all(text.endswith(".") for text in advice)
     of_time = {"drift_over_study", "drift_in_trials", "slow_first_trial", "outliers"}
-    assert {check.__name__ for check in CHECKS} == {*CASES, *of_time, "unequal_work", "other_settings"}
+    assert {check.name for check in CHECKS} == {*CASES, *of_time, "unequal_work", "other_settings"}
 
 
 # ---- steadiness over time, on made-up studies
@@ -427,7 +428,7 @@ def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0, block
 def over_time(results, name):
     """Findings of a check, from the trials alone."""
     points = tuple(PointAnalysis(**vars(p)) for p in collect(QUESTION, results, "train_time_s"))
-    (check,) = (check for check in CHECKS if check.__name__ == name)
+    (check,) = (check for check in CHECKS if check.name == name)
     return {name for _ in check(Evidence(QUESTION, "train_time_s", points))}
 
 

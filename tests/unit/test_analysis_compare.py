@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import CONFIG, make_result, stored_conditions
 
-from raypar.analysis.compare import Difference, Gate, Side, compare, holm_estimates, match
+from raypar.analysis.compare import Side, compare, holm_estimates, match
+from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import (
     Estimate,
@@ -52,7 +53,7 @@ DIVERGED, FAILED = ended(TrialState.DIVERGED), ended(TrialState.FAILED)
 WHOLE = [make_result({"num_workers": 1}, r, None, wall_s=9.0 + r / 99) for r in range(3)]
 TIMED = [make_result({"num_workers": 1}, r, 4.0, wall_s=6.0 + r / 99) for r in range(3)]
 MORE_WORK = [make_result({"num_workers": 1}, r, 8.0 + r / 99, num_samples=720_000) for r in range(3)]
-S, F, OPEN = Difference.SLOWER, Difference.FASTER, Difference.INCONCLUSIVE
+S, F, OPEN = Outcome.SLOWER, Outcome.FASTER, Outcome.INCONCLUSIVE
 PASSED, LOST, UNCLEAR = Gate.PASSED, Gate.FAILED, Gate.INCONCLUSIVE
 
 
@@ -63,27 +64,27 @@ PASSED, LOST, UNCLEAR = Gate.PASSED, Gate.FAILED, Gate.INCONCLUSIVE
         (trials(), trials(scaled(1.02)), S, 1.02, PASSED),
         (trials(), trials(scaled(1 / 1.2)), F, 1 / 1.2, PASSED),
         (trials(), trials((4.3, 3.7, 4.01)), OPEN, 4.01 / 4, UNCLEAR),
-        (trials(), trials((8.0,)), Difference.NO_INTERVAL, 2.0, UNCLEAR),
+        (trials(), trials((8.0,)), Outcome.UNCONFIRMED, 2.0, UNCLEAR),
         # In every block B takes exactly 1.1 times as long: pairs would leave no doubt, independent samples do.
         (trials(WIDE), trials(scaled(1.1, WIDE)), OPEN, 1.1, UNCLEAR),
         (trials(), MORE_WORK, F, 0.5, PASSED),  # rates are compared where the work differs
         (TIMED, WHOLE, S, 1.5, LOST),  # as are whole trials where either has no time of its steps
         (WHOLE, TIMED, F, 1 / 1.5, PASSED),
         # What B has lost is no pass, nor is what A never had a loss.
-        (trials(), FAILED, Difference.NO_TIME, None, LOST),
-        (trials(), DIVERGED, Difference.NO_TIME, None, LOST),
-        (trials(), ended(TrialState.STOPPED), Difference.NO_TIME, None, UNCLEAR),
+        (trials(), FAILED, Outcome.MISSING, None, LOST),
+        (trials(), DIVERGED, Outcome.MISSING, None, LOST),
+        (trials(), ended(TrialState.STOPPED), Outcome.MISSING, None, UNCLEAR),
         (trials(), [*trials(), *DIVERGED], OPEN, 1.0, UNCLEAR),
         (trials(), [*trials(), *FAILED], OPEN, 1.0, PASSED),
         ([*trials(), *DIVERGED], [*trials(), *DIVERGED], OPEN, 1.0, PASSED),
-        (FAILED, trials(), Difference.NO_TIME, None, None),
+        (FAILED, trials(), Outcome.MISSING, None, None),
     ],
 )
 def test_the_ratio_is_how_many_times_as_long_b_takes(a, b, difference, ratio, gate):
     comparison = compared(a, b)
     (point,) = comparison.matched
-    assert point.difference is difference
-    assert (point.ratio and point.ratio.value) == (ratio and pytest.approx(ratio, rel=5e-3))
+    assert point.time.outcome is difference
+    assert (point.time.estimate and point.time.estimate.value) == (ratio and pytest.approx(ratio, rel=5e-3))
     assert comparison.time_metric == ("wall_s" if WHOLE in (a, b) else "train_time_s")
     judged = compared(a, b, 0.05)
     assert judged.matched[0].gate is gate
@@ -96,7 +97,8 @@ def test_the_ratio_is_how_many_times_as_long_b_takes(a, b, difference, ratio, ga
 )
 def test_b_is_slower_than_allowed_or_not_only_if_the_whole_interval_is(low, high, gate):
     ratio = Estimate(math.sqrt(low * high), low, high, 5, 0.95, Method.T_LOG)
-    assert replace(compared(trials(), trials(), 0.05).matched[0], ratio=ratio).gate is gate
+    point = compared(trials(), trials(), 0.05).matched[0]
+    assert replace(point, time=replace(point.time, estimate=ratio)).gate is gate
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_where_most_trials_of_a_side_were_disturbed_nothing_is_claimed_on_times(
     comparison = compared(a, b, 0.05)
     why = "other processes used up to 50 % of the cores in 5 of 5 trials"
     assert comparison.doubts == tuple(why if d else "" for d in is_disturbed)
-    assert comparison.matched[0].difference is Difference.DISTURBED
+    assert comparison.matched[0].time.outcome is Outcome.DISTURBED
     assert (comparison.matched[0].gate, comparison.gate) == (UNCLEAR, UNCLEAR)
     # A search has no doubt of its own, for it asks for a metric; here its times are what is compared.
     searched = compare(replace(side(a), question=Question("a", {}, ("num_workers",), num_repeats=1)), side(b), 0.05)
@@ -208,7 +210,7 @@ def test_disturbed_times_hide_neither_what_b_lost_nor_what_half_of_the_trials_sh
 
 def test_the_change_of_the_metric_has_an_interval():
     a, b = ([make_result({"num_workers": 1}, r, 4.0, v + r / 100) for r in range(3)] for v in (0.95, 0.90))
-    change = compared(a, b).matched[0].metric_change
+    change = compared(a, b).matched[0].metric.estimate
     assert change is not None and change.value == pytest.approx(-0.05)
     assert change.low is not None and change.high is not None and change.low < -0.05 < change.high
 
@@ -296,5 +298,5 @@ def test_metrics_of_different_units_are_not_compared():
     for a, b, units in ((share, percent, ("share", "percent")), (percent, percent, ("percent", "percent"))):
         both = compared(a, b)
         (matched,) = both.matched
-        assert both.metric_units == units and (matched.metric_change is None) == (units[0] != units[1])
+        assert both.metric_units == units and (matched.metric.estimate is None) == (units[0] != units[1])
     assert compared(percent, percent).judged_by.show(90.0) == "90.00 %"

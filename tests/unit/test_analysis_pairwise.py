@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from results import make_result
 
 from raypar.analysis.analyse import analyse
+from raypar.analysis.comparison import Outcome
 from raypar.analysis.pairwise import (
     MARGIN,
     METRIC_ERROR,
     TIME_ERROR,
     TREND_ERROR,
-    Equivalence,
     Family,
     family_of,
     repeats_for_margin,
@@ -176,7 +176,7 @@ def test_points_that_learn_the_same_do_not_vary_as_others_do():
     assert unlike != Family(metrics=NO_PRIOR).metric_change(one, three) and unlike.high > 0.01
 
 
-EQUIVALENT, DIFFERENT, UNKNOWN = Equivalence
+EQUIVALENT, LOWER, UNKNOWN = Outcome.EQUIVALENT, Outcome.LOWER, Outcome.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -184,18 +184,18 @@ EQUIVALENT, DIFFERENT, UNKNOWN = Equivalence
     [
         ((0.95, 0.95), 0.0, 3, EQUIVALENT),
         ((0.95, 0.9503), 0.001, 10, EQUIVALENT),
-        ((0.95, 0.92), 0.001, 10, DIFFERENT),
+        ((0.95, 0.92), 0.001, 10, LOWER),
         ((0.95, 0.953), 0.0, 3, EQUIVALENT),  # a difference without a spread, but within the margin
         ((0.95, 0.95), 0.02, 3, UNKNOWN),
-        ((0.95, 0.92), 0.001, 1, UNKNOWN),
+        ((0.95, 0.92), 0.001, 1, Outcome.UNCONFIRMED),
     ],
 )
 def test_the_metric_over_workers_is_equivalent_different_or_unknown(metrics, spread, num_repeats, verdict):
     points = gathered(WORKERS, by_workers(8.0, 4.0, metrics=metrics, spread=spread, num_repeats=num_repeats))
     (compared,) = worker_metrics(WORKERS, points, family_of(WORKERS, points))
-    assert (compared.point.num_workers, compared.base.num_workers, compared.margin) == (2, 1, 0.005)
-    assert compared.verdict is verdict
-    assert compared.change.value == pytest.approx(metrics[1] - metrics[0], abs=2 * spread)
+    assert (compared.point.num_workers, compared.base.num_workers, compared.comparison.margin) == (2, 1, 0.005)
+    assert compared.comparison.outcome is verdict
+    assert compared.comparison.estimate.value == pytest.approx(metrics[1] - metrics[0], abs=2 * spread)
 
 
 def test_metrics_are_compared_over_workers_alone_with_the_baselines_number_of_them():

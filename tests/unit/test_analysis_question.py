@@ -131,7 +131,7 @@ def test_nothing_that_reads_a_study_mixes_them_in():
     assert group.runs == same.runs
     compared = compare(Side(question, tuple(own), {}), Side(question, tuple(mixed), {}))
     assert compared.excluded == ("", sentence)
-    assert [p.ratio.value for p in compared.matched if p.ratio] == [1.0, 1.0]
+    assert [p.time.estimate.value for p in compared.matched if p.time.estimate] == [1.0, 1.0]
     rows = rows_of(question, mixed)
     assert [row["set_aside"] for row in rows] == [False] * 4 + [True] * 4
     assert [row["speedup"] is None for row in rows] == [False] * 4 + [True] * 4

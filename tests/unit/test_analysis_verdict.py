@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from results import clear, curve_of, make_result, stored_conditions, tied
 
 from raypar.analysis.analyse import analyse
-from raypar.analysis.pairwise import Outcome
+from raypar.analysis.comparison import Outcome
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Decision

@@ -217,7 +217,7 @@ def test_changed_code_is_reported_where_trials_of_the_old_one_are_kept(stage):
     assert notices() == notices(*kept, fresh=True) == []
     stage.stored = [finished(spec, code=old) for spec in a_study().trials()]
     (finding,) = [each for each in stage.execute(a_study()).analysis.warnings if each.check == "other_code"]
-    assert finding.summary == "8 of 8 trials ran other code than the study has now"
+    assert finding.subject == "8 of 8 trials ran other code than the study has now"
     assert notices(finished(first, code=stage.code), finished(second)) == []
     assert notices(TrialResult.from_json(of_functions.to_json())) == []  # of an earlier store: unknown, not changed
 

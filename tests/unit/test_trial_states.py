@@ -198,7 +198,7 @@ def test_a_baseline_that_diverged_leaves_its_points_without_a_speedup():
 def test_a_comparison_has_no_time_of_a_diverged_point():
     sides = [Side(QUESTION, tuple(results), {}) for results in (trials(4.0, 1.0, 3.0, 2.0), ALL_OF_ONE)]
     matched = compare(*sides).matched[1]
-    assert (matched.ratio, matched.num_finished, matched.outcomes) == (None, (3, 0), (None, DIVERGED))
+    assert (matched.time.estimate, matched.num_finished, matched.outcomes) == (None, (3, 0), (None, DIVERGED))
 
 
 def test_a_search_or_study_that_goes_on_does_not_run_a_diverged_trial_again():
