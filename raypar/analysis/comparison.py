@@ -104,18 +104,18 @@ class Comparison:
 
     @property
     def is_within_margin(self) -> bool:
-        """Whether both are shown to be within the margin of each other; False where there is none."""
+        """True if both are shown to be within the margin of each other; False without a margin."""
         interval = self.bounds or self.estimate
         return self.margin is not None and interval is not None and self.scale.holds(interval, self.margin)
 
     @property
     def differs(self) -> bool:
-        """Whether the interval lies on one side of the limit."""
+        """True if the interval lies on one side of the limit."""
         return self.outcome in (self.scale.above, self.scale.below)
 
     @property
     def is_settled(self) -> bool:
-        """Whether more trials would hardly change the outcome."""
+        """True if more trials would hardly change the outcome."""
         return self.differs or self.outcome in (Outcome.EQUAL, Outcome.EQUIVALENT)
 
     def rules_out(self, outcome: Outcome) -> bool:

@@ -294,7 +294,7 @@ def _leaves_device_open(study: Study) -> bool:
 def _gpu_problem(study: Study, cluster: Cluster, on_gpu: Auto) -> tuple[str, str]:
     """Return why not every trial of a study can use a GPU, and the end of the sentence, which is the fix."""
     if cluster.cores_per_gpu is None:
-        return "there is no GPU", ""
+        return f"{'this machine' if cluster.is_own else 'the cluster'} has no GPU", ""
     if cluster.gpu_problem:
         return cluster.gpu_problem, "; --set device=cuda insists"
     placements = _placements(study, on_gpu)
