@@ -1,40 +1,17 @@
-"""Command line: verbs only. Heavy imports happen inside the commands, so that help is instant."""
+"""Command line: the table of verbs.
+
+A verb's module is imported when its options are needed, so that ``raypar --help`` is instant. Heavier imports happen
+inside the verbs.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from raypar.cli.ab import ab
-from raypar.cli.cluster import add_node, attach, stop
-from raypar.cli.common import Debug, document_alone, report_errors
-from raypar.cli.demo import demo
-from raypar.cli.fit_batch import fit_batch
-from raypar.cli.init import init
-from raypar.cli.predict import fit, predict, work
-from raypar.cli.profile import profile
-from raypar.cli.recommend import recommend
-from raypar.cli.store import (
-    compare,
-    delete,
-    doctor,
-    export,
-    generate,
-    list_studies,
-    rename,
-    report,
-    show,
-    sync,
-    ui,
-    workloads,
-)
-from raypar.cli.study import plan, resume, study
 from raypar.cli.verbs import Verb, Verbs
 from raypar.errors import EXIT_BAD_INPUT
 from raypar.signals import EXIT_CODES, discard, is_closed
@@ -68,107 +45,182 @@ def group(name: str, summary: str) -> typer.Typer:
 
 
 def command(
-    function: Callable[..., None],
-    epilog: str | None = None,
-    name: str | None = None,
+    where: str,
+    summary: str,
+    example: str | None = None,
     *,
+    name: str | None = None,
     panel: str | None = None,
     of: typer.Typer = app,
     passes_flags: bool = False,
 ) -> None:
-    """Add a command with --debug, whose errors are reported in one message.
+    """Add a command.
 
     Args:
+        where: of its function, below this package: ``module:function``.
+        summary: for the list of commands, and the beginning of its own help.
+        example: the end of its own help.
+        name: None: that of the function.
         panel: of the first screen.
         of: its group.
         passes_flags: to another command: it takes any.
     """
 
-    @functools.wraps(function)
-    def reported(*, debug: bool, **flags: Any) -> None:
-        with report_errors(debug), document_alone(is_asked=flags.get("as_json", False)):
-            function(**flags)
+    def placeholder() -> None:
+        """Stand for the function until it is imported."""
 
-    signature = inspect.signature(function, eval_str=True)
-    of_debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    reported.__signature__ = signature.replace(parameters=[*signature.parameters.values(), of_debug])  # type: ignore[attr-defined]
-    reported.__annotations__ = {**function.__annotations__, "debug": Debug}
     taken = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     settings = taken if passes_flags else {}
-    of.command(name, cls=Verb, epilog=epilog, context_settings=settings, rich_help_panel=panel)(reported)
+    name = name or where.partition(":")[2]
+    make = of.command(
+        name, cls=Verb, help=where, short_help=summary, epilog=example, context_settings=settings, rich_help_panel=panel
+    )
+    make(placeholder)
 
 
 command(
-    demo,
+    "demo:demo",
+    "Show a finished study that ships with raypar; nothing is trained.",
     "Examples:  raypar demo    raypar demo recommend --target accuracy=0.95    raypar demo ui",
     panel=START,
     passes_flags=True,
 )
-command(init, "Examples:  raypar init    raypar init train.py && raypar study train_study.py", panel=START)
 command(
-    study,
+    "init:init",
+    "Write a study file for a training script.",
+    "Examples:  raypar init    raypar init train.py && raypar study train_study.py",
+    panel=START,
+)
+command(
+    "study:study",
+    "Run a study and report its answer.",
     "Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5",
     panel=START,
 )
-command(plan, "Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4", panel=START)
-command(doctor, panel=START)
-
-command(report, "Example:  raypar report batch_size --html report.html --open", panel=ANSWERS)
 command(
-    recommend,
+    "study:plan",
+    "Show what a study would run, and for how long.",
+    "Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4",
+    panel=START,
+)
+command("store:doctor", "Check the installation, data, store and Ray, with fixes.", panel=START)
+
+command(
+    "store:report",
+    "Show the answer of a stored study.",
+    "Example:  raypar report batch_size --html report.html --open",
+    panel=ANSWERS,
+)
+command(
+    "recommend:recommend",
+    "Recommend a configuration of a study, with the reason.",
     "Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7",
     panel=ANSWERS,
 )
-command(compare, "Example:  raypar compare main_branch my_branch --fail-if-slower 5%", panel=ANSWERS)
 command(
-    ab,
+    "store:compare",
+    "Compare two studies: of other machines, versions or branches.",
+    "Example:  raypar compare main_branch my_branch --fail-if-slower 5%",
+    panel=ANSWERS,
+)
+command(
+    "ab:ab",
+    "Run a study under two revisions of its code and compare.",
     "Example:  raypar ab main HEAD --fail-if-slower 5% -- study studies/batch_size.py --set epochs=1",
     panel=ANSWERS,
 )
-command(fit, "Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak", panel=ANSWERS)
+command(
+    "predict:fit",
+    "Fit scaling laws to a study or a CSV file.",
+    "Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak",
+    panel=ANSWERS,
+)
 
-command(list_studies, name="list", panel=AROUND)
-command(ui, "Examples:  raypar ui    raypar ui batch_size --port 5050", panel=AROUND)
+command("store:list_studies", "List the studies in the store.", name="list", panel=AROUND)
+command(
+    "store:ui",
+    "Show the studies in MLflow's UI, in the browser.",
+    "Examples:  raypar ui    raypar ui batch_size --port 5050",
+    panel=AROUND,
+)
 
 store = group("store", "Show, export, resume, rename, delete or upload stored studies.")
-command(show, "Example:  raypar store show batch_size", of=store)
+command("store:show", "Show every trial of a study.", "Example:  raypar store show batch_size", of=store)
 command(
-    export,
+    "store:export",
+    "Write a study's trials, or a summary, into a file.",
     "Examples:  raypar store export batch_size trials.csv    raypar store export batch_size summary.md --force",
     of=store,
 )
-command(resume, "Example:  raypar store resume batch_size", of=store)
-command(rename, "Example:  raypar store rename batch_size batch_size_old", of=store)
-command(delete, "Example:  raypar store delete batch_size", of=store)
-command(sync, of=store)
+command(
+    "study:resume",
+    "Run the missing trials of an interrupted study.",
+    "Example:  raypar store resume batch_size",
+    of=store,
+)
+command(
+    "store:rename", "Give a study another name.", "Example:  raypar store rename batch_size batch_size_old", of=store
+)
+command("store:delete", "Delete a study.", "Example:  raypar store delete batch_size", of=store)
+command("store:sync", "Upload results that are not in the store yet.", of=store)
 
 cluster = group("cluster", "Follow or stop a study on a cluster, or add a machine to one.")
-command(attach, "Example:  raypar cluster attach batch_size --address http://127.0.0.1:8265", of=cluster)
-command(stop, "Example:  raypar cluster stop batch_size --address http://127.0.0.1:8265", of=cluster)
 command(
-    add_node,
+    "cluster:attach",
+    "Follow a submitted study to its end.",
+    "Example:  raypar cluster attach batch_size --address http://127.0.0.1:8265",
+    of=cluster,
+)
+command(
+    "cluster:stop",
+    "Stop a submitted study; its finished trials are kept.",
+    "Example:  raypar cluster stop batch_size --address http://127.0.0.1:8265",
+    of=cluster,
+)
+command(
+    "cluster:add_node",
+    "Print the commands that add a machine to a cluster.",
     "Example:  raypar cluster add-node >add-node.sh    # and there: bash add-node.sh",
     name="add-node",
     of=cluster,
 )
 
 model = group("model", "List workloads; count, profile, predict or sample their networks.")
-command(workloads, "Example:  raypar model list mnist_cnn", name="list", of=model)
-command(work, "Example:  raypar model work resnet --set architecture=resnet50 --set image_size=224", of=model)
-command(profile, "Example:  raypar model profile studies/strong_scaling.py --set num_workers=2", of=model)
 command(
-    fit_batch,
+    "store:workloads",
+    "List the workloads that ship with raypar, or show one.",
+    "Example:  raypar model list mnist_cnn",
+    name="list",
+    of=model,
+)
+command(
+    "predict:work",
+    "Count a network's operations and its least training time.",
+    "Example:  raypar model work resnet --set architecture=resnet50 --set image_size=224",
+    of=model,
+)
+command(
+    "profile:profile",
+    "Show where a step's time goes on each worker.",
+    "Example:  raypar model profile studies/strong_scaling.py --set num_workers=2",
+    of=model,
+)
+command(
+    "fit_batch:fit_batch",
+    "Find the largest batch that fits into memory.",
     "Example:  raypar model fit-batch studies/strong_scaling.py --max-memory 2GB",
     name="fit-batch",
     of=model,
 )
 command(
-    predict,
+    "predict:predict",
+    "Predict more workers or another network from a study.",
     "Example:  raypar model predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit",
     of=model,
 )
 command(
-    generate,
+    "store:generate",
+    "Generate text with the best model that a study kept.",
     'Example:  raypar model generate gpt2_finetune --prompt "Write a function to add two numbers."',
     of=model,
 )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
-from raypar.cli.common import OUTPUT
+from raypar.cli.common import OUTPUT, Debug, document_alone, report_errors
 from raypar.errors import EXIT_BAD_INPUT, closest, odd_characters, shortened
 from raypar.reporting.text import MIN_WIDTH
 from raypar.signals import EXIT_NOBODY_READS
@@ -54,13 +59,62 @@ class PlainFlags:
         return params
 
 
+class _Loaded:
+    """Attribute of a `Verb` that its function decides, which is imported first."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, verb: Verb, _: type) -> Any:
+        verb.load()
+        return verb.__dict__[self._name]
+
+    def __set__(self, verb: Verb, value: object) -> None:
+        verb.__dict__[self._name] = value
+
+
 class Verb(PlainFlags, TyperCommand):
-    """One command."""
+    """One command. Its function is imported when its options or its own help are needed.
+
+    Attributes:
+        help: until then the place of the function below `raypar.cli`, ``module:function``.
+    """
+
+    params, callback, help = _Loaded(), _Loaded(), _Loaded()
+    _is_loaded = False
+
+    def load(self) -> None:
+        """Take the options and the help of the command's function."""
+        if self._is_loaded:
+            return
+        self._is_loaded = True
+        module, _, name = str(self.help).partition(":")
+        function = getattr(importlib.import_module(f"raypar.cli.{module}"), name)
+        _, _, details = (inspect.getdoc(function) or "").partition("\n\n")
+        info = CommandInfo(name=self.name, callback=reported(function), cls=TyperCommand)
+        made = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
+        self.params, self.callback = made.params, made.callback
+        self.help = "\n\n".join(filter(None, [self.short_help, details]))
 
     def get_params(self, context: Any) -> list[Any]:
         params = super().get_params(context)
         params[-1].rich_help_panel = OUTPUT  # --help, after all others
         return params
+
+
+def reported(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command's function with --debug, whose errors are reported in one message."""
+
+    @functools.wraps(function)
+    def reporting(*, debug: bool, **flags: Any) -> None:
+        with report_errors(debug), document_alone(is_asked=flags.get("as_json", False)):
+            function(**flags)
+
+    signature = inspect.signature(function, eval_str=True)
+    of_debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    reporting.__signature__ = signature.replace(parameters=[*signature.parameters.values(), of_debug])  # type: ignore[attr-defined]
+    reporting.__annotations__ = {**function.__annotations__, "debug": Debug}
+    return reporting
 
 
 class Verbs(PlainFlags, TyperGroup):

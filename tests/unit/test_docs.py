@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib.util
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -166,6 +167,12 @@ def test_the_reference_of_commands_is_complete_and_its_examples_parse():
                 assert f"`{parameter.opts[0]}" in section
     lines = [line for line in command_lines(text) if "[OPTIONS]" not in line]
     assert {line: what for line in lines if (what := mistake(line))} == {}
+
+
+def test_a_command_is_listed_with_the_first_line_of_its_functions_description():
+    for name, verb in VERBS.items():
+        first, _, _ = inspect.getdoc(inspect.unwrap(verb.callback)).partition("\n\n")
+        assert verb.short_help == first, name
 
 
 def test_the_reference_of_python_is_complete():

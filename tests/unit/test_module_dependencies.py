@@ -112,12 +112,21 @@ def test_modules_do_not_import_each_other_in_a_circle():
     graphlib.TopologicalSorter(of_each).prepare()  # an error that names the circle
 
 
-@pytest.mark.parametrize("module", ["raypar", "raypar.workloads", "raypar.study.loader", "raypar.cli.app"])
-def test_what_every_command_imports_brings_nothing_slow(module):
-    code = f"import sys, {module}; raypar.load; from raypar.study.options import OPTIONS; dict(OPTIONS); "
+VERBS = [f"raypar.cli.{path.stem}" for path in sorted((PACKAGE / "cli").glob("[a-z]*.py"))]
+
+
+@pytest.mark.parametrize("modules", ["raypar", "raypar.workloads", "raypar.study.loader", ", ".join(VERBS)])
+def test_what_every_command_imports_brings_nothing_slow(modules):
+    code = f"import sys, {modules}; raypar.load; from raypar.study.options import OPTIONS; dict(OPTIONS); "
     code += f"print({{'pandas', 'pyarrow', *{SLOW!r}}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_the_list_of_commands_imports_none_of_them():
+    code = "import sys; from raypar.cli.app import app; app(['--help'], standalone_mode=False); "
+    code += "assert not {'raypar.cli.study', 'raypar.cli.recommend', 'raypar.cli.store'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
