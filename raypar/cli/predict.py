@@ -8,10 +8,10 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -21,7 +21,7 @@ from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
     from raypar.predict.network import Network
-    from raypar.predict.step_model import LayerCost
+    from raypar.predict.step_model import Communication, LayerCost
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
     from raypar.study.workload import AnyWorkload, Config, Workload
@@ -35,49 +35,58 @@ _of_network = partial(typer.Option, rich_help_panel="Network")
 _of_file = partial(typer.Option, rich_help_panel="For a CSV file")
 MOST_STEP_TIMES = 5  # trials whose step times are read for their variation
 
+# Options of `predict`.
+_Settings: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
+]
+_Scaling: TypeAlias = Annotated[
+    Literal["strong", "weak"] | None,
+    typer.Option(help="strong: the global batch stays; weak: that of a worker does. (default: as the study has it)"),
+]
+_Parameters: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="X", help="Trained parameters (25.6M), where the model can't be looked at.")
+]
+_InputRate: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="X", help="Samples/s that the input pipeline of a node delivers.")
+]
+_Network: TypeAlias = Annotated[
+    str | None,
+    _of_network(
+        metavar="TEXT",
+        help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: as the study shows it)",
+    ),
+]
+_NetworkWithin: TypeAlias = Annotated[
+    str | None, _of_network(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
+]
+_Algorithm: TypeAlias = Annotated[
+    Literal["auto", "ring", "gloo", "tree", "hierarchical"] | None,
+    _of_network(
+        help="Of the all-reduce; auto: the fastest but gloo, which is a ring as torch has it on CPUs. "
+        "(default: auto; a CPU study's on a given network of single workers gloo; on a measured network ring)"
+    ),
+]
+_BucketMb: TypeAlias = Annotated[
+    float | None, _of_network(metavar="X", help="MiB of gradients sent as one; 0: each by itself.")
+]
+_Overlap: TypeAlias = Annotated[
+    bool | None, _of_network("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")
+]
+
 
 def predict(
     name: common.StudyName,
     workers: Annotated[str, typer.Option(metavar="N[,N…]", help="Predict 1, 2, 4 … up to the largest of these.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Choose the point to predict from.")
-    ] = None,
-    scaling: Annotated[
-        Literal["strong", "weak"] | None,
-        typer.Option(
-            help="strong: the global batch stays; weak: that of a worker does. (default: as the study has it)"
-        ),
-    ] = None,
-    parameters: Annotated[
-        str | None, typer.Option(metavar="X", help="Trained parameters (25.6M), where the model can't be looked at.")
-    ] = None,
-    input_rate: Annotated[
-        float | None, typer.Option(metavar="X", help="Samples/s that the input pipeline of a node delivers.")
-    ] = None,
-    network: Annotated[
-        str | None,
-        _of_network(
-            metavar="TEXT",
-            help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: as the study shows it)",
-        ),
-    ] = None,
+    settings: _Settings = None,
+    scaling: _Scaling = None,
+    parameters: _Parameters = None,
+    input_rate: _InputRate = None,
+    network: _Network = None,
     nodes_of: Annotated[int, _of_network(min=1, metavar="K", help="Workers of a node, which share its link.")] = 1,
-    network_within: Annotated[
-        str | None, _of_network(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
-    ] = None,
-    algorithm: Annotated[
-        Literal["auto", "ring", "gloo", "tree", "hierarchical"] | None,
-        _of_network(
-            help="Of the all-reduce; auto: the fastest but gloo, which is a ring as torch has it on CPUs. "
-            "(default: auto; a CPU study's on a given network of single workers gloo; on a measured network ring)"
-        ),
-    ] = None,
-    bucket_mb: Annotated[
-        float | None, _of_network(metavar="X", help="MiB of gradients sent as one; 0: each by itself.")
-    ] = None,
-    overlap: Annotated[
-        bool | None, _of_network("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")
-    ] = None,
+    network_within: _NetworkWithin = None,
+    algorithm: _Algorithm = None,
+    bucket_mb: _BucketMb = None,
+    overlap: _Overlap = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
     plot: Annotated[Path | None, common.output(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
@@ -90,60 +99,40 @@ def predict(
     from raypar.analysis.laws import Scaling
     from raypar.execution.stored import read_study
     from raypar.predict import calibration as fitting
-    from raypar.predict.network import Topology, parse_network
-    from raypar.predict.predict import communication_of, job_spec_of, worker_counts
+    from raypar.predict.predict import job_spec_of, worker_counts
     from raypar.predict.predict import predict as predicted
     from raypar.reporting.predict import PredictionReport, check_plot_path, plot_of, predict_document, print_prediction
 
     asked = _counts(workers)
     worker_counts(asked)  # before anything slow: a mistake is reported at once
     common.check_positive("--input-rate", input_rate, "1000")
-    if bucket_mb is not None and not (math.isfinite(bucket_mb) and bucket_mb >= 0):
-        raise RayparError(f"--bucket-mb {bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
     if plot is not None:
         check_plot_path(plot)
-    given = parse_network(network) if network not in (None, MEASURED) else None
-    within = parse_network(network_within or WITHIN_NODE)
-    if network_within is not None and nodes_of == 1:
-        raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
+    flags = _NetworkFlags(network, nodes_of, network_within, algorithm, bucket_mb, overlap)
+    flags.check()
     chosen = _chosen_point(settings or ())
     if network == MEASURED:
         check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
     common.set_data_dir(data_dir)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
-    store, results = study.store, fitting.choose_results(study.analysis.evidence.results, chosen)
-    results, excluded = fitting.quiet_results(results)
+    results, excluded = fitting.quiet_results(fitting.choose_results(study.analysis.evidence.results, chosen))
     training = job_spec_of(results, chosen, Scaling(scaling) if scaling else None, input_rate)
-    config = results[0].spec.config
-    layers, source = _layers(store, name, results[0], parameters)
-    variation = fitting.variation_of(_with_step_times(store, name, results))
+    layers, source = _layers(study.store, name, results[0], parameters)
+    variation = fitting.variation_of(_with_step_times(study.store, name, results))
     calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
     sources = [note for note in (study.analysis.evidence.excluded.rstrip("."), excluded, source) if note]
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
-    across, origin = _link(given, network, config, fit_link)
-    link = across if nodes_of == 1 else Topology(nodes_of, within, across)
-    if nodes_of > 1 and network_within is None:
-        sources.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
-    # A measured network was fitted as if by rings.
-    usual = "ring" if given is None else "gloo" if config["device"] == "cpu" and nodes_of == 1 else "auto"
-    on_own_cores = network == MEASURED and overlap is None and config["device"] == "cpu"
-    overlaps = False if on_own_cores else overlap
-    how = communication_of(config, link, algorithm or usual, bucket_mb=bucket_mb, overlap=overlaps)
-    if on_own_cores:
-        sources.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
-    if (bucket_mb, overlap) != (None, None):
-        sources.append("buckets or overlap are not as the study had them")
+    how, origin, notes = flags.communication(results[0].spec.config, fit_link)
     counts = worker_counts(asked, [p.num_workers for p in calibration.points])
-    sweep = predicted(calibration, training, how, counts, is_measured_network=given is None and nodes_of == 1)
     shown = PredictionReport(
         title=" ".join([f"Study {name}", *(settings or [])]),
         asked=asked,
         calibration=calibration,
         training=training,
         communication=how,
-        sweep=sweep,
+        sweep=predicted(calibration, training, how, counts, is_measured_network=flags.is_of_study),
         network_source=origin,
-        sources=tuple(sources),
+        sources=(*sources, *notes),
         caveats=tuple(warning.detail for warning in study.analysis.warnings),
     )
     if as_json:
@@ -153,6 +142,74 @@ def predict(
     if plot is not None:
         plot_of(shown).save(plot)
         typer.echo(f"drawn into {plot}", err=True)
+
+
+@dataclass(frozen=True)
+class _NetworkFlags:
+    """Flags of `predict` on the network, and on how gradients are sent over it."""
+
+    network: str | None
+    nodes_of: int
+    network_within: str | None
+    algorithm: _Algorithm
+    bucket_mb: float | None
+    overlap: bool | None
+
+    def check(self) -> None:
+        """Raise RayparError for a value that makes no sense, or that excludes another."""
+        _ = self.given, self.within
+        if self.bucket_mb is not None and not (math.isfinite(self.bucket_mb) and self.bucket_mb >= 0):
+            raise RayparError(f"--bucket-mb {self.bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
+        if self.network_within is not None and self.nodes_of == 1:
+            raise RayparError("--network-within: a node of one worker has no links within", hint="add --nodes-of 8")
+
+    @property
+    def given(self) -> Network | None:
+        """Network that the user describes; None: it is measured, or fitted to the study."""
+        from raypar.predict.network import parse_network
+
+        return None if self.network in (None, MEASURED) else parse_network(str(self.network))
+
+    @property
+    def within(self) -> Network:
+        """Links within a node."""
+        from raypar.predict.network import parse_network
+
+        return parse_network(self.network_within or WITHIN_NODE)
+
+    @property
+    def is_of_study(self) -> bool:
+        """True if the prediction is for the network that the study's trials used."""
+        return self.given is None and self.nodes_of == 1
+
+    def communication(
+        self, config: Config, fit: Callable[[Any], tuple[Network, str]]
+    ) -> tuple[Communication, str, list[str]]:
+        """Return how gradients are sent, the source of the network, and notes on what was assumed.
+
+        Args:
+            config: of the study's trials.
+            fit: returns the network that a way of communication shows, and its source.
+        """
+        from raypar.predict.network import Topology
+        from raypar.predict.predict import communication_of
+
+        notes: list[str] = []
+        across, origin = _link(self.given, self.network, config, fit)
+        link = across if self.nodes_of == 1 else Topology(self.nodes_of, self.within, across)
+        if self.nodes_of > 1 and self.network_within is None:
+            notes.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
+        is_on_cpu = config["device"] == "cpu"
+        # A measured network was fitted as if by rings.
+        usual = "ring" if self.given is None else "gloo" if is_on_cpu and self.nodes_of == 1 else "auto"
+        on_own_cores = self.network == MEASURED and self.overlap is None and is_on_cpu
+        overlap = False if on_own_cores else self.overlap
+        how = communication_of(config, link, self.algorithm or usual, bucket_mb=self.bucket_mb, overlap=overlap)
+        if on_own_cores:
+            notes.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
+        if (self.bucket_mb, self.overlap) != (None, None):
+            notes.append("buckets or overlap are not as the study had them")
+        return how, origin, notes
 
 
 def _link(
@@ -273,6 +330,13 @@ def _workload(store: Any, name: str, workload_name: str) -> tuple[AnyWorkload | 
     return WORKLOADS.get(workload_name), ()
 
 
+# Why flags for files are of no use for a study.
+FILE_ONLY = {
+    "--scaling": "a study that fixes per_worker_batch_size scales weakly, any other strongly",
+    "--by": "each group of points that differ only in num_workers is fitted on its own",
+}
+
+
 def fit(
     source: Annotated[
         str,
@@ -322,10 +386,8 @@ def fit(
     The laws are Amdahl's, Gustafson's and Gunther's. The answer also shows where to stop.
     """
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.scaling import worker_groups
     from raypar.analysis.table import Asked, Role, read_table
-    from raypar.execution.stored import read_study
-    from raypar.reporting.fit import groups_document, print_groups, print_runs, runs_document
+    from raypar.reporting.fit import print_runs, runs_document
 
     if source.lower().endswith(".csv") or Path(source).is_file():
         columns = {Role.WORKERS: workers_column, Role.TIME: time_column, Role.THROUGHPUT: throughput_column}
@@ -341,10 +403,6 @@ def fit(
         else:
             print_runs(common.stdout(), table, baseline)
         return
-    because = {
-        "--scaling": "a study that fixes per_worker_batch_size scales weakly, any other strongly",
-        "--by": "each group of points that differ only in num_workers is fitted on its own",
-    }
     of_files = {
         "--scaling": scaling,
         "--by": by[0] if by else None,
@@ -356,18 +414,27 @@ def fit(
     }
     for flag, value in of_files.items():
         if value is not None:
-            hint = f"leave it out: {because.get(flag, 'it is known of a study')}"
+            hint = f"leave it out: {FILE_ONLY.get(flag, 'it is known of a study')}"
             raise RayparError(f"{flag} {value} is for files, and `{source}` is none", hint=hint)
-    study = read_study(source, common.uri_of(tracking_uri), Path.cwd())
+    _fit_study(source, baseline, common.uri_of(tracking_uri), as_json=as_json)
+
+
+def _fit_study(name: str, baseline: int | None, tracking_uri: str, *, as_json: bool) -> None:
+    """Print what a stored study says about scaling."""
+    from raypar.analysis.scaling import worker_groups
+    from raypar.execution.stored import read_study
+    from raypar.reporting.fit import groups_document, print_groups
+
+    study = read_study(name, tracking_uri, Path.cwd())
     groups = worker_groups(study.question, study.analysis.evidence.points, baseline)
     if not groups:
         hint = "sweep num_workers, say with --set num_workers=1,2,4"
-        raise RayparError(f"study `{source}` has no finished trials that differ only in num_workers", hint=hint)
+        raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
     doubt = study.analysis.verdict.doubt
     if as_json:
-        common.print_json(groups_document(source, groups, doubt, study.analysis.evidence.excluded))
+        common.print_json(groups_document(name, groups, doubt, study.analysis.evidence.excluded))
         return
-    print_groups(common.stdout(), source, groups, doubt)
+    print_groups(common.stdout(), name, groups, doubt)
     if aside := study.analysis.evidence.excluded:
         common.say(common.stdout(), aside)
 

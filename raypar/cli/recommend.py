@@ -103,14 +103,7 @@ def recommend(
     from raypar.reporting.recommend import print_recommendation, recommend_document
 
     common.check_positive("--price", price)
-    if min_efficiency is not None and not 0 < min_efficiency <= 2:
-        hint = "it is a share: write --min-efficiency 0.7"
-        raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
-    if min_metric is not None and not math.isfinite(min_metric):
-        raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
-    if metric_margin is not None and not 0 <= metric_margin < math.inf:
-        hint = "write --metric-margin 0.005 for half a point of accuracy"
-        raise RayparError(f"--metric-margin {metric_margin:g}: must be 0 or more", hint=hint)
+    _check_numbers(min_efficiency, min_metric, metric_margin)
     if target is not None and metric_margin is not None:
         raise RayparError("--metric-margin and --target exclude each other", hint="the target sets what is good enough")
     if target is None and start != "first-step":
@@ -147,6 +140,18 @@ def recommend(
     if study.scope:
         common.say(common.stdout(), f"{name}: {units.counted(len(study.results), 'trial')} {study.scope}")
     print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
+
+
+def _check_numbers(min_efficiency: float | None, min_metric: float | None, metric_margin: float | None) -> None:
+    """Raise RayparError for a limit that makes no sense."""
+    if min_efficiency is not None and not 0 < min_efficiency <= 2:
+        hint = "it is a share: write --min-efficiency 0.7"
+        raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
+    if min_metric is not None and not math.isfinite(min_metric):
+        raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
+    if metric_margin is not None and not 0 <= metric_margin < math.inf:
+        hint = "write --metric-margin 0.005 for half a point of accuracy"
+        raise RayparError(f"--metric-margin {metric_margin:g}: must be 0 or more", hint=hint)
 
 
 def _limits(texts: Mapping[str, Any]) -> dict[str, float]:

@@ -35,7 +35,8 @@ from raypar.study.quantity import View, of_view
 from raypar.study.trial import point_label
 
 if TYPE_CHECKING:
-    from raypar.reporting.documents import ReportDocument
+    from raypar.analysis.verdict import BaselineComparison
+    from raypar.reporting.documents import ComparisonEntry, ReportDocument
 
 MAX_POINTS = 12
 MAX_COMPARISONS = 6
@@ -140,18 +141,7 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
         "num_trials": analysis.num_trials,
         "num_by_state": analysis.num_by_state,
         "wall_s": analysis.wall_s,
-        "comparisons": [
-            {
-                "point": c.point.point,
-                "compared": c.who,
-                "baseline": c.base,
-                "setting": c.setting or None,
-                "outcome": OUTCOMES[c.outcome],
-                "speedup": c.point.speedup,
-                "efficiency": c.point.efficiency,
-            }
-            for c in verdict.comparisons
-        ],
+        "comparisons": list(map(_comparison_entry, verdict.comparisons)),
         "recommendation": recommendation_entry(advice) if advice else None,
         "importances": analysis.importances,
         "points": [
@@ -192,4 +182,16 @@ def report_document(analysis: StudyAnalysis) -> ReportDocument:
             }
             for point, profile in analysis.profiles
         ],
+    }
+
+
+def _comparison_entry(c: BaselineComparison) -> ComparisonEntry:
+    return {
+        "point": c.point.point,
+        "compared": c.who,
+        "baseline": c.base,
+        "setting": c.setting or None,
+        "outcome": OUTCOMES[c.outcome],
+        "speedup": c.point.speedup,
+        "efficiency": c.point.efficiency,
     }

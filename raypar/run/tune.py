@@ -454,23 +454,7 @@ class TuneRunner:
             generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
         inbox = Inbox(self._settings.driver_dir or self._settings.log_dir)
         callback = ResultCallback(broker, listener, spec_of, generator, inbox)
-        needs_metric = study.searcher is not None or study.scheduler is not None
-        tuner = tune.Tuner(
-            tune.with_resources(BrokeredTrial, ON_HEAD),
-            param_space=space,
-            tune_config=tune.TuneConfig(
-                num_samples=count,
-                search_alg=study.searcher or generator,
-                scheduler=study.scheduler,
-                metric=study.judged_by.name if needs_metric else None,
-                mode=study.judged_by.mode if needs_metric else None,
-                max_concurrent_trials=num_slots if generator is None else None,
-                reuse_actors=True,
-            ),
-            run_config=tune.RunConfig(
-                name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[callback]
-            ),
-        )
+        tuner = self._tuner(study, space, count, generator, callback, num_slots)
         mark("tuner: fit")
         try:
             results = tuner.fit()
@@ -489,6 +473,34 @@ class TuneRunner:
             if not was_interrupted() and _is_lost(broker):
                 raise BrokerLost
             raise Interrupted
+
+    def _tuner(
+        self,
+        study: Study,
+        space: Mapping[str, Any],
+        num_samples: int,
+        generator: BasicVariantGenerator | BlockSearcher | None,
+        callback: ResultCallback,
+        num_slots: int,
+    ) -> tune.Tuner:
+        """Return the tuner of a study's trials, of which as many are known to Tune as can run at a time."""
+        needs_metric = study.searcher is not None or study.scheduler is not None
+        return tune.Tuner(
+            tune.with_resources(BrokeredTrial, ON_HEAD),
+            param_space=dict(space),
+            tune_config=tune.TuneConfig(
+                num_samples=num_samples,
+                search_alg=study.searcher or generator,
+                scheduler=study.scheduler,
+                metric=study.judged_by.name if needs_metric else None,
+                mode=study.judged_by.mode if needs_metric else None,
+                max_concurrent_trials=num_slots if generator is None else None,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[callback]
+            ),
+        )
 
 
 def _is_lost(broker: Any) -> bool:
