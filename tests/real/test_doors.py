@@ -110,7 +110,7 @@ def test_a_page_admits_who_has_its_link_and_its_users_own_commands_and_warns_of_
         cli.wait(process, lambda: "opens once" in cli.output())
         link, warning = ((tmp_path / name).read_text().splitlines()[0] for name in ("stdout", "stderr"))
         server, port = link.partition("/?")[0], urlsplit(link).port
-        assert warning.startswith("warning: --host 0.0.0.0: ") and "unencrypted" in warning
+        assert warning.startswith("warning: --host 0.0.0.0: ") and "not encrypted" in warning
         page = f"{server}/ajax-api/2.0/mlflow/experiments/search?max_results=1"
         session, other = (stack.enter_context(requests.Session()) for _ in range(2))
         for each in (session, other):
