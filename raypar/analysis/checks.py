@@ -1,9 +1,9 @@
 """Checks of a study's measurements: code, machines, load, work, steadiness over time, width of intervals.
 
-A check is one function from `Evidence` to what it finds, with its advice in the decorator `check`. Findings come in the
-order of the functions, the gravest first, and then those of checks that installed packages add (`GROUP`).
+A check is a function that takes an `Evidence` and yields findings. The decorator `check` holds its advice. Findings
+follow the order of the functions, the gravest first, and then come those of checks from installed packages (`GROUP`).
 
-Times are compared by their logarithms, so that 5 % are 5 % for a short trial and for a long one.
+Times are compared by their logarithms, so that 5 % means the same for short and long trials.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label
 
-MAX_LOSS_GAP = 0.05  # relative, up to which last losses of equal work may differ
-# Hyperparameters that should leave the work of a point, and so its loss, as it is.
+MAX_LOSS_GAP = 0.05  # largest relative difference of last losses for equal work
+# Hyperparameters that should not change the work of a point, and so not its loss.
 OF_EQUAL_WORK = frozenset(
     ("num_workers", "nodes", "node_label", "device", "cpus_per_worker", "cpu_affinity", "num_threads", "revision")
 )
-MAX_NAMED = 3  # points that a finding names one by one
+MAX_NAMED = 3  # points that a finding lists by name
 
 
 GROUP = "raypar.checks"  # of entry points, each a `Check`
@@ -42,12 +42,12 @@ GROUP = "raypar.checks"  # of entry points, each a `Check`
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to mind.
+    """Caveat that a check found.
 
     Attributes:
-        subject: the beginning of its sentence, without particulars: ``2 of 12 trials diverged``.
-        values: the particulars: names of trials or points, or how far it went.
-        form: the rest of the sentence, with ``{}`` for the values; empty: they follow after a colon.
+        subject: beginning of the sentence, without details: ``2 of 12 trials diverged``.
+        values: details: names of trials or points, or the size of the effect.
+        form: rest of the sentence, with ``{}`` for the values; if empty, the values follow a colon.
         check: name of the check.
         advice: what to do about it.
     """
@@ -70,9 +70,9 @@ class Check:
     """Check of a study's measurements.
 
     Attributes:
-        name: also that of its findings.
-        find: yields what it finds.
-        advice: what to do about that.
+        name: also set on its findings.
+        find: yields the findings.
+        advice: what to do about them.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Check:
 
 
 def check(advice: str) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Check]:
-    """Make a function a check of its name."""
+    """Turn a function into a check with the function's name."""
     return lambda find: Check(find.__name__, find, advice)
 
 
 def named(labels: Sequence[str]) -> str:
-    """Return the first few labels, and how many more there are."""
+    """Return the first few labels and the number of others."""
     return units.listed(labels, MAX_NAMED)
 
 
@@ -104,7 +104,7 @@ def _were_timed(part: Sequence[object], total: Sequence[object]) -> str:
     return f"{_share(part, total)} {'was' if len(part) == 1 else 'were'} timed"
 
 
-# ---- trials: which ones, of what
+# ---- which trials count, and what they ran
 
 
 @check("They are kept. Run the study with their settings to ask about them again, or give it another name.")
@@ -118,7 +118,7 @@ def other_settings(evidence: Evidence) -> Iterator[Finding]:
     "may differ by the code as much as by the point."
 )
 def other_code(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that ran other code than the study has now, or else than the latest one; of their revision, if of two."""
+    """Trials whose code differs from the study's present code or, if unknown, from the latest trial's, by revision."""
     reference: dict[str, Mapping[str, str]] = {}
     for result in sorted(filter(lambda r: r.code, evidence.finished), key=lambda r: r.started_at):
         reference[str(result.spec.point.get(REVISION, ""))] = result.code
@@ -141,7 +141,7 @@ def other_code(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Seed the generator that draws or splits the samples in data(config), and run the study again with --fresh.")
 def different_data(evidence: Evidence) -> Iterator[Finding]:
-    """Trials with other samples than those of the same seed that differ in what should leave the data as it is."""
+    """Trials whose samples differ from those of a trial with the same seed and the same data-related settings."""
     by_work: dict[str, dict[str, list[TrialResult]]] = defaultdict(lambda: defaultdict(list))
     for result in evidence.finished:
         splits = result.data.get("splits")
@@ -172,7 +172,7 @@ def diverged_trials(evidence: Evidence) -> Iterator[Finding]:
     "(`raypar model fit-batch` finds the largest that fits), accumulation_steps, or a strategy that splits the model."
 )
 def too_large_trials(evidence: Evidence) -> Iterator[Finding]:
-    """Points that need more memory than there is: one of their trials shows it, and the others are not run."""
+    """Points that need more memory than is available. One trial shows it, and the point's others are not run."""
     if points := [p for p in evidence.points if p.outcome is TrialState.DOES_NOT_FIT]:
         first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
         labels = named([point_label(p.point) for p in points])
@@ -214,7 +214,7 @@ def failed_trials(evidence: Evidence) -> Iterator[Finding]:
     "count; add repeats to replace their times."
 )
 def stalled(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that stood still within a step, whose times `raypar.analysis.question.collect` excludes."""
+    """Trials that stalled within a step. `raypar.analysis.question.collect` excludes their times."""
     trials = [r for r in evidence.finished if r.conditions.stalls_s]
     if trials:
         labels = [f"{r.spec.label} ({' + '.join(map(units.seconds, r.conditions.stalls_s))})" for r in trials]
@@ -244,7 +244,7 @@ def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Let the code do in each step, or between two reports, what is to be compared, and nothing else.")
 def reported_steps(evidence: Evidence) -> Iterator[Finding]:
-    """Steps that are timed as the training code reports them."""
+    """Steps whose times come from the training code's reports."""
     works = list(dict.fromkeys(str(r.timed_work) for r in evidence.finished if r.timed_work))
     if evidence.time_metric == WALL_TIME or not works:
         return
@@ -259,7 +259,7 @@ def reported_steps(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Check that every point trains on as many samples; let the code report its loss, so that it can be compared.")
 def unproven_work(evidence: Evidence) -> Iterator[Finding]:
-    """Training code that raypar can't instrument: whether its points do equal work shows in their losses at most."""
+    """Training code that raypar can't instrument: only the losses can show whether its points do equal work."""
     foreign = [p for p in evidence.points if any(r.is_foreign for r in p.measured)]
     if len(foreign) < 2:
         return
@@ -287,7 +287,7 @@ def unproven_work(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
-    """Return how far apart the medians of some points are, over what is allowed, and the points at both ends."""
+    """Return the range of the points' median losses divided by the allowed range, and the lowest and highest point."""
     medians = {label: float(np.median(values)) for label, values in losses.items()}
     low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
     spread = max(max(values) - min(values) for values in losses.values())
@@ -300,10 +300,10 @@ def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
 
 @check("Run the study on machines of one kind: else times say as much about the hardware as about the point.")
 def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
-    """Trials on one kind of device that met different models of it, or that each ran on one node, but on unlike ones.
+    """Trials on one kind of device that used different models of it, or one-node trials that ran on unlike nodes.
 
-    Nodes are alike that have CPUs of one model and as many cores; what isn't known of a node is not taken to be alike.
-    Trials that spread over nodes are not compared by node: that is what was asked.
+    Nodes are alike if they have the same CPU model and number of cores. An unknown property counts as unlike. Trials
+    that span several nodes are not compared by node, because the study asked for that.
     """
     by_device: defaultdict[Any, list[TrialResult]] = defaultdict(list)
     for result in evidence.finished:
@@ -317,8 +317,10 @@ def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unlike_nodes(results: Sequence[TrialResult]) -> Iterator[Finding]:
-    """Yield how the nodes differ that trials had to themselves; nothing where they are alike, or only their CPU models
-    differ, which is a finding by itself."""
+    """Yield the differences between the nodes of one-node trials.
+
+    Yields nothing if the nodes are alike, or if only their CPU models differ, which is a separate finding.
+    """
     models: defaultdict[str, set[str]] = defaultdict(set)
     cores: defaultdict[str, set[int]] = defaultdict(set)
     for result in results:
@@ -340,7 +342,7 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> Iterator[Finding]:
     "the study with --fresh where that matters."
 )
 def resumed(evidence: Evidence) -> Iterator[Finding]:
-    """Trials whose times are of more than one attempt."""
+    """Trials whose times come from more than one attempt."""
     labels = [r.spec.label for r in evidence.finished if any(r.conditions.of_ranks("resumed_at_epoch"))]
     if labels:
         yield Finding(f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure", labels)
@@ -360,7 +362,7 @@ def retried(evidence: Evidence) -> Iterator[Finding]:
     "about, and onto each other's cores."
 )
 def shared_cores(evidence: Evidence) -> Iterator[Finding]:
-    """Trials of which a rank's list of cores is empty; unknown counts as no."""
+    """Trials with a rank whose list of cores is empty. Trials with unknown lists are not included."""
     unpinned = [r for r in evidence.finished if () in r.conditions.of_ranks("cores")]
     if unpinned:
         yield Finding(f"{_share(unpinned, evidence.finished)} had no cores of their own")
@@ -368,7 +370,7 @@ def shared_cores(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Run one study at a time, without --share-machine. Then run this one again with --fresh.")
 def shared_with_studies(evidence: Evidence) -> Iterator[Finding]:
-    """Trials beside those of another study on the same machine."""
+    """Trials that shared a machine with another study."""
     if others := [r.conditions.shared_with for r in evidence.finished if r.conditions.shared_with]:
         subject = f"{_share(others, evidence.finished)} shared their machine with other studies"
         yield Finding(subject, sorted({*others}))
@@ -376,7 +378,7 @@ def shared_with_studies(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.")
 def side_by_side(evidence: Evidence) -> Iterator[Finding]:
-    """Trials beside which others of the study ran on the same machine."""
+    """Trials that shared a machine with other trials of the study."""
     if counts := [number for r in evidence.finished if (number := r.conditions.num_sharing)]:
         share = _share(counts, evidence.finished)
         subject = f"{share} shared a machine, its memory and clock with others of the study"
@@ -385,7 +387,7 @@ def side_by_side(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.")
 def shared_network(evidence: Evidence) -> Iterator[Finding]:
-    """Trials over several machines beside others over several machines: those on one machine send nothing."""
+    """Multi-machine trials that ran at the same time as others. Trials on one machine send nothing over the network."""
     spread = [r for r in evidence.finished if len(set(r.conditions.node)) > 1]
     if counts := [number for r in spread if (number := r.conditions.num_sharing_network)]:
         of_those = f"{_share(counts, spread)} over several machines"
@@ -403,8 +405,8 @@ MAX_CLOCK_CHANGE = 0.05
     "much about the neighbours. Then run it again with --fresh."
 )
 def other_load(evidence: Evidence) -> Iterator[Finding]:
-    """Others' work that took the trials' cores, or kept a good part of the machine busy."""
-    # Not cpu_wait_share: a rank's own threads (gloo's beside torch's) wait for each other too.
+    """Load by other processes that used the trials' cores or much of the machine."""
+    # cpu_wait_share would mislead: a rank's own threads (gloo's and torch's) also wait for each other.
     if not (disturbed := disturbing_loads(evidence.finished)):
         return
     worst = []
@@ -419,7 +421,7 @@ def other_load(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Leave cores to them: trials that use every core of a machine are slowed down by as much.")
 def raypar_load(evidence: Evidence) -> Iterator[Finding]:
-    """The study's own driver and its Ray, where they kept a good part of a machine busy in most trials."""
+    """Load by the study's own driver and Ray, if they used much of a machine in most trials."""
     shares = []
     for result in evidence.finished:
         shares_by_rank = [
@@ -453,7 +455,7 @@ def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with --fresh.")
 def throttled(evidence: Evidence) -> Iterator[Finding]:
-    """Cores that slowed down for their heat."""
+    """Cores that throttled because of heat."""
     counts = [sum(r.conditions.of_ranks("throttles")) for r in evidence.finished]
     if hot := [count for count in counts if count > 0]:
         subject = f"Cores became too hot and slowed down while {_were_timed(hot, counts)}"
@@ -465,7 +467,7 @@ def throttled(evidence: Evidence) -> Iterator[Finding]:
     "cores work, or on how warm they are, goes into every speedup."
 )
 def clock_changes(evidence: Evidence) -> Iterator[Finding]:
-    """Clocks that ran slower or faster at a trial's end than at its beginning, or in one trial than in another."""
+    """Core clocks that changed within a trial or differed between trials."""
     yield from _clock_change_within(evidence.finished, "cpu", "The cores' clock")
     if clocks := _unlike_clocks(evidence.finished, "cpu"):
         yield Finding("The cores' clock was another in some trials than in others", (clocks.text,))
@@ -476,7 +478,7 @@ def clock_changes(evidence: Evidence) -> Iterator[Finding]:
     "the study again with --fresh."
 )
 def gpu_throttled(evidence: Evidence) -> Iterator[Finding]:
-    """GPUs that slowed down for their heat or at a power brake; at the limit of their power they usually are."""
+    """GPUs that slowed down for heat or a power brake. The power limit is not included: GPUs usually run at it."""
     counts = [sum(r.conditions.of_ranks("gpu_slowdowns")) for r in evidence.finished]
     if slowed := [count for count in counts if count > 0]:
         celsius = [c for r in evidence.finished for c in r.conditions.of_ranks("gpu_celsius")]
@@ -490,8 +492,11 @@ def gpu_throttled(evidence: Evidence) -> Iterator[Finding]:
     "that depends on how warm it is goes into every speedup."
 )
 def gpu_clock_changes(evidence: Evidence) -> Iterator[Finding]:
-    """GPU clocks that changed within a trial or between trials of one point: other points may load a GPU otherwise,
-    and at the limit of its power its clock goes by the load."""
+    """GPU clocks that changed within a trial or between trials of one point.
+
+    Points are not compared with each other: they may load a GPU differently, and at the power limit the clock depends
+    on the load.
+    """
     yield from _clock_change_within(evidence.finished, "gpu", "The GPU's clock")
     unlike = [clocks for p in evidence.points if (clocks := _unlike_clocks(p.measured, "gpu"))]
     if unlike:
@@ -504,7 +509,7 @@ def gpu_clock_changes(evidence: Evidence) -> Iterator[Finding]:
     "down. Then run it again with --fresh."
 )
 def gpu_shared(evidence: Evidence) -> Iterator[Finding]:
-    """Processes of others on a trial's GPU, as far as NVML shows them."""
+    """Other processes on a trial's GPU, as far as NVML shows them."""
     counts = [r.conditions.largest("gpu_other_processes") or 0 for r in evidence.finished]
     if others := [count for count in counts if count > 0]:
         most = f"up to {units.count(round(max(others)))} at a time"
@@ -512,14 +517,14 @@ def gpu_shared(evidence: Evidence) -> Iterator[Finding]:
 
 
 class _UnlikeClocks(NamedTuple):
-    """Mean clocks of the slowest and the fastest of some trials: their ratio, and both with their trials."""
+    """Mean clocks of the slowest and the fastest trial: their ratio, and a text with both clocks and trials."""
 
     ratio: float
     text: str
 
 
 def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks | None:
-    """Return the clocks of trials that differ in them; None where they are alike.
+    """Return the slowest and fastest mean clock of some trials; None if they are alike.
 
     Args:
         device: "cpu" or "gpu".
@@ -535,7 +540,7 @@ def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks
 
 
 def _clock_change_within(finished: Sequence[TrialResult], device: str, clock: str) -> Iterator[Finding]:
-    """Yield the share of the trials within which the clock of a device changed, with the worst."""
+    """Yield the share of trials in which a device's clock changed, and the worst one."""
     if within := [(c, r) for r in finished if abs(c := _clock_change(r, device)) > MAX_CLOCK_CHANGE]:
         change, result = max(within, key=lambda pair: abs(pair[0]))
         subject = f"{clock} was another at the end than at the beginning of {_share(within, finished)}"
@@ -543,7 +548,7 @@ def _clock_change_within(finished: Sequence[TrialResult], device: str, clock: st
 
 
 def _clock_change(result: TrialResult, device: str) -> float:
-    """Return the relative change of the clock over a trial, of the rank that changed most; 0 where unknown."""
+    """Return the largest relative change of any rank's clock over a trial; 0 if unknown."""
     names = (f"{device}_mhz_first", f"{device}_mhz_last")
     ends = ([getattr(rank, name) for name in names] for rank in result.conditions.ranks)
     changes = [last / first - 1 for first, last in ends if first and last is not None]
@@ -552,12 +557,12 @@ def _clock_change(result: TrialResult, device: str) -> float:
 
 # ---- points against each other
 
-MIN_EXCESS = 0.01  # of the efficiency over 1: less is not worth a word
+MIN_EXCESS = 0.01  # of the efficiency over 1; less is not reported
 
 
 @check("Give num_samples a multiple of every batch size, so that all points train on the same samples.")
 def unequal_work(evidence: Evidence) -> Iterator[Finding]:
-    """Points that trained on another number of samples than their baseline, unless that is what was asked."""
+    """Points that trained on a different number of samples than their baseline, unless the study compares just that."""
     question = evidence.question
     if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
         return
@@ -578,7 +583,7 @@ def unequal_work(evidence: Evidence) -> Iterator[Finding]:
     "depend on the batch (torch.nn.GroupNorm, LayerNorm), or on GPUs torch.nn.SyncBatchNorm."
 )
 def batch_norm_in_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Points whose batches go through batch norm in different numbers of parts: their losses are not comparable."""
+    """Points whose batch norm sees batches in different numbers of parts, so that losses are not comparable."""
     parts: dict[int, str] = {}  # a point of each number
     for p in evidence.points:
         for r in p.measured:
@@ -594,7 +599,7 @@ def batch_norm_in_parts(evidence: Evidence) -> Iterator[Finding]:
     "parameters (requires_grad_(False)), or set static_graph=True where each step uses the same ones."
 )
 def without_gradient(evidence: Evidence) -> Iterator[Finding]:
-    """Trials whose DDP looks through the graph in each step for parameters without a gradient."""
+    """Trials in which DDP traverses the graph in each step to find parameters without a gradient."""
     searched = [r for r in evidence.finished if any(r.conditions.of_ranks("finds_unused"))]
     names = dict.fromkeys(name for r in searched for of in r.conditions.of_ranks("without_gradient") for name in of)
     if searched:
@@ -608,7 +613,7 @@ def without_gradient(evidence: Evidence) -> Iterator[Finding]:
     "lr for each number of workers."
 )
 def metric_differs(evidence: Evidence) -> Iterator[Finding]:
-    """Points that differ only in ``num_workers`` should be equally good: equal batches give equal gradients."""
+    """Metric differences between points that differ only in ``num_workers``: equal batches give equal gradients."""
     name = evidence.question.metric
     different = [
         f"{evidence.question.judged_by.show_change(change)} at {point_label(each.point.point)}"
@@ -624,7 +629,7 @@ def metric_differs(evidence: Evidence) -> Iterator[Finding]:
     "say why: each worker's share of data or model fits its caches, or the baseline had too little memory bandwidth."
 )
 def more_than_linear(evidence: Evidence) -> Iterator[Finding]:
-    """Speedups by workers alone that are larger, with all of their interval, than workers were added."""
+    """Speedups of more workers whose whole interval lies above linear scaling."""
     if evidence.question.compared_keys() != ("num_workers",):
         return
     larger = [
@@ -639,34 +644,34 @@ def more_than_linear(evidence: Evidence) -> Iterator[Finding]:
 
 # ---- steadiness over time
 
-MIN_DRIFT = 0.02  # relative change that is worth a word
+MIN_DRIFT = 0.02  # smallest relative change that is reported
 MOST_EXACT = 50  # blocks
-MIN_PARTS = 4  # reports of a trial, whose ends can be compared
-MIN_TRIALS = 3  # with so many reports
-MIN_OUTLYING = 0.05  # relative distance that is worth a word
-# Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993: so many (robust) standard deviations.
+MIN_PARTS = 4  # fewest reports with which a trial's beginning and end are compared
+MIN_TRIALS = 3  # fewest trials with that many reports
+MIN_OUTLYING = 0.05  # smallest relative distance that is reported
+# In (robust) standard deviations; Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993.
 OUTLYING_SCALES = 3.5
-# The median difference of two normal values over their standard deviation: sqrt(2) · 0.6745.
+# Median difference of two normal values divided by their standard deviation: sqrt(2) · 0.6745.
 MEDIAN_DIFFERENCE = 0.9539
 
 
 class Trend(NamedTuple):
-    """Trend of a study's times: its blocks became slower or faster as it went on."""
+    """Trend of a study's times: blocks became slower or faster over the study."""
 
-    change: float  # of the times from the first block to the last one, relative; 0.08 is 8 % slower
-    tau: float  # Kendall's: the share of pairs of blocks that became slower less that which became faster
-    p_value: float  # how often blocks without a trend show one as strong or stronger
+    change: float  # relative change of the times from the first to the last block; 0.08 is 8 % slower
+    tau: float  # Kendall's: share of pairs of blocks that became slower minus share that became faster
+    p_value: float  # probability that blocks without a trend show one at least as strong
     num_blocks: int
 
 
 def trend_of(points: Iterable[Mapping[int, float]]) -> Trend | None:
-    """Return the trend of the times over the blocks; None with fewer than three.
+    """Return the trend of the times over the blocks; None for fewer than three blocks.
 
-    What disturbs a block disturbs all of its trials, so that they are no samples of their own: each block counts as
-    one, by the median of its trials' log times over those of their points. Mann-Kendall's test and Sen's slope.
+    A disturbance affects all trials of a block, so trials are not independent samples. Each block counts as one
+    sample: the median of its trials' log times relative to their points' medians. Mann-Kendall test and Sen's slope.
 
     Args:
-        points: of each point, log times by block.
+        points: log times by block, for each point.
     """
     excess: defaultdict[int, list[float]] = defaultdict(list)
     for log_times in points:
@@ -679,16 +684,16 @@ def trend_of(points: Iterable[Mapping[int, float]]) -> Trend | None:
     medians = np.array([np.median(excess[block]) for block in blocks])
     first, second = np.triu_indices(len(blocks), 1)
     slower, later = medians[second] - medians[first], np.subtract(blocks, blocks[0])
-    score = float(np.sum(np.sign(slower)))  # ties count 0: with them the test is on the safe side
+    score = float(np.sum(np.sign(slower)))  # ties count 0, which makes the test conservative
     slope = float(np.median(slower / (later[second] - later[first])))
     change = math.expm1(slope * float(later[-1]))
     return Trend(change, score / len(first), _kendall_p_value(score, len(blocks)), len(blocks))
 
 
 def _kendall_p_value(score: float, size: int) -> float:
-    """Return how often the order of so many values has a score as far from 0, where there is no trend; two-sided.
+    """Return the two-sided p-value of a Mann-Kendall score of `size` values.
 
-    Exact up to `MOST_EXACT` values, by the number of their discordant pairs; beyond, by the normal approximation.
+    Exact up to `MOST_EXACT` values, from the number of discordant pairs. A normal approximation beyond.
     """
     num_pairs = size * (size - 1) // 2
     if size > MOST_EXACT:
@@ -717,8 +722,8 @@ def drift_over_study(evidence: Evidence) -> Iterator[Finding]:
     "faster, raise num_warmup_steps."
 )
 def drift_in_trials(evidence: Evidence) -> Iterator[Finding]:
-    """Steps at the end of trials that take longer than at their beginning: a clock that falls with the temperature."""
-    # By the reports' rates, not by step times, which a store doesn't give with its results.
+    """Steps that take longer at the end of trials than at the beginning, as when a clock falls with temperature."""
+    # Uses the reports' rates, because a store doesn't return step times with its results.
     slowdowns = [change for r, _ in chain(*evidence.log_times) if (change := _slowdown(r)) is not None]
     if len(slowdowns) < MIN_TRIALS:
         return
@@ -730,7 +735,7 @@ def drift_in_trials(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _slowdown(result: TrialResult) -> float | None:
-    """Return the log of a sample's time in a trial's last third over that in its first; None if it is too short."""
+    """Return the log ratio of the time per sample in a trial's last third to its first; None if it is too short."""
     rates = [rate for r in result.reports if (rate := r.get("throughput_samples_per_s")) and math.isfinite(rate)]
     if len(rates) < MIN_PARTS or min(rates) <= 0:
         return None
@@ -740,14 +745,14 @@ def _slowdown(result: TrialResult) -> float | None:
 
 @check("Its time is in the numbers: a median withstands one such trial, but few repeats feel it.")
 def slow_first_trial(evidence: Evidence) -> Iterator[Finding]:
-    """First trial of the study that took far longer than the others of its point."""
+    """First trial of the study, if it took far longer than the others of its point."""
     if (slow := _slow_first(evidence)) is not None:
         longer = f"The study's first trial took {units.percent(math.expm1(slow[1]))} longer"
         yield Finding(f"{longer} than the median of its point's others", (slow[0].spec.label,), " ({}).")
 
 
 def _slow_first(evidence: Evidence) -> LogTime | None:
-    """Return the study's first trial and the logarithm of how much longer it took, if that stands out."""
+    """Return the study's first trial and its log time minus the median of its point's others, if that stands out."""
     trials = sorted(chain(*evidence.log_times), key=lambda entry: entry[0].started_at)
     if len(trials) < 3 or trials[0][0].started_at == trials[1][0].started_at:
         return None
@@ -763,7 +768,7 @@ def _slow_first(evidence: Evidence) -> LogTime | None:
 
 @check("They are in the numbers: medians withstand a few. See what else the machine did then, or add repeats.")
 def outliers(evidence: Evidence) -> Iterator[Finding]:
-    """Trials far from the median of their point, by what trials of a point differ from each other. None is dropped."""
+    """Trials far from the median of their point, relative to the scatter within points. None is dropped."""
     groups, slow_first = evidence.log_times, _slow_first(evidence)
     pooled = _scale(groups)
     if pooled is None:
@@ -771,7 +776,7 @@ def outliers(evidence: Evidence) -> Iterator[Finding]:
     outlying: list[str] = []
     for group in groups:
         if len(group) < 3:
-            continue  # of two, neither is the one that is off
+            continue  # with two trials, neither can be called the outlier
         scale = max(pooled, _scale([group]) or 0.0) if len(group) >= MIN_RANKED else pooled
         median = float(np.median([t for _, t in group]))
         for result, log_time in group:
@@ -786,9 +791,9 @@ def outliers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _scale(groups: Iterable[Sequence[LogTime]]) -> float | None:
-    """Return what trials of one point differ by, as a standard deviation of log times; None without a pair.
+    """Return the scatter of trials within points, as a standard deviation of log times; None without a pair.
 
-    From the median of the pairwise differences, which needs no centre, and so serves points of two trials as well
+    It comes from the median of pairwise differences, which needs no centre and so also works for points of two trials
     (after Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation", JASA 88, 1993).
     """
     differences = [abs(a - b) for group in groups for (_, a), (_, b) in combinations(group, 2)]
@@ -817,7 +822,7 @@ def few_repeats(evidence: Evidence) -> Iterator[Finding]:
     counts = [p.time_s.num_samples for p in evidence.points if p.time_s]
     question = evidence.question
     if question.is_search or question.max_repeats is not None or not counts or (fewest := min(counts)) >= MIN_REPEATS:
-        return  # a search asks for a good point, not for the effect of one; "until settled" repeats what needs it
+        return  # a search looks for a good point, not for an effect; "until settled" adds repeats where needed
     where = "" if fewest == max(counts) else " at the least"
     wide = "the intervals are wide and assume log-normal times"
     what = "no intervals, and nothing is confirmed" if fewest == 1 else wide

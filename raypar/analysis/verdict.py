@@ -1,11 +1,11 @@
-"""Verdict of a study: its question, the answer, the comparisons that it rests on, and the recommended point.
+"""Verdict of a study: its question, the answer, the comparisons behind it, and the recommended point.
 
-A `Verdict` is made once, and every view renders it: terminal, page, Markdown, MLflow and `raypar recommend`. What it
-claims are the simultaneous intervals of the study's `Family` and the study's `Recommendation`, and nothing else.
+A `Verdict` is made once and rendered by every view: terminal, page, Markdown, MLflow and `raypar recommend`. Its claims
+come only from the simultaneous intervals of the study's `Family` and from the study's `Recommendation`.
 
-Break-even: only speedups whose interval lies on one side of 1 are clear. Between the nearest two on different sides the
-crossing is placed by a line through log(value) and log(speedup): a speedup that follows a power of the value is met
-exactly, and the two values are reported with it.
+Break-even: only speedups whose interval lies on one side of 1 are clear. The crossing is interpolated between the
+nearest two on different sides, on a line through log(value) and log(speedup). This is exact for a speedup that follows
+a power of the value. The report shows the two values as well.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class BaselineComparison:
 
     Attributes:
         who: compared part of the point: ``2 workers``.
-        base: that of its baseline: ``1``.
-        setting: hyperparameters that both share: ``batch_size=96``; empty: none is swept.
+        base: compared part of its baseline: ``1``.
+        setting: swept hyperparameters that both share: ``batch_size=96``; empty if there are none.
     """
 
     point: PointAnalysis
@@ -66,13 +66,13 @@ class Verdict:
     """Verdict of a study.
 
     Attributes:
-        question: the first sentence of the study's description, as written; empty where it has none.
-        answer: in a sentence or two.
-        comparisons: of all points that have a speedup, in the order of the points.
-        recommendation: of a point; None where no trial has a time, and for a single point.
-        doubt: why times can't be trusted, so that none of them is compared; empty where they can.
-        status: of a study that runs until it is settled: ``settled``; empty: another one.
-        final_test: outcome on the test set in a sentence; empty where no model has seen it.
+        question: first sentence of the study's description, as written; empty if it has none.
+        answer: one or two sentences.
+        comparisons: one for each point that has a speedup, in the order of the points.
+        recommendation: None if no trial has a time, or for a single point.
+        doubt: reason why times can't be trusted and are not compared; empty if they can be trusted.
+        status: for a study that runs until it is settled: ``settled``, for example; empty for other studies.
+        final_test: a sentence with the result on the test set; empty if no model was tested.
     """
 
     question: str
@@ -94,7 +94,7 @@ def verdict_of(
     """Return the verdict of a study.
 
     Args:
-        points: in the order of their values.
+        points: sorted by their values.
         recommendation: without constraints.
         doubt: as in `Verdict`.
     """
@@ -121,14 +121,14 @@ def verdict_of(
 
 
 def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
-    """Return the answer of a study without a finished trial."""
+    """Return the answer for a study without a finished trial."""
     outcomes = {p.outcome for p in points if p.results}
     what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
     return f"{what}: there is nothing to compare."
 
 
 def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
-    """Return the answer of a search: one trial a point shows nothing."""
+    """Return the answer for a search. One trial per point confirms nothing."""
     scored = [(p, p.metric.value) for p in points if p.metric is not None and not p.unusable]
     if not scored:
         return f"No trial reported {question.metric}."
@@ -146,7 +146,7 @@ def _only(question: Question, point: PointAnalysis) -> str:
 
 
 def _compared_answer(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
-    """Return which comparisons came out how, in one sentence."""
+    """Summarise the outcomes of all comparisons in one sentence."""
     subjects = dict.fromkeys(c.who for c in comparisons)
     settings = dict.fromkeys(c.setting for c in comparisons)
     if len(subjects) == 1:
@@ -157,7 +157,7 @@ def _compared_answer(question: Question, comparisons: Sequence[BaselineCompariso
 
 
 def _over_settings(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
-    """Return in which settings one thing is faster than its baseline: ``2 workers are faster than 1 only at …``."""
+    """Name the settings in which one subject is faster than its baseline: ``2 workers are faster than 1 only at …``."""
     by_outcome, first = _by_outcome(comparisons), comparisons[0]
     rest = [key for key in question.space_keys if key not in question.baseline]
     is_are = "are" if first.who.endswith("workers") else "is"
@@ -198,7 +198,7 @@ def _where(group: Sequence[BaselineComparison], every: Sequence[BaselineComparis
 
 
 def _over_subjects(comparisons: Sequence[BaselineComparison]) -> str:
-    """Return what is faster than the baseline: ``2, 4 and 8 workers are faster than 1; inconclusive: 16 workers``."""
+    """Name the subjects by outcome: ``2, 4 and 8 workers are faster than 1; inconclusive: 16 workers``."""
     base, at = comparisons[0].base, f" at {comparisons[0].setting}" if comparisons[0].setting else ""
     clauses = []
     for outcome, group in _by_outcome(comparisons).items():
@@ -222,7 +222,7 @@ def _subjects(group: Sequence[BaselineComparison]) -> str:
 
 
 def _counts(comparisons: Sequence[BaselineComparison]) -> str:
-    """Return how many of many comparisons came out how, and the largest speedup."""
+    """Return the number of comparisons with each outcome, and the largest speedup."""
     by_outcome = _by_outcome(comparisons)
     parts = [f"{len(group)} {outcome}" for outcome, group in by_outcome.items()]
     base = comparisons[0].base
@@ -249,7 +249,7 @@ def statements(question: Question, points: Sequence[PointAnalysis], family: Fami
     """Return at most ten sentences: speedups, break-even points, the fastest point, the best, the metric by workers.
 
     Args:
-        doubt: as in `Verdict`: there are none on times.
+        doubt: as in `Verdict`; if set, there are no sentences on times.
     """
     if not any(p.samples for p in points):
         return (nothing_to_compare(points),)
@@ -309,9 +309,9 @@ def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
 
 
 def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
-    """Name the point that trains fastest: by time where all did the same work, by throughput otherwise.
+    """Name the point that trains fastest: by time if all did the same work, by throughput otherwise.
 
-    Not one of which a trial diverged.
+    Points with a diverged trial are excluded.
     """
     timed = [p for p in points if p.time_s and not p.unusable]
     works = [s.num_samples for p in timed for s in p.samples.values()]
@@ -339,7 +339,7 @@ def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
 
 
 def best_lines(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
-    """Name the point with the best metric, but for those of which a trial diverged."""
+    """Name the point with the best metric, excluding points with a diverged trial."""
     scored = [(p, p.metric) for p in points if p.metric is not None and not p.unusable]
     if len(scored) < 2:
         return []
@@ -365,7 +365,7 @@ def best_lines(question: Question, points: Sequence[PointAnalysis], family: Fami
 
 
 def _over_workers(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
-    """Compare the metric between numbers of workers, unless it is the same at all points."""
+    """Compare the metric between numbers of workers, unless it is identical at all points."""
     scored = [p for p in points if p.metric is not None]
     compared = worker_metrics(question, scored, family)
     if not compared or all(not any(metric_differences(scored[0], p)) for p in scored):
@@ -384,7 +384,7 @@ def _over_workers(question: Question, points: Sequence[PointAnalysis], family: F
 
 
 def _who(question: Question, point: Mapping[str, Value]) -> tuple[str, str]:
-    """Return ``("2 workers", "1")``, or the same in terms of whatever the baseline names."""
+    """Return ``("2 workers", "1")``, or the equivalent for the hyperparameters of the baseline."""
     keys = question.compared_keys()
     if keys == ("num_workers",):
         return _name({"num_workers": point["num_workers"]}), str(question.baseline["num_workers"])
@@ -411,7 +411,7 @@ def _part(point: Mapping[str, Value], keys: Sequence[str]) -> dict[str, Value]:
 
 # ---- break-even
 
-# Spent on a training, so that one asks from where on it pays; an optimizer or a learning rate is not.
+# Resources, for which break-even is a sensible question; it isn't for an optimizer or a learning rate.
 RESOURCES = frozenset(
     (
         *("num_workers", "device", "nodes", "node_label", "cpus_per_worker", "cpu_affinity", "num_threads"),
@@ -419,13 +419,13 @@ RESOURCES = frozenset(
     )
 )
 MAX_LINES = 3
-MAX_NAMED = 3  # points, or settings of the other hyperparameters, that a line names one by one
+MAX_NAMED = 3  # points, or settings of the other hyperparameters, that a line lists by name
 
 Curve: TypeAlias = Sequence[tuple[float, Estimate]]
 
 
 class CrossingKind(StrEnum):
-    """Side of 1 on which speedups lie along a curve, in the order in which they are reported."""
+    """Position of a curve of speedups relative to 1, in the order of reporting."""
 
     STARTS = "starts to pay"
     STOPS = "stops paying"
@@ -439,13 +439,13 @@ class Crossing:
     """Place where a curve of speedups crosses 1.
 
     Attributes:
-        ends: the smallest value on the curve, and the largest.
-        between: the nearest values whose speedups are clearly on different sides of 1, where there is one crossing.
-        at: about where it is; None where there is none, or no logarithm of the values.
-        why: what keeps it unclear.
-        who: the compared part of the points (``num_workers=2``).
-        key: the hyperparameter along which the curve runs.
-        rest: the other hyperparameters, fixed along it.
+        ends: smallest and largest value on the curve.
+        between: nearest values whose speedups are clearly on different sides of 1, if there is exactly one crossing.
+        at: approximate place; None if there is no crossing or the values have no logarithm.
+        why: reason why it is inconclusive.
+        who: compared part of the points (``num_workers=2``).
+        key: hyperparameter along which the curve runs.
+        rest: other hyperparameters, constant along the curve.
     """
 
     kind: CrossingKind
@@ -459,9 +459,9 @@ class Crossing:
 
 
 def crossing_of(curve: Curve) -> Crossing:
-    """Return where a curve, two points or more in the order of their values, crosses 1."""
+    """Return the place where a curve of at least two points, sorted by value, crosses 1."""
     ends = curve[0][0], curve[-1][0]
-    # 1 where it is clearly faster than its baseline, -1 where clearly slower.
+    # 1 if clearly faster than the baseline, -1 if clearly slower, 0 otherwise.
     sides = [math.copysign(1, s.value - 1) if Comparison(s).differs else 0 for _, s in curve]
     clear = [i for i, side in enumerate(sides) if side]
     changes = [(i, j) for i, j in pairwise(clear) if sides[i] != sides[j]]
@@ -469,7 +469,7 @@ def crossing_of(curve: Curve) -> Crossing:
         return Crossing(CrossingKind.ALWAYS if sides[0] > 0 else CrossingKind.NEVER, ends)
     if len(changes) == 1:
         below, above = changes[0]
-        # Speedups beyond the two that are not clear by themselves have to lie at least on the expected side.
+        # Unclear speedups beyond these two must at least lie on the expected side.
         beyond = [(s, sides[below]) for _, s in curve[:below]] + [(s, sides[above]) for _, s in curve[above + 1 :]]
         if all((s.value - 1) * side > 0 for s, side in beyond):
             kind = CrossingKind.STARTS if sides[above] > 0 else CrossingKind.STOPS
@@ -486,7 +486,7 @@ def crossing_of(curve: Curve) -> Crossing:
 
 
 def crossings_of(question: Question, points: Sequence[PointAnalysis]) -> list[Crossing]:
-    """Return a crossing for every curve that the points make: along each number that they share with their baseline."""
+    """Return a crossing for every curve along a numeric hyperparameter that points share with their baseline."""
     crossings: list[Crossing] = []
     for key in question.space_keys:
         if key in question.baseline:
@@ -507,10 +507,10 @@ def crossings_of(question: Question, points: Sequence[PointAnalysis]) -> list[Cr
 
 
 def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
-    """Return at most `MAX_LINES` sentences; crossings come first.
+    """Return at most `MAX_LINES` sentences, crossings first.
 
-    Each is about one comparison along one hyperparameter, or about all that came out alike, without a crossing.
-    There are none where something else is compared than `RESOURCES`.
+    Each covers one comparison along one hyperparameter, or all comparisons without a crossing that had the same
+    result. There are none if the study compares anything other than `RESOURCES`.
     """
     if not RESOURCES.issuperset(question.compared_keys()):
         return []
@@ -536,7 +536,7 @@ def _interpolated(left: tuple[float, Estimate], right: tuple[float, Estimate]) -
 
 
 def _line(group: Sequence[Crossing]) -> str:
-    """Return one sentence about comparisons along a key, for every setting of the rest."""
+    """Return one sentence about comparisons along a key, over all settings of the other hyperparameters."""
     names = list(dict.fromkeys(_name(c.who) for c in group))
     name, s = units.listed(names, MAX_NAMED, word="and"), "" if len(names) > 1 or names[0].endswith("workers") else "s"
     by_kind = {kind: members for kind in CrossingKind if (members := [c for c in group if c.kind is kind])}
@@ -553,7 +553,7 @@ def _name(who: Mapping[str, Value]) -> str:
 
 
 def _clause(kind: CrossingKind, members: Sequence[Crossing], s: str, *, is_only: bool) -> str:
-    """Return what is said of the settings of one kind; `s` ends the verb after a singular."""
+    """Return the clause on the settings of one kind. `s` is the verb's ending: "s" after a singular, else empty."""
     key, num_settings = members[0].key, len({point_key(c.rest) for c in members})
     where = _for(members)
     if is_only and num_settings > MAX_NAMED:
@@ -573,13 +573,13 @@ def _place(c: Crossing) -> str:
     low, high = map(units.value_of, c.between)
     if c.at is None:
         return f"between {c.key}={low} and {high}"
-    # Two digits, or as many more as it takes to stay between the two values.
+    # Use two digits, or more if needed to stay between the two values.
     rounded = (float(f"{c.at:.{digits}g}") for digits in range(2, 17))
     at = next((number for number in rounded if c.between[0] < number < c.between[1]), c.at)
     return f"at about {c.key}={f'{at:.0f}' if at.is_integer() else f'{at:g}'} (between {low} and {high})"
 
 
 def _for(group: Sequence[Crossing]) -> str:
-    """Return `` for num_samples=20000 or num_samples=60000``; empty where nothing else is swept."""
+    """Return `` for num_samples=20000 or num_samples=60000``; empty if nothing else is swept."""
     labels = dict.fromkeys(point_label(c.rest) for c in group if c.rest)
     return " for " + units.listed(labels, MAX_NAMED, word="or") if labels else ""
