@@ -1,22 +1,24 @@
-"""Recommendation of a point: the fastest that meets the constraints and is good enough, and what would settle it.
+"""Recommendation of a point: the fastest that meets the constraints and is good enough, and the trials that settle it.
 
-A limit is compared with the median. Where the interval encloses the limit, an excluded point is a close call.
+A limit is compared with the median. An excluded point is a close call if its interval encloses the limit.
 
-Without a target, a point qualifies only where it is shown to be as good as the best one, but for a margin that does not
-matter (`metric_margin`): the one-sided interval of the difference of their metrics, block by block, ends within it. Not
-significantly worse would not do: with few repeats hardly anything is. A point that may be worse is a close call.
+Without a target, a point qualifies only if it is shown to be as good as the best one within a tolerated margin
+(`metric_margin`): the one-sided interval of the difference of their metrics, block by block, ends within the margin.
+"Not significantly worse" would be too weak, because few repeats show hardly any difference. A point that may be worse
+is a close call.
 
-A point of which a trial diverged is excluded, however fast the others were.
+A point with a diverged trial is excluded, however fast its other trials were.
 
-Of the points that qualify, the one with the smallest median time leads. Those that are not shown to be slower are its
-rivals. Of the leader and the rivals within the study's margin of it, the one with the fewest workers is chosen: equals
-should not cost more. If no rival can be much faster than the chosen one, it is a tie and no more trials are needed;
-else, and where a faster point may be good enough, the study is inconclusive. So it is by one trial a point.
+The qualifying point with the smallest median time leads. Points that are not shown to be slower are its rivals. Among
+the leader and the rivals within the study's margin of it, the one with the fewest workers is chosen, because equal
+results should not cost more. If no rival can be much faster than the chosen point, it is a tie and no more trials are
+needed. Otherwise, or if a faster point may be good enough, the study is inconclusive. One trial per point is always
+inconclusive.
 
-A point is dominated by another one that is at least as good in every respect by its median, and significantly better
-in one of them. Points that differ significantly in no respect don't dominate each other, however their medians lie.
-The relation has no circles, so there always is a front. Where no point was repeated, as in a search, medians alone
-count: then it is the Pareto front of the literature.
+A point is dominated by another one whose medians are at least as good in every objective and that is significantly
+better in one of them. Points without a significant difference don't dominate each other, whatever their medians. The
+relation has no cycles, so there always is a front. If no point was repeated, as in a search, only medians count, and
+the result is the usual Pareto front.
 """
 
 from __future__ import annotations
@@ -60,19 +62,19 @@ from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
 MAX_DOUBTED = 4
-NOISE = 0.5  # of the best metric: what could be worse by more is not worth a number
+NOISE = 0.5  # of the best metric; a possible loss beyond that is reported without a number
 
 Differs: TypeAlias = Callable[[int, int, int], bool]
 
 
 def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> frozenset[int]:
-    """Return the indices of the points on the front of time, metric and `View.FRONT`, of those that have a time.
+    """Return the indices of the points on the front of time, metric and the quantities of `View.FRONT`.
 
-    Points of which a trial diverged are neither on the front nor do they beat others.
+    Points without a time or with a diverged trial are not on the front and dominate no others.
 
     Args:
-        points: of one study; the metric and a quantity count where all of those with a time have one.
-        mode: "max" or "min" of the metric is better.
+        points: of one study; the metric and each quantity count only if all points with a time have them.
+        mode: "max" or "min", whichever is better for the metric.
         family: of the points' comparisons.
     """
     indices = [i for i, point in enumerate(points) if point.time_s is not None and not point.unusable]
@@ -101,27 +103,27 @@ def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> froz
 
 
 def _are_apart(one: Estimate, other: Estimate) -> bool:
-    """Return whether the intervals have nothing in common.
+    """Return whether the intervals don't overlap.
 
-    That neither holds the other's median would not do: two of a kind are so in one case of six.
+    It is not enough that neither contains the other's median: that happens to one in six pairs without a difference.
     """
     bounds = [math.nan if bound is None else bound for bound in (one.low, one.high, other.low, other.high)]
     return bounds[1] < bounds[2] or bounds[3] < bounds[0]
 
 
 def pareto_front(medians: Sequence[Sequence[float]], differs: Differs | None = None) -> tuple[int, ...]:
-    """Return the indices of the points on the front, in their order.
+    """Return the indices of the points on the front, in order.
 
     Args:
-        medians: ``[point][objective]``, finite; less is better: what is to be large comes with its sign turned.
-        differs: whether point `one` differs significantly from point `other` in an objective; called for differing
-            medians; None: every difference counts.
+        medians: ``[point][objective]``, finite; smaller is better, so negate an objective to maximise.
+        differs: whether point `one` differs significantly from point `other` in an objective; only called for
+            different medians; None: every difference counts.
     """
     table = np.asarray(medians, dtype=float)
     front = []
     for i, row in enumerate(table):
         as_good = np.flatnonzero((table <= row).all(axis=1) & (table < row).any(axis=1))
-        # The best of those in each objective: a test against every one would find some difference by chance.
+        # Compare with the best of these in each objective: tests against all would find some difference by chance.
         best = {k: int(as_good[np.argmin(table[as_good, k])]) for k in range(len(row)) if len(as_good)}
         if not any(table[j, k] < row[k] and (differs is None or differs(j, i, k)) for k, j in best.items()):
             front.append(i)
@@ -134,13 +136,13 @@ class Constraints:
 
     Attributes:
         target: the time until it is reached counts; None: the time of the whole training.
-        start: from when on.
-        max_time_s: of the time that counts.
-        limits: the most of each of these quantities, by their keys.
-        min_efficiency: parallel efficiency, 0 to 1, as the report has it.
-        min_metric: of the study's metric after the last epoch; the most it may be where less is better.
+        start: start of that time.
+        max_time_s: upper limit of that time, in seconds.
+        limits: upper limits of quantities, by their keys.
+        min_efficiency: parallel efficiency, 0 to 1, as in the report.
+        min_metric: limit of the study's metric after the last epoch; an upper limit if smaller is better.
         metric_margin: how much worse than the best a metric may be; None: the default.
-        only: hyperparameters and the values they may have.
+        only: hyperparameters and their allowed values.
     """
 
     target: Target | None = None
@@ -155,16 +157,16 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Candidate(PointAnalysis):
-    """A point with the numbers that count: up to the target where one is asked for, else of the whole training.
+    """A point with the numbers that count: up to the target if there is one, otherwise of the whole training.
 
     Attributes:
-        to_target: None where no target is asked for.
-        exclusion: why it can't be chosen; empty: it can.
-        is_excluded_for_metric: whether that is because its metric is not shown to be as good as the best point's.
-        is_close_call: whether that hangs on a limit which its interval encloses, or on one trial.
-        metric_gap: its metric minus the best point's, where it is open whether that is within the margin.
+        to_target: None without a target.
+        exclusion: reason why it can't be chosen; empty if it can.
+        is_excluded_for_metric: whether it is excluded because its metric is not shown to be as good as the best.
+        is_close_call: whether the exclusion depends on a limit that its interval encloses, or on one trial.
+        metric_gap: its metric minus the best point's, if it is open whether that is within the margin.
         is_metric_worse: whether its metric is shown to be worse than the best point's by more than the margin.
-        is_on_front: whether no other beats it in time, metric and the quantities of `View.FRONT`.
+        is_on_front: whether no other point dominates it in time, metric and the quantities of `View.FRONT`.
     """
 
     to_target: PointToTarget | None = None
@@ -177,20 +179,20 @@ class Candidate(PointAnalysis):
 
     @property
     def times(self) -> dict[int, float]:
-        """Seconds that count, by repeat."""
+        """Times that count, in seconds, by repeat."""
         return self.to_target.times if self.to_target else super().times
 
     @property
     def median_s(self) -> float:
-        """Median of its times; infinite where it has none."""
+        """Median of its times; infinite if it has none."""
         return self.time_s.value if self.time_s else math.inf
 
 
 def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Candidate, ...], Family]:
-    """Return a candidate for each point that has the values asked for, in the order given, and their family.
+    """Return a candidate for each point with the allowed values, in the order given, and their family.
 
     Raises:
-        RayparError: no point has them.
+        RayparError: no point has these values.
     """
     question, family = evidence.question, evidence.family
     analysed = [p for p in evidence.points if _has_values(p, constraints.only)]
@@ -201,7 +203,7 @@ def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Can
         candidates = _without_worse(candidates, question, constraints, family)
     else:
         family = family_of(question, candidates)  # of the times to the target
-    # Those that miss the target are neither on the front nor do they beat others.
+    # Points that miss the target are not on the front and dominate no others.
     reaching = [i for i, c in enumerate(candidates) if not c.to_target or c.to_target.is_always_reached]
     front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode, family)}
     return tuple(replace(c, is_on_front=i in front) for i, c in enumerate(candidates)), family
@@ -219,7 +221,7 @@ def _candidate(question: Question, constraints: Constraints, analysed: PointAnal
 
 
 def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tuple[str, bool]:
-    """Return the first reason why it can't be chosen, empty for none, and whether that is a close call."""
+    """Return the first reason why a candidate can't be chosen (empty if it can), and whether that is a close call."""
     if num_unusable := len(c.unusable):
         of_all = f" in {num_unusable} of {len(c.results)}" if num_unusable < len(c.results) else ""
         return f"{c.unusable[0].state}{of_all}", False
@@ -261,7 +263,7 @@ def _why_missed(to_target: PointToTarget) -> str:
 def _without_worse(
     candidates: Sequence[Candidate], question: Question, constraints: Constraints, family: Family
 ) -> list[Candidate]:
-    """Exclude the candidates that are not shown to be as good as the best one, within the margin."""
+    """Exclude candidates that are not shown to be as good as the best one within the margin."""
     name, sign = question.metric, gain(question.mode, 1.0)
     num_scored = sum(c.metric is not None and not c.exclusion for c in candidates)
     best, best_value = _best(candidates, question.mode)
@@ -294,10 +296,10 @@ def _without_worse(
 
 
 def could_be_worse(metric: Metric, worse: float, best: float) -> str:
-    """Return that a metric could be so much worse than the best one, or that it varies too much to say anything.
+    """Say how much worse than the best a metric could be, or that it varies too much to tell.
 
     Args:
-        worse: the bound of an interval.
+        worse: bound of the interval.
         best: the best point's value.
     """
     if worse > NOISE * abs(best):
@@ -306,13 +308,13 @@ def could_be_worse(metric: Metric, worse: float, best: float) -> str:
 
 
 def _best(candidates: Sequence[Candidate], mode: str) -> tuple[Candidate | None, float]:
-    """Return the candidate with the best metric, and its value; None where no candidate that may qualify has one."""
+    """Return the candidate with the best metric, and that value; None if no candidate that may qualify has one."""
     scored = [(c, c.metric.value) for c in candidates if c.metric and (not c.exclusion or c.metric_gap)]
     return max(scored, key=lambda entry: gain(mode, entry[1]), default=(None, 0.0))
 
 
 def _has_values(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
-    """Return whether a point has one of the values of each of these hyperparameters."""
+    """Return whether a point has an allowed value of each of these hyperparameters."""
     return all(key in samples.values and samples.values[key] in values for key, values in only.items())
 
 
@@ -332,9 +334,9 @@ def _no_such_point(gathered: Sequence[PointSamples], only: Mapping[str, tuple[Va
 
 
 class Decision(StrEnum):
-    CLEAR = "clear"  # significantly faster than every other that may be good enough
-    TIED = "tied"  # none of these can be faster by more than the margin
-    UNCLEAR = "unclear"  # a rival may be
+    CLEAR = "clear"  # significantly faster than every other point that may be good enough
+    TIED = "tied"  # no such point can be faster by more than the margin
+    UNCLEAR = "unclear"  # a rival may be faster by more than the margin
     NONE = "none"  # no point meets the constraints
 
 
@@ -343,9 +345,9 @@ class Settling:
     """Trials that would settle which point is the fastest.
 
     Attributes:
-        points: to be repeated.
-        num_repeats: about how many trials each of them needs in all; None: too many to be worth it.
-        spread_is_known: False: one trial each says nothing of the spread, and the count is only a beginning.
+        points: points to repeat.
+        num_repeats: approximate number of trials that each of them needs in total; None: too many to be worth it.
+        spread_is_known: False with one trial each, which shows no spread: the count is then only a start.
     """
 
     points: tuple[Mapping[str, Value], ...]
@@ -358,7 +360,8 @@ class OpenRival:
     """A point that more trials may show to be the better choice.
 
     Attributes:
-        num_repeats: about how many trials of it, and of what it is compared with, show that; None: nobody knows yet.
+        num_repeats: approximate number of trials, of it and of the point it is compared with, to show that; None:
+            not known yet.
     """
 
     candidate: Candidate
@@ -370,19 +373,19 @@ class Recommendation:
     """Recommendation of a study.
 
     Attributes:
-        time_metric: what the times are where no target is asked for.
-        candidates: all points, in the order of their values.
+        time_metric: kind of the times if there is no target.
+        candidates: all points, sorted by their values.
         chosen: None for `Decision.NONE`.
-        runner_up: the second choice: the fastest of the others; None where there is none.
-        lead: time of the runner-up over that of the chosen one; None without one.
-        rivals: the leader and those that don't differ significantly from it, without the chosen one.
+        runner_up: second choice: the fastest of the other points; None if there is none.
+        lead: time of the runner-up divided by that of the chosen point; None without a runner-up.
+        rivals: the leader and the points that don't differ significantly from it, without the chosen one.
         open_rivals: points that may be faster than the chosen one by more than the margin, and may be good enough.
-        settling: None where there is nothing to settle, or repeats would not help.
-        doubt: why times can't be trusted; empty where they can.
-        batches: what the batch size does, where a target is asked for.
-        excluded: a sentence on trials of other settings; empty where there are none.
-        energy_source: what the candidates' energies are of; empty: they have none.
-        family: the confidence of the comparisons.
+        settling: None if there is nothing to settle, or repeats would not help.
+        doubt: reason why times can't be trusted; empty if they can.
+        batches: effect of the batch size, if there is a target.
+        excluded: a sentence on trials with other settings; empty if there are none.
+        energy_source: parts whose energy the candidates have; empty if they have none.
+        family: family of the comparisons, with their confidence.
     """
 
     question: Question
@@ -404,14 +407,14 @@ class Recommendation:
 
     @property
     def metric_margin(self) -> float:
-        """Allowance for a metric that is worse than the best."""
+        """How much worse than the best a metric may be."""
         if self.constraints.metric_margin is not None:
             return self.constraints.metric_margin
         return self.question.judged_by.margin(_best(self.candidates, self.question.mode)[1])
 
     @property
     def best(self) -> Candidate | None:
-        """Point with the best metric of those that may qualify; None where no such point has one."""
+        """Point with the best metric of those that may qualify; None if no such point has one."""
         return _best(self.candidates, self.question.mode)[0]
 
     @property
@@ -421,12 +424,12 @@ class Recommendation:
 
     @property
     def leader(self) -> Candidate | None:
-        """The eligible one with the smallest median time."""
+        """Eligible candidate with the smallest median time."""
         return next(iter(self.eligible), None)
 
 
 def recommend(question: Question, results: Sequence[TrialResult], constraints: Constraints) -> Recommendation:
-    """Recommend a point of a study, whose trials are in no report yet; see `recommend_of`."""
+    """Recommend a point of a study from its trials; see `recommend_of`."""
     return recommend_of(evidence_of(question, results), constraints)
 
 
@@ -434,8 +437,8 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
     """Recommend a point.
 
     Raises:
-        RayparError: the target's metric is in no report, no point has the values asked for, or a limit is on what no
-            point has.
+        RayparError: no report has the target's metric, no point has the allowed values, or no point has a limited
+            quantity.
     """
     question, results, target = evidence.question, evidence.results, constraints.target
     if target is not None and target.metric not in (metrics := reported_metrics(results)):
@@ -445,7 +448,7 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
         target = replace(target, unit=metric_of(question, target.metric, results).unit)
         constraints = replace(constraints, target=target)
     if target is not None and any(r.is_foreign for r in results):
-        constraints = replace(constraints, start=Start.LAUNCH)  # the only moment that is known of such code
+        constraints = replace(constraints, start=Start.LAUNCH)  # the only start that is known for such code
     candidates, family = _candidates(evidence, constraints)
     _check_limits(candidates, constraints, results)
     batches: tuple[BatchGroup, ...] = ()
@@ -470,7 +473,7 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
 def _chosen(before: Recommendation, family: Family) -> Recommendation:
     leader, *others = ranked = before.eligible
     rivals = [(c, family.ratio(c.times, leader.times)) for c in others if not _is_slower(c, leader, family)]
-    # Without intervals no tie is shown, and the fastest is the best guess.
+    # Without intervals no tie can be shown, and the fastest is the best guess.
     near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + before.question.margin]
     chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
     tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
@@ -496,12 +499,12 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
 
 
 def _is_slower(c: Candidate, chosen: Candidate, family: Family) -> bool:
-    """Return whether the chosen point is shown to be faster than this one."""
+    """Return whether this point is shown to be slower than the chosen one."""
     return Comparison(family.ratio(c.times, chosen.times)).outcome is Outcome.FASTER
 
 
 def _may_be_faster(before: Recommendation, c: Candidate, chosen: Candidate, family: Family) -> bool:
-    """Return whether a point may be faster than the chosen one by more than the margin, as far as is known."""
+    """Return whether a point may still be faster than the chosen one by more than the margin."""
     ratio = family.ratio(chosen.times, c.times)
     if ratio.high is None:
         return ratio.value > 1
@@ -518,7 +521,7 @@ def _settling(chosen: Candidate, rivals: Sequence[OpenRival]) -> Settling:
 
 
 def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate) -> int | None:
-    """Return about how many trials show whether a rival is to be taken; None where no spread is known."""
+    """Return the approximate number of trials that decide whether to choose a rival; None if no spread is known."""
     family = before.family
     if c.metric_gap is None:
         level = family.time_level(min(len(c.times), len(chosen.times)))
@@ -532,7 +535,7 @@ def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate) -> int
 
 
 def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:
-    """Refuse a limit on what no point has."""
+    """Refuse a limit on a quantity that no point has."""
     timed = [c for c in candidates if c.time_s is not None]
     if constraints.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
         hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'

@@ -1,11 +1,11 @@
-"""Tables of measurements from elsewhere for `raypar fit`: roles and units of the columns, notation of the numbers.
+"""Tables of measurements from other sources for `raypar fit`: roles and units of columns, notation of numbers.
 
-A role follows from a column's name and unit (``GPUs``, ``images/sec``, ``time (ms)``), or is given. Where two readings
-of a table are possible and would give different speedups, the table is refused and both are shown:
+A column's role follows from its name and unit (``GPUs``, ``images/sec``, ``time (ms)``), or is given. If a table has
+two possible readings that would give different speedups, it is refused and both readings are shown:
 
-- A throughput that falls with the workers may be that of each worker, or a total that gets worse.
-- A time that hardly falls may be of the same work on all worker counts, or of weak scaling.
-- ``1.100`` may be a thousand and a hundred, or a little more than one.
+- A throughput that falls with more workers may be per worker, or a total that gets worse.
+- A time that hardly falls may be for equal work on all worker counts, or from weak scaling.
+- ``1.100`` may be one thousand one hundred, or slightly more than one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from raypar.errors import Mistake, RayparError
 
 DELIMITERS = ",;\t"
 MAX_WORKERS = 1_000_000
-# Seconds, or work per second, beyond which a number can only be a slip; ratios of two stay far within a float.
+# In seconds, or work per second: a number beyond is surely a mistake. Ratios of two stay well within a float's range.
 MIN_VALUE, MAX_VALUE = 1e-15, 1e15
 MAX_MISTAKES = 20  # reported one by one
 MAX_SHOWN = 60  # characters of a cell
-# Of a table, whose laws are fitted within seconds.
+# Limits of a table, so that its laws are fitted within seconds.
 MAX_BYTES, MAX_LINES, MAX_COUNTS = 5_000_000, 5_000, 200
 TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a law as well"
 EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
-# A speedup over N times as many workers up to which these may have worked N times as much: no more than perfect.
+# Highest speedup of N times as many workers at which these may have done N times the work: perfect scaling at most.
 MAX_DOUBTED = 1.1
 
-REPEATS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")  # of one thing
+REPEATS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")  # numbered
 WORKERS = {"worker", "gpu", "cpu", "device", "accelerator", "process", "proc", "rank", "core", "thread", "node"}
 WORKERS |= {"replica", "tpu", "npu"}
 COUNTS = {"num", "number", "no", "nr", "nb", "n", "count", "of", "total"}
@@ -48,7 +48,7 @@ SECONDS |= dict.fromkeys(("ms", "msec", "millis", "millisecond", "milliseconds")
 SECONDS |= dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0)
 SECONDS |= dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
 SECONDS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), units.HOUR_S)
-NO_NAMES = {"s", "us", "min", "h"}  # units that are no name of a column by themselves
+NO_NAMES = {"s", "us", "min", "h"}  # units that are not a column name by themselves
 TIMES = {"time", "times", "duration", "elapsed", "runtime", "walltime", "wallclock", "wall", "latency", "makespan"}
 RATES = {"throughput", "fps", "ips", "qps", "rps", "tps", "flops", "gflops", "tflops", "bandwidth"}
 TOTALS = {"total", "global", "aggregate", "aggregated", "overall", "all", "cluster", "system", "combined"}
@@ -57,7 +57,7 @@ SPREADS = {"std", "stdev", "stddev", "sd", "sem", "var", "variance", "err", "err
 
 
 class Role(StrEnum):
-    """Role of a column; of those that are measured the first one present counts, for the others follow from it."""
+    """Role of a column. Of the measured roles only the first one present counts, since the others follow from it."""
 
     WORKERS = "workers"
     TIME = "time"
@@ -68,14 +68,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class TableColumn:
-    """TableColumn with a role.
+    """Column with a role.
 
     Attributes:
         index: from 0.
-        name: as the head has it.
-        unit_s: seconds of the unit of a time.
-        unit: name of that unit; empty: the name has none, and seconds are taken.
-        is_of_each: whether a rate is that of each worker; None: the name doesn't say.
+        name: as in the header.
+        unit_s: unit of a time, in seconds.
+        unit: name of that unit; empty if the column's name has none, which means seconds.
+        is_of_each: whether a rate is per worker; None if the name doesn't show it.
     """
 
     index: int
@@ -88,13 +88,13 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class Asked:
-    """Answers to what a table leaves open.
+    """The user's answers to ambiguities of a table.
 
     Attributes:
         columns: names of columns by their roles.
-        decimal: what separates a number's decimals, "." or ","; None: as the numbers show it.
-        is_of_each: whether a throughput is that of each worker; None: as the column's name or the numbers show it.
-        scaling: what grows with the workers; None: nothing, unless the times leave that open.
+        decimal: decimal separator, "." or ","; None: inferred from the numbers.
+        is_of_each: whether a throughput is per worker; None: inferred from the column's name or the numbers.
+        scaling: quantity that grows with the workers; None: nothing, unless the times are ambiguous.
     """
 
     columns: Mapping[Role, str] = field(default_factory=dict)
@@ -108,9 +108,9 @@ class Table:
     """Runs in a file.
 
     Attributes:
-        runs: those of each assignment of the columns grouped by, under its label; else all under an empty one.
-        scaling: what grows with the workers.
-        reading: a sentence on what the columns were understood to be.
+        runs: one entry for each group, by its label; without grouping, a single entry with an empty label.
+        scaling: quantity that grows with the workers.
+        reading: a sentence on how the columns were interpreted.
     """
 
     runs: Mapping[str, Runs]
@@ -120,21 +120,21 @@ class Table:
 
 @dataclass(frozen=True)
 class _Line:
-    """Line of a table: its number, from 1, and a cell for each column."""
+    """Line of a table: its number (from 1) and a cell for each column."""
 
     number: int
     cells: list[str]
 
 
 def role_of(index: int, name: str) -> TableColumn | None:
-    """Return the role that a column has by its name and unit; None for none."""
+    """Return the role that a column's name and unit imply; None if there is none."""
     words = _words(name)
     pairs = list(pairwise(words))
     is_of_each = True if any(a == "per" and _noun(b) for a, b in pairs) else False if TOTALS & set(words) else None
     kept = [w for w in words if w not in COUNTS]
     if (GLUED & set(words) and len(kept) == 1) or kept == ["world", "size"]:
         return TableColumn(index, name, Role.WORKERS)
-    # "gpu" alone may be the name of one.
+    # "gpu" alone may be a column with the GPU's name.
     if len(kept) == 1 and _noun(kept[0]) and (kept[0].endswith("s") or len(words) > 1):
         return TableColumn(index, name, Role.WORKERS)
     if SPREADS & set(words):
@@ -151,12 +151,12 @@ def role_of(index: int, name: str) -> TableColumn | None:
     is_unit = bool(words) and words[0] in SECONDS and (words[0] not in NO_NAMES or "per" in words)
     if is_summed or NO_TIMES & set(words) or not (is_unit or (words and words[at] in TIMES)):
         return None
-    unit = words[0] if is_unit else next((w for w in reversed(words[at:]) if w in SECONDS), "")  # before: a minimum
+    unit = words[0] if is_unit else next((w for w in reversed(words[at:]) if w in SECONDS), "")  # "min time": a minimum
     return TableColumn(index, name, Role.TIME, SECONDS.get(unit, 1.0), unit)
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a column's name, in lower case; a slash is a "per"."""
+    """Return the words of a column's name in lower case; a slash becomes "per"."""
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     return re.findall(r"[^\W\d_]+", parted.replace("/", " per ").replace("#", " num ").lower())
 
@@ -168,16 +168,16 @@ def _noun(word: str) -> bool:
 def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -> Table:
     """Read the runs in a CSV file; cells are separated by commas, semicolons, tabs or spaces.
 
-    The first line names the columns. Lines with the same worker count are repeats. Empty lines and those that start
+    The first line names the columns. Lines with the same worker count are repeats. Empty lines and lines that start
     with ``#`` are skipped.
 
     Args:
         path: of the file.
-        by: names of columns whose values tell runs apart.
-        asked: answers to what the table leaves open.
+        by: names of columns whose values distinguish runs.
+        asked: the user's answers to ambiguities.
 
     Raises:
-        RayparError: the file can't be read, has mistakes, which it lists, or has two readings, which it shows.
+        RayparError: the file can't be read, has mistakes (all are listed), or has two readings (both are shown).
     """
     asked = asked or Asked()
     rows, delimiter = _rows(path)
@@ -204,7 +204,7 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
             cell = line.cells[column.index]
             try:
                 numbers.append(parse(_bare(column, cell), decimal))
-            except ValueError as error:  # its problem and hint
+            except ValueError as error:  # its arguments are problem and hint
                 mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
         if len(numbers) == len(columns):
             label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by_columns)
@@ -237,10 +237,10 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
 def _settled(
     path: Path, measured: TableColumn, groups: Mapping[str, Mapping[int, Sequence[float]]], asked: Asked
 ) -> tuple[TableColumn, Scaling]:
-    """Return the measured column and the kind of scaling, with nothing left open.
+    """Return the measured column and the kind of scaling, with every ambiguity resolved.
 
     Raises:
-        RayparError: both readings are possible; it shows them.
+        RayparError: two readings are possible; both are shown.
     """
     of_each = measured.is_of_each if asked.is_of_each is None else asked.is_of_each
     if measured.role is not Role.THROUGHPUT:
@@ -267,7 +267,7 @@ def _settled(
 
 
 def _ratios(of: Mapping[int, Sequence[float]], *, is_time: bool) -> list[tuple[int, int, float]]:
-    """Return (fewest workers, more workers, speedup) for every larger count, as if all had done the same work."""
+    """Return (fewest workers, more workers, speedup) for every larger count, assuming equal work."""
     base, *others = sorted(of)
     medians = {n: median(values) for n, values in of.items()}
     return [(base, n, medians[base] / medians[n] if is_time else medians[n] / medians[base]) for n in others]
@@ -285,7 +285,7 @@ def _reading(path: Path, workers: TableColumn, measured: TableColumn, decimal: s
 def _columns_of(
     head: _Line, by: Sequence[str], given: Mapping[Role, str]
 ) -> tuple[tuple[TableColumn, ...], list[int], list[Mistake]]:
-    """Return the columns of workers and of what was measured, those that `by` names, and the mistakes."""
+    """Return the column of workers, the measured column, the columns that `by` names, and the mistakes."""
     names, mistakes = [name.lower() for name in head.cells], list[Mistake]()
     roles = [column for i, name in enumerate(head.cells) if (column := role_of(i, name)) is not None]
     chosen: dict[Role, list[TableColumn]] = {}
@@ -328,7 +328,7 @@ def _columns_of(
 def _mixed_columns(
     head: Sequence[str], lines: Sequence[tuple[_Line, str, int]], ignored: Collection[int]
 ) -> Iterator[Mistake]:
-    """Yield the columns with several values at one worker count of a group: its lines are no repeats of one run."""
+    """Yield columns with several values at one worker count of a group, whose lines are thus not repeats of one run."""
     for column in sorted(set(range(len(head))) - set(ignored)):
         first: dict[tuple[str, int], _Line] = {}
         for line, label, num_workers in lines:
@@ -343,7 +343,7 @@ def _mixed_columns(
 
 
 def _rows(path: Path) -> tuple[list[_Line], str]:
-    """Return the lines that have cells, all of the same number of them, and what separates these."""
+    """Return the lines that are not empty, all with the same number of cells, and the delimiter."""
     import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 
     try:
@@ -390,24 +390,24 @@ def _rows(path: Path) -> tuple[list[_Line], str]:
     cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
     rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
     if rows:
-        while rows[0].cells and not rows[0].cells[-1]:  # cells that other lines have, and the head has no name for
+        while rows[0].cells and not rows[0].cells[-1]:  # drop trailing header cells without a name
             rows[0].cells.pop()
     return rows, delimiter
 
 
 # ---- numbers
 
-_GAPS = re.compile(r"(?<=\d)[ '’\u00a0\u2009\u202f](?=\d{3})")  # between thousands, whatever the decimals
+_GAPS = re.compile(r"(?<=\d)[ '’\u00a0\u2009\u202f](?=\d{3})")  # thousands separators, with either decimal separator
 _PLAIN = re.compile(r"[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?")
 
 
 def _decimal_of(path: Path, columns: Sequence[Sequence[str]], delimiter: str) -> str:
-    """Return what separates the decimals of the numbers in some columns, "." or ",".
+    """Return the decimal separator of the numbers in some columns, "." or ",".
 
     Raises:
         RayparError: the numbers have two readings, or some have a decimal point and others a decimal comma.
     """
-    shown: dict[str, str] = {}  # a number that shows each of them
+    shown: dict[str, str] = {}  # an example of each separator
     doubted: list[str] = []
     for cells in columns:
         numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
@@ -415,9 +415,9 @@ def _decimal_of(path: Path, columns: Sequence[Sequence[str]], delimiter: str) ->
         shown |= {decimal: text for text, decimal in reversed(marked) if decimal in (".", ",")}
         groups = [text for text, decimal in marked if decimal == "?"]
         whole = [text for text, decimal in marked if decimal == "" and "e" not in text.lower()]
-        if any(len(text) > 3 for text in whole):  # their thousands have no mark
+        if any(len(text) > 3 for text in whole):  # their thousands have no separator
             shown |= {("." if "." in text else ","): text for text in groups}
-        # Three decimals everywhere are decimals, unless the table looks like one from where these have a comma.
+        # Three digits everywhere are decimals, unless the table looks as if it came from a decimal-comma locale.
         elif whole or delimiter == ";" or any("," in text for text in groups):
             doubted += groups
     if len(shown) > 1:
@@ -435,7 +435,7 @@ def _decimal_of(path: Path, columns: Sequence[Sequence[str]], delimiter: str) ->
 
 
 def _shows(text: str) -> str:
-    """Return what a number shows to separate decimals: "." or ",", "?" where it is open, nothing for a whole number."""
+    """Return the decimal separator that a number shows: "." or ",", "?" if ambiguous, empty for a whole number."""
     marks = re.sub(r"[^.,]", "", text)
     if not marks:
         return ""
@@ -447,12 +447,12 @@ def _shows(text: str) -> str:
 
 
 def _bare(column: TableColumn, cell: str) -> str:
-    """Return a cell without the unit that a speedup or an efficiency may have."""
+    """Return a cell without the optional unit of a speedup or an efficiency."""
     return cell.rstrip("%×xX ") if column.role in (Role.SPEEDUP, Role.EFFICIENCY) else cell
 
 
 def _number(cell: str, decimal: str) -> float | None:
-    """Return the number in a cell; None for words, infinity and NaN among them, and for Python's own ``1_000``."""
+    """Return the number in a cell; None for words, including infinity and NaN, and for Python's ``1_000`` notation."""
     text, mark = _GAPS.sub("", cell), "," if decimal == "." else "."
     if not _PLAIN.fullmatch(text):
         return None
@@ -470,7 +470,7 @@ def _number(cell: str, decimal: str) -> float | None:
 
 def _workers(cell: str, decimal: str) -> float:
     number = _number(cell, decimal)
-    # Tools with one kind of number write 4 workers as 4.0.
+    # Some tools write all numbers as floats: 4 workers as 4.0.
     if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
         return number
     problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
