@@ -1,7 +1,7 @@
 """Question of a study as its analysis needs it, and its current results sorted by point.
 
-A study's store may hold trials of other settings (epochs, learning rate, seeds) from earlier executions. They answer
-another question and are excluded. Other values of what is swept are no other settings: those points stay.
+A study's store may hold trials with other settings (epochs, learning rate, seeds) from earlier executions. They answer
+a different question and are excluded. Points with other values of the swept hyperparameters are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialSta
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
-MARGIN = 0.1  # a loss of time that is not worth more trials, where the study names none
-MIN_QUIET = 6  # pairs of trials of two revisions without other load, from which on these alone may be compared
-QUIETER = 0.5  # scatter of these, against that of all blocks, below which they are
+MARGIN = 0.1  # default for a loss of time that is not worth more trials
+MIN_QUIET = 6  # fewest pairs of undisturbed trials of two revisions with which only these may be compared
+QUIETER = 0.5  # their scatter relative to that of all blocks, below which only these are compared
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
 
@@ -37,25 +37,28 @@ class Question:
     """Question of a study; small enough to be stored beside its results, so that a report needs no study file.
 
     Attributes:
-        baseline: what a point is compared with: the point that differs only in these values; empty: with nothing.
-        space_keys: the swept hyperparameters, in the order in which they are shown.
-        metric: key of the last report that says how good a trial is.
-        mode: "max" or "min" of it is better.
-        unit: of the metric, as `Metric` has it; empty: not declared, and not read from the values yet.
+        baseline: values of the baseline: a point is compared with the point that differs only in these; empty: no
+            comparison.
+        space_keys: the swept hyperparameters, in display order.
+        metric: key in a trial's last report that measures how good the trial is.
+        mode: "max" or "min", whichever is better for the metric.
+        unit: of the metric, as in `Metric`; empty: not declared, and not inferred from the values yet.
         metric_chosen_by: who chose the metric; empty: the user.
-        points: every point, where the study lists them; () for a search. One without a result is shown as such.
-        num_repeats: how many trials every point should have, 1 in a search; None: unknown.
-        max_repeats: how many a point may have, in a study that runs until it is settled; None: `num_repeats` are run.
+        points: every point, if the study lists them, including those without a result; () for a search.
+        num_repeats: intended number of trials per point, 1 in a search; None: unknown.
+        max_repeats: maximum number of trials per point, for a study that runs until it is settled; None:
+            `num_repeats` are run.
         margin: a loss of time that is not worth more trials, as a share.
-        allowed_share: how much slower than its baseline a point may be, which is to be settled then, in place of its
-            speedup; None: nothing is allowed or refused.
-        price_per_node_hour: what a machine costs an hour; None: unknown.
-        workload: name of what is trained; empty: unknown.
-        config: the hyperparameters that it fixes, the defaults included, without those that follow from others; empty:
-            unknown. ``num_threads`` is None where it follows from ``cpus_per_worker``.
+        allowed_share: how much slower than its baseline a point may be, as a share. The study then settles this
+            instead of the speedup. None: no such limit.
+        price_per_node_hour: price of a machine per hour; None: unknown.
+        workload: name of the workload; empty: unknown.
+        config: fixed hyperparameters, including defaults, without those that follow from others; empty: unknown.
+            ``num_threads`` is None if it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
-        text: the first sentence of the study's description, or what follows from what it sweeps; empty: it has neither.
-        code: digests of the source files that the study has now, by revision (``""`` where there is one), see
+        text: first sentence of the study's description, or a question that follows from the swept hyperparameters;
+            empty: neither.
+        code: digests of the study's present source files, by revision (``""`` for a single one), see
             `raypar.provenance`; empty: unknown.
     """
 
@@ -80,15 +83,15 @@ class Question:
 
     @property
     def judged_by(self) -> Metric:
-        """Metric that says how good a trial is."""
+        """Metric that measures how good a trial is."""
         return Metric(self.metric, self.mode, self.unit)
 
     def with_unit(self, results: Iterable[TrialResult]) -> Question:
-        """Return the question with the unit of its metric, which the values show where it is not declared."""
+        """Return the question with the unit of its metric, inferred from the values if not declared."""
         return replace(self, unit=self.judged_by.read_from(reported_values(results, self.metric)).unit)
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
-        """The point that `point` is compared with; itself where it is a baseline."""
+        """Return the point that `point` is compared with; the point itself if it is a baseline."""
         return {**point, **{k: v for k, v in self.baseline.items() if k in point}}
 
     def is_baseline(self, point: Mapping[str, Value]) -> bool:
@@ -96,11 +99,11 @@ class Question:
 
     @property
     def is_search(self) -> bool:
-        """True where points are drawn, not listed."""
+        """True if points are drawn rather than listed."""
         return not self.points and self.num_repeats == 1
 
     def compared_keys(self) -> tuple[str, ...]:
-        """The swept hyperparameters in which a point differs from its baseline; it shares the others with it."""
+        """Return the swept hyperparameters in which a point differs from its baseline; they share all others."""
         return tuple(k for k in self.space_keys if k in self.baseline)
 
 
@@ -108,7 +111,7 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
     """Return the question that `study` asks.
 
     Args:
-        auto: values of what it leaves to the machines; None: any.
+        auto: values chosen for settings that depend on the machines; None: any.
     """
     return Question(
         study_name=study.name,
@@ -131,7 +134,7 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
 
 
 def asked_by(study: Study) -> str:
-    """Return the question of a study that has none in words, by what it compares; empty where it compares nothing."""
+    """Return a question derived from the study's comparisons; empty if it compares nothing."""
     swept = [key for key, domain in study.space.items() if len(examples(domain)) > 1 and key != REVISION]
     keys = [key for key in swept if key in study.baseline] or swept
     if not keys:
@@ -154,14 +157,14 @@ def reported_values(results: Iterable[TrialResult], metric: str) -> Iterator[flo
 
 
 def first_sentence(description: str) -> str:
-    """Return the text up to the first full stop, question mark or exclamation mark that a blank or the end follows."""
+    """Return the text up to the first full stop, question or exclamation mark that precedes a blank or the end."""
     text = " ".join(description.split())
     end = re.search(r"[.?!](?= |$)", text)
     return text[: end.end()] if end else text
 
 
 def after_first_sentence(description: str) -> str:
-    """Return what a text has after its `first_sentence`, as written."""
+    """Return the text after its `first_sentence`, as written."""
     end = re.search(r"[.?!](?=\s|$)", description.strip())
     return description.strip()[end.end() :].strip() if end else ""
 
@@ -186,7 +189,7 @@ def question_from_dict(raw: Mapping[str, Any]) -> Question:
     """Return the question of a ``dataclasses.asdict`` form read back from JSON; an older store lacks some keys.
 
     Raises:
-        TypeError: the mapping is no question.
+        TypeError: the mapping is not a question.
     """
 
     def with_tuples(value: Any) -> Any:
@@ -202,9 +205,9 @@ class Sample:
     """Measurements of one finished trial (see `TrialResult.is_measured`).
 
     Attributes:
-        time_s: the study's time metric, greater than 0; None where the trial has none.
-        throughput: samples per second of the timed region; None where raypar could not look into it.
-        metric: the study's metric of the last report, or None.
+        time_s: the study's time metric in seconds, greater than 0; None if the trial has none.
+        throughput: samples per second of the timed region; None if raypar could not instrument it.
+        metric: the study's metric in the last report, or None.
     """
 
     identity: str
@@ -214,7 +217,7 @@ class Sample:
 
     @property
     def num_samples(self) -> float | None:
-        """Samples trained on in the timed region; None where unknown."""
+        """Samples trained on in the timed region; None if unknown."""
         return None if self.throughput is None or self.time_s is None else self.throughput * self.time_s
 
 
@@ -223,10 +226,10 @@ class PointSamples:
     """Trials of one point.
 
     Attributes:
-        config: every hyperparameter, of any of its trials; empty for a point without one.
+        config: all hyperparameters, from any of its trials; empty for a point without trials.
         samples: its finished trials by repeat, in order.
-        results: all its trials, whatever became of them.
-        matched_times: seconds to compare by, of two revisions, by the number of the pair; None: those of the samples.
+        results: all its trials, in any state.
+        matched_times: for two revisions, seconds to compare by number of the pair; None: those of the samples.
     """
 
     point: Mapping[str, Value]
@@ -242,12 +245,12 @@ class PointSamples:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every hyperparameter, the point's own last."""
+        """All hyperparameters, those of the point last."""
         return {**self.config, **self.point}
 
     @property
     def times(self) -> dict[int, float]:
-        """Seconds of the time metric by repeat, of the finished trials that have it; or those that stand for them."""
+        """Seconds of the time metric by repeat, for finished trials that have it; or `matched_times` if set."""
         return self.by_repeat("time_s") if self.matched_times is None else dict(self.matched_times)
 
     @property
@@ -267,25 +270,25 @@ class PointSamples:
 
     @property
     def outcome(self) -> TrialState | None:
-        """State of its trials where none finished, the most telling one of several; None for other points."""
+        """State of its trials if none finished, the most informative one of several; None for other points."""
         if not self.results or self.measured:
             return None
         states = [result.state for result in self.results]
         return min(states, key=lambda state: (state.traits.is_usable, not state.traits.is_result))
 
     def by_repeat(self, quantity: str) -> dict[int, float]:
-        """Return every known `quantity` (an attribute of `Sample`) by repeat, in order."""
+        """Return all known values of `quantity` (an attribute of `Sample`) by repeat, in order."""
         pairs = ((repeat, getattr(sample, quantity)) for repeat, sample in self.samples.items())
         return {repeat: value for repeat, value in pairs if value is not None}
 
     def all_of(self, quantity: str) -> list[float]:
-        """Return every known `quantity`, in the order of the repeats."""
+        """Return all known values of `quantity`, in the order of the repeats."""
         return list(self.by_repeat(quantity).values())
 
 
 def point_key(point: Mapping[str, Value]) -> PointKey:
     """Return a hashable form, equal for equal points: 1 and 1.0 are the same value, 1 and True are not."""
-    # Sorted by key alone: values of different types have no order.
+    # Sort by key only, because values of different types have no order.
     return tuple(
         (k, isinstance(v, bool), tuple(v) if isinstance(v, list) else v)
         for k, v in sorted(point.items(), key=itemgetter(0))
@@ -293,10 +296,10 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
-    """Return ``train_time_s`` if every finished trial has it, and of the same stretch of work, else ``wall_s``.
+    """Return ``train_time_s`` if every finished trial has it for the same stretch of work, else ``wall_s``.
 
-    Of training code that raypar didn't write, steps or laps may be unknown, or be other epochs in one trial than in
-    another. The time from launch to exit is that of the whole work in any case.
+    For user-written training code, steps or laps may be unknown, or cover different epochs in different trials. The
+    time from launch to exit always covers the whole work.
     """
     timed = [r for r in results if r.is_measured and not r.is_memory_only]
     works = {r.timed_work for r in timed}
@@ -305,7 +308,7 @@ def time_metric_of(results: Iterable[TrialResult]) -> str:
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
-    """Sort results by point; points in the order of their values, listed ones without a result included."""
+    """Group results by point. Points are sorted by their values and include listed ones without a result."""
     groups: dict[PointKey, tuple[Mapping[str, Value], list[TrialResult]]] = {
         point_key(p): (p, []) for p in question.points
     }
@@ -321,7 +324,7 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
 
 
 def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
-    """Return the points of two revisions, compared by the trials that other load did not disturb, where that helps."""
+    """Return the points of two revisions, with only the trials undisturbed by other load if that helps."""
     pairs: dict[PointKey, list[PointSamples]] = {}
     for p in gathered:
         pairs.setdefault(point_key({key: value for key, value in p.point.items() if key != REVISION}), []).append(p)
@@ -329,11 +332,11 @@ def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
 
 
 def _matched(a: PointSamples, b: PointSamples) -> tuple[PointSamples, PointSamples]:
-    """Return both with the times of their quiet trials as pairs: the first of one with the first of the other.
+    """Return both points with the times of their undisturbed trials paired in order: first with first, and so on.
 
-    Load meets both alike, so that to go by it favours none; and a pair stays what it is when further trials come. The
-    blocks remain the pairs where there are fewer than `MIN_QUIET` such pairs, or these scatter hardly less: then the
-    load was elsewhere on the machine.
+    Load affects both alike, so selecting by it favours neither. A pair doesn't change when more trials arrive. The
+    blocks remain the pairs if there are fewer than `MIN_QUIET` such pairs, or if these scatter hardly less, which means
+    that the load was elsewhere on the machine.
     """
     disturbed = [{r.spec.repeat for r in p.results if disturbing_load(r) is not None} for p in (a, b)]
     blocks = sorted(a.times.keys() & b.times.keys())
@@ -353,7 +356,7 @@ def _matched(a: PointSamples, b: PointSamples) -> tuple[PointSamples, PointSampl
 def with_baselines(
     question: Question, gathered: Sequence[PointSamples]
 ) -> list[tuple[PointSamples, PointSamples | None]]:
-    """Pair each point with its baseline; None where the study names none, or it has no trials."""
+    """Pair each point with its baseline; None if the study has no baseline, or the baseline no trials."""
     by_key = {point_key(p.point): p for p in gathered} if question.baseline else {}
     return [(p, by_key.get(point_key(question.baseline_of(p.point)))) for p in gathered]
 
@@ -368,7 +371,7 @@ def _point_samples(
         return Sample(
             identity=result.spec.identity,
             time_s=_finite(result.train_time_s if is_train_time else result.wall_s, above=0),
-            # Over the wall-clock time a throughput would not be that of the same stretch of time.
+            # With wall-clock times, the throughput would refer to a different stretch of time.
             throughput=_finite(result.throughput_samples_per_s, above=0) if is_train_time else None,
             metric=_finite(result.final.get(question.metric)),
         )
@@ -378,9 +381,9 @@ def _point_samples(
 
 
 def _with_times_that_count(result: TrialResult) -> TrialResult:
-    """Return the result, without times and what follows from them if they are no property of its point.
+    """Return the result, without times and derived values if the trial stalled or trained nothing.
 
-    It stood still, or trained nothing. What it learned counts, and the memory that it needs.
+    Such times are not a property of the point. Metrics and memory still count.
     """
     if not result.conditions.stalls_s and not result.is_memory_only:
         return result
@@ -394,7 +397,7 @@ def _finite(value: float | None, above: float = -math.inf) -> float | None:
 def _order(
     question: Question, listed: Mapping[tuple[str, Value], int], point: Mapping[str, Value]
 ) -> tuple[tuple[int, Any, str], ...]:
-    """Return a sort key by the point's values: None, numbers, tuples, then words as the study lists them."""
+    """Return a sort key by the point's values: None, numbers, tuples, then words in the study's order."""
 
     def rank(key: str, value: Value) -> tuple[int, Any, str]:
         if value is None:
@@ -417,9 +420,9 @@ class CurrentResults:
     """Trials that answer a question, and those that don't.
 
     Attributes:
-        results: those with the question's settings, in the order given; their points have its swept hyperparameters.
-        excluded: the others.
-        settings: in which these differ, each with the question's.
+        results: trials with the question's settings, in the order given; their points have its swept hyperparameters.
+        excluded: the other trials.
+        settings: settings in which the excluded trials differ, each with the question's value.
     """
 
     question: Question
@@ -429,7 +432,7 @@ class CurrentResults:
 
     @property
     def sentence(self) -> str:
-        """Sentence on the excluded ones; empty where there are none."""
+        """Sentence on the excluded trials; empty if there are none."""
         return excluded_sentence(len(self.excluded), self.settings)
 
     @cached_property
@@ -438,7 +441,7 @@ class CurrentResults:
 
     @cached_property
     def points(self) -> tuple[PointSamples, ...]:
-        """The current results sorted by point."""
+        """Current results grouped by point."""
         return collect(self.question, self.results, self.time_metric)
 
 
@@ -451,14 +454,14 @@ def excluded_sentence(number: int, settings: Sequence[str]) -> str:
 
 
 def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
-    """Separate the trials that answer `question`. All do where the store does not keep the question's settings.
+    """Separate the trials that answer `question`. All do if the store does not hold the question's settings.
 
     Args:
         question: of the last execution.
         results: of all executions.
     """
     current, excluded = [], []
-    settings: dict[str, tuple[Value, dict[Value, None]]] = {}  # the question's, and every other
+    settings: dict[str, tuple[Value, dict[Value, None]]] = {}  # the question's value, and all others
     for result in results:
         differences = _other_settings(question, result)
         if not differences:
@@ -490,14 +493,14 @@ def _other_settings(question: Question, result: TrialResult) -> dict[str, tuple[
             expected = config.get("cpus_per_worker")
         actual = config[key]
         if type(actual) is type(expected) and actual == expected:
-            continue  # the usual case, decided quickly
+            continue  # fast path for the usual case
         if point_key({key: expected}) != point_key({key: actual}):
             differences[key] = (expected, tuple(actual) if isinstance(actual, list) else actual)
     return differences
 
 
 def _as_asked(question: Question, result: TrialResult) -> TrialResult:
-    """Return the result at its point of this question: an earlier execution may have swept more, or less."""
+    """Return the result with its point in this question; an earlier execution may have swept more or fewer keys."""
     spec = result.spec
     keys = question.space_keys
     if not question.config or tuple(spec.point) == keys or any(key not in spec.config for key in keys):

@@ -407,7 +407,7 @@ class Recommendation:
 
     @property
     def metric_margin(self) -> float:
-        """How much worse than the best a metric may be."""
+        """Margin by which a metric may be worse than the best."""
         if self.constraints.metric_margin is not None:
             return self.constraints.metric_margin
         return self.question.judged_by.margin(_best(self.candidates, self.question.mode)[1])

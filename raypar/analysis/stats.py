@@ -1,8 +1,8 @@
 """Medians, differences and ratios, and their intervals.
 
 After Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC'15.
-Times are summarised by medians with an interval that fits the number of samples (rules 5 and 6: don't take normality
-for granted); costs are averaged arithmetically and rates harmonically, ratios never (rules 3 and 4).
+Times are summarised by medians with an interval that fits the number of samples (rules 5 and 6: don't assume
+normality). Costs are averaged arithmetically, rates harmonically, and ratios never (rules 3 and 4).
 
 ===========  ==========================================
 samples      interval of a median
@@ -13,13 +13,13 @@ samples      interval of a median
 ===========  ==========================================
 
 Below six samples no pair of order statistics encloses the median with 95 % confidence (1 - 2/2^5 = 93.75 %). The ratio
-of paired samples is the median of their log differences, taken back from the logs, with the same intervals: what
-disturbed a pair cancels.
+of paired samples is the exponential of the median of their log differences, with the same intervals. Disturbances
+common to a pair cancel.
 
-Differences of many points at once need more confidence each than order statistics of a few samples give
+Simultaneous differences of many points each need more confidence than order statistics of a few samples give
 (`shift_estimate`). They are estimated by the median of the pairwise means (Hodges and Lehmann, "Estimates of location
-based on rank tests", Annals of Mathematical Statistics 34, 1963), nearly as efficient as the mean and hardly moved by
-an outlier, with a t interval whose variance borrows from the other points (`VariancePrior`).
+based on rank tests", Annals of Mathematical Statistics 34, 1963), which is nearly as efficient as the mean and robust
+to outliers. The t interval's variance borrows from the other points (`VariancePrior`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def spread_medians(logs: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
-    """Return medians of two repeats or more drawn anew, shape ``(num_resamples,)``.
+    """Return medians of bootstrap resamples of at least two repeats, shape ``(num_resamples,)``.
 
-    The repeats are spread by sqrt(n / (n - 1)) around their mean first: n of them, drawn with replacement, vary that
-    much too little.
+    The repeats are first spread by sqrt(n / (n - 1)) around their mean, because n draws with replacement vary too
+    little by this factor.
     """
     size, mean = len(logs), np.mean(logs)
     spread = mean + math.sqrt(size / (size - 1)) * (logs - mean)
@@ -53,16 +53,16 @@ def spread_medians(logs: Floats, num_resamples: int, rng: np.random.Generator) -
 
 LEVEL = 0.95
 MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 % confidence
-# Standard error of the median over that of the mean, of so many normal samples (David and Nagaraja, "Order Statistics",
-# 2003), and of many.
+# Standard error of the median divided by that of the mean, by number of normal samples (David and Nagaraja, "Order
+# Statistics", 2003), and for many samples.
 MEDIAN_ERRORS = {2: 1.0, 3: 1.160, 4: 1.092, 5: 1.198}
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
-HODGES_LEHMANN_ERROR = math.sqrt(math.pi / 3)  # likewise, of the median of pairwise means
-MOST_PAIRED = 2000  # samples whose pairwise means are all looked at
+HODGES_LEHMANN_ERROR = math.sqrt(math.pi / 3)  # likewise, for the median of pairwise means
+MOST_PAIRED = 2000  # largest number of samples for which all pairwise means are computed
 
 
 class Method(StrEnum):
-    """Method behind an interval, in words that fit a report."""
+    """Method of an interval, in words for a report."""
 
     SINGLE = "no interval"
     T_LOG = "Student t on logarithms, assumes log-normal times"
@@ -82,10 +82,10 @@ class Estimate:
     Attributes:
         value: the median, or the ratio.
         low: lower bound of the interval; None for a single sample.
-        high: upper bound; None together with `low`; infinite where it lies beyond what was seen.
-        num_samples: how many samples (or pairs) it rests on.
-        level: the confidence that the interval achieves, 0 to 1; None where there is none.
-        method: how the interval came about.
+        high: upper bound; None together with `low`; infinite if it lies beyond the observed values.
+        num_samples: number of samples (or pairs) behind the estimate.
+        level: confidence that the interval achieves, 0 to 1; None without an interval.
+        method: method of the interval.
     """
 
     value: float
@@ -116,10 +116,10 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True, level: f
     Args:
         values: at least one finite number; greater than 0 with `log_scale`.
         log_scale: whether fewer than six values are taken as log-normal (times, rates) or as normal (accuracies).
-        level: of the interval. Beyond what the extremes of the values reach, they are taken so, too.
+        level: of the interval. If the extremes of the values don't reach it, the same assumption is made.
 
     Raises:
-        ValueError: for no values, or such as are not allowed.
+        ValueError: there are no values, or invalid ones.
     """
     sample = _checked(values, positive=log_scale)
     median, size = float(np.median(sample)), len(sample)
@@ -134,7 +134,7 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True, level: f
 
 
 def _interpolated_ranks(ordered: Floats, level: float) -> tuple[float, float]:
-    """Return an interval of the median between two order statistics at each end, so that it has the level.
+    """Return an interval of the median with exactly this level, interpolated between order statistics at each end.
 
     Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", Statistics and
     Probability Letters 4(2), 1986.
@@ -151,7 +151,7 @@ def _interpolated_ranks(ordered: Floats, level: float) -> tuple[float, float]:
 
 
 def _confidence(k: int, size: int) -> float:
-    """Return how sure the k-th smallest and the k-th largest of so many samples enclose their median.
+    """Return the confidence with which the k-th smallest and k-th largest of `size` samples enclose the median.
 
     The count of samples below the median is binomial(n, 1/2), whatever the distribution.
     """
@@ -159,28 +159,28 @@ def _confidence(k: int, size: int) -> float:
 
 
 def _median_error(sample: Floats) -> float:
-    """Return the standard error of the median, of a normal sample."""
+    """Return the standard error of the median of a normal sample."""
     size = len(sample)
     return MEDIAN_ERRORS.get(size, MEDIAN_ERROR) * float(np.std(sample, ddof=1)) / math.sqrt(size)
 
 
 def _quantile(num_freedom: float, level: float) -> float:
-    """Return half the width of Student's interval, in standard errors."""
+    """Return half the width of Student's t interval, in standard errors."""
     return float(stdtrit(num_freedom, (1 + level) / 2))
 
 
 def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estimate | None:
-    """Estimate the median where some values are censored: larger than all others, nobody knows by how much.
+    """Estimate the median if some values are censored: larger than all others by an unknown amount.
 
-    Its interval is that of order statistics, which needs no more; from six values on, its upper bound may be infinite.
-    With fewer there is none: how far the censored ones lie out is in no model.
+    From six values on, the interval comes from order statistics, and its upper bound may be infinite. With fewer there
+    is no interval, because no model covers the size of the censored values.
 
     Args:
-        values: the observed ones, greater than 0.
-        num_longer: how many are censored.
+        values: the observed values, greater than 0.
+        num_longer: number of censored values.
 
     Returns:
-        None where no more than half are observed: then the median is not.
+        None if at most half of the values are observed, because then the median is not.
     """
     if not num_longer:
         return median_estimate(values) if values else None
@@ -191,7 +191,7 @@ def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estima
     median = float(np.median(ordered))
     if size < MIN_RANKED:
         return Estimate(median, None, None, size, None, Method.CENSORED)
-    # Not interpolated: nothing lies half-way to infinity.
+    # Not interpolated, because nothing lies half-way to infinity.
     k = max(k for k in range(1, size // 2 + 1) if _confidence(k, size) >= LEVEL)
     low, high = float(ordered[k - 1]), float(ordered[size - k])
     return Estimate(median, low, high, size, _confidence(k, size), Method.CENSORED)
@@ -202,18 +202,18 @@ def ratio_estimate(
 ) -> Estimate:
     """Estimate how many times as large the numerators are.
 
-    Paired, the i-th of both come from one block, and what disturbed the block cancels: the ratio is the median of the
-    pairs' log ratios, taken back from the logs. Otherwise it is the ratio of the medians, and its interval is recovered
-    from theirs.
+    If paired, the i-th values of both come from one block, and disturbances of the block cancel: the ratio is the
+    exponential of the median of the pairs' log ratios. Otherwise it is the ratio of the medians, and its interval is
+    recovered from theirs.
 
     Args:
         numerators: finite numbers greater than 0.
-        denominators: the same; as many where `paired`.
+        denominators: the same; the same number of them if `paired`.
         paired: whether they come in pairs.
         level: of the interval.
 
     Raises:
-        ValueError: for no values, such as are not allowed, or pairs that lack a partner.
+        ValueError: there are no values, invalid ones, or values without a partner.
     """
     top, bottom = (np.log(_checked(values, positive=True)) for values in (numerators, denominators))
     if not paired:
@@ -226,8 +226,9 @@ def ratio_estimate(
 def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimate:
     """Estimate how much higher the median of the second sample is.
 
-    The bounds are recovered from those of the two medians (`difference_estimate`), each of the level at which Student's
-    quantile is that of the difference: that has the degrees of freedom of both, after Welch and Satterthwaite.
+    The bounds are recovered from those of the two medians (`difference_estimate`). Each median's level is the one at
+    which its Student quantile equals that of the difference, which has the degrees of freedom of Welch and
+    Satterthwaite.
     """
     sides = [(sample.tolist(), len(sample) - 1) for sample in (first, second)]
     each = [median_estimate(sample, log_scale=False, level=level) for sample, _ in sides]
@@ -245,12 +246,12 @@ def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimat
 
 @dataclass(frozen=True)
 class VariancePrior:
-    """Variance of a point's samples within blocks, as all points together show it.
+    """Variance of a point's samples within blocks, pooled over all points.
 
     Attributes:
         variance: of one sample.
-        num_freedom: degrees of freedom that it is worth to each comparison; 0: the points are too different.
-        num_pooled: degrees of freedom of all points together, which no comparison can have more of.
+        num_freedom: degrees of freedom that it adds to each comparison; 0 if the points are too different.
+        num_pooled: degrees of freedom of all points together, the upper limit for any comparison.
     """
 
     variance: float
@@ -262,18 +263,19 @@ NO_PRIOR = VariancePrior(0.0, 0.0, 0)
 
 
 def variance_prior(table: Floats) -> VariancePrior:
-    """Return what the variances of all points say about that of each.
+    """Return the prior of each point's variance that follows from the variances of all points.
 
-    Empirical Bayes: a point's variance is a draw of a scaled inverse chi-squared distribution, whose parameters the
-    spread of the points' log variances shows. G. K. Smyth, "Linear models and empirical Bayes methods for assessing
-    differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
-    3(1), 2004. With very few blocks a noisy point can look like a quiet one: there it is worth (n - 2)² at most.
+    Empirical Bayes: a point's variance is a draw from a scaled inverse chi-squared distribution, whose parameters are
+    estimated from the spread of the points' log variances. G. K. Smyth, "Linear models and empirical Bayes methods for
+    assessing differential expression in microarray experiments", Statistical Applications in Genetics and Molecular
+    Biology 3(1), 2004. With very few blocks a noisy point can look like a quiet one, so the prior is limited to
+    (n - 2)² degrees of freedom.
 
     Args:
         table: logarithms of times, or metrics, ``[point, block]``, all finite.
     """
     num_points, size = table.shape
-    if num_points < 3 or size < 3:  # two points have one variance, that of their differences
+    if num_points < 3 or size < 3:  # two points have only one variance, that of their differences
         return NO_PRIOR
     centred = table - table.mean(axis=1, keepdims=True)
     residuals = centred - np.median(centred, axis=0)
@@ -284,10 +286,10 @@ def variance_prior(table: Floats) -> VariancePrior:
 
 
 def independent_prior(samples: Sequence[Sequence[float]]) -> VariancePrior:
-    """Return what the variances of independent samples, that no block connects, say about that of each.
+    """Return the prior of each sample's variance from the variances of independent samples that share no blocks.
 
-    They are worth no more than a sample's own variance: a disturbance of a whole block of a study is in all its samples
-    alike. Those that show no scatter are excluded, which makes the others' common variance the larger.
+    It counts no more than a sample's own variance, because a disturbance of a whole block affects all samples of a
+    study alike. Samples without scatter are excluded, which makes the common variance of the others larger.
     """
     scattered = [sample for sample in samples if len(sample) > 1 and max(sample) > min(sample)]
     sizes = [len(sample) for sample in scattered]
@@ -299,7 +301,7 @@ def independent_prior(samples: Sequence[Sequence[float]]) -> VariancePrior:
 
 
 def _prior(variances: Floats, num_freedom: Floats, most: float, num_pooled: int) -> VariancePrior:
-    """Return the prior of these variances of so many degrees of freedom, worth `most` at most."""
+    """Return the prior from variances with these degrees of freedom, limited to `most` degrees of freedom."""
     if not np.all(variances > 0):
         return NO_PRIOR
     logs = np.log(variances) - digamma(num_freedom / 2) + np.log(num_freedom / 2)
@@ -313,7 +315,7 @@ def _prior(variances: Floats, num_freedom: Floats, most: float, num_pooled: int)
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return the argument at which the trigamma function has the value, by Newton's method (Smyth, appendix)."""
+    """Return the inverse of the trigamma function at a value, by Newton's method (Smyth, appendix)."""
     x = 0.5 + 1 / value
     for _ in range(50):
         trigamma = float(polygamma(1, x))
@@ -325,10 +327,10 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def prior_of_mean(of_points: VariancePrior, num_blocks: int, num_pairs: int, level: float) -> VariancePrior:
-    """Return what the points' variances say about the difference of two means over points.
+    """Return the prior for the difference of two means over points, from the points' variances.
 
-    It varies no more than a difference of two points, and so much less where their noise is independent that it is
-    worth nothing: that of the two whose interval is expected to be the shorter one.
+    The difference varies no more than that of two points. If the points' noise is independent, it varies so much less
+    that the prior would be useless. Chosen is whichever, prior or none, promises the shorter interval.
 
     Args:
         of_points: of single points.
@@ -346,7 +348,7 @@ def prior_of_mean(of_points: VariancePrior, num_blocks: int, num_pairs: int, lev
 
 
 def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior: VariancePrior = NO_PRIOR) -> Estimate:
-    """Estimate by how much one point lies above another, from their differences block by block.
+    """Estimate the shift of one point against another, from their differences block by block.
 
     Args:
         differences: finite, at least one.
@@ -371,10 +373,11 @@ def independent_shift_estimate(
     level: float,
     priors: tuple[VariancePrior, VariancePrior] = (NO_PRIOR, NO_PRIOR),
 ) -> Estimate:
-    """Estimate by how much the second of two independent samples lies above the first.
+    """Estimate the shift of the second of two independent samples against the first.
 
-    The median of all differences of a value of the second and one of the first (Hodges and Lehmann 1963), with Welch's
-    t interval, whose variances are moderated each. Where no value differs within either, a permutation test decides.
+    The estimate is the median of all differences between a value of the second and one of the first (Hodges and Lehmann
+    1963), with Welch's t interval from moderated variances. If neither sample has any scatter, a permutation test
+    decides.
 
     Args:
         first: finite, at least one.
@@ -393,7 +396,7 @@ def independent_shift_estimate(
     moderated = [_moderated(side, prior.variance, prior) for side, prior in zip(sides, priors, strict=True)]
     parts = [variance / size for (variance, _), size in zip(moderated, sizes, strict=True)]
     if sum(parts) == 0:
-        # Rounded metrics of a few trials are easily all the same.
+        # Rounded metrics of a few trials are often all equal.
         if value and 2 / math.comb(sum(sizes), sizes[0]) > 1 - level:
             return Estimate(value, None, None, min(sizes), None, Method.SINGLE)
         return Estimate(value, value, value, min(sizes), level, Method.MODERATED)
@@ -404,7 +407,7 @@ def independent_shift_estimate(
 
 
 def _moderated(sample: Floats, prior_variance: float, prior: VariancePrior) -> tuple[float, float]:
-    """Return a sample's variance, drawn towards that of the prior, and its degrees of freedom."""
+    """Return a sample's variance, shrunk towards that of the prior, and its degrees of freedom."""
     num_own = len(sample) - 1
     num_freedom = num_own + prior.num_freedom
     sampled = float(np.var(sample, ddof=1)) if np.ptp(sample) else 0.0  # the mean of equal values may differ from them
@@ -414,22 +417,23 @@ def _moderated(sample: Floats, prior_variance: float, prior: VariancePrior) -> t
 
 @cache
 def sequential_errors(error: float, first: int, last: int) -> tuple[float, ...]:
-    """Return the error of a two-sided test at each look, so that all looks together err no more than once would.
+    """Return the error of a two-sided test at each look, so that all looks together have the given error.
 
-    There is a look after each sample from the `first` to the `last`. Up to the n-th, n / last of the error is spent:
-    the power family with exponent 1 of K. Kim and D. L. DeMets, Biometrika 74 (1987), after K. K. G. Lan and D. L.
-    DeMets, Biometrika 70 (1983). The bounds follow from the distribution of a sum of normal samples that has crossed
-    none so far (P. Armitage, C. K. McPherson and B. C. Rowe, Journal of the Royal Statistical Society A 132, 1969).
-    Their levels serve t statistics as well (C. Jennison and B. W. Turnbull, "Group Sequential Methods", 2000, 3.8).
+    There is a look after each sample from the `first` to the `last`. Up to the n-th sample, n / last of the error is
+    spent: the power family with exponent 1 of K. Kim and D. L. DeMets, Biometrika 74 (1987), after K. K. G. Lan and
+    D. L. DeMets, Biometrika 70 (1983). The bounds follow from the distribution of a sum of normal samples that has not
+    crossed any bound so far (P. Armitage, C. K. McPherson and B. C. Rowe, Journal of the Royal Statistical Society A
+    132, 1969). Their levels also apply to t statistics (C. Jennison and B. W. Turnbull, "Group Sequential Methods",
+    2000, 3.8).
 
     Args:
         error: of all looks together, greater than 0.
 
     Returns:
-        One for each look, the first one first.
+        One error for each look, in order.
     """
     errors: list[float] = []
-    # Distribution of the sum where it has crossed no bound: masses at nodes of its positive half, as it is symmetric.
+    # Distribution of sums that have not crossed a bound: masses at nodes of the positive half, as it is symmetric.
     nodes, masses, size_before = np.zeros(1), np.full(1, 0.5), 0
     for size in range(first, last + 1):
         step, spent = math.sqrt(size - size_before), error * (size - size_before) / last
@@ -447,19 +451,19 @@ _gauss_legendre = cache(np.polynomial.legendre.leggauss)
 
 
 def _log_crossed(bound: float, spent: float, step: float, nodes: Floats, masses: Floats) -> float:
-    """Return the logarithm of the probability that the sum crosses the bound, on either side, over what is spent."""
+    """Return the log ratio of the probability that the sum crosses the bound on either side to the spent error."""
     crossed = 2 * float(masses @ (ndtr((nodes - bound) / step) + ndtr((-nodes - bound) / step)))
     return math.log(max(crossed, sys.float_info.min) / spent)
 
 
 @lru_cache(maxsize=4)  # most studies have one number of blocks
 def _pairs(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the indices of both of each pair of samples, each with itself included."""
+    """Return the indices of the two samples of each pair, including each sample with itself."""
     return np.triu_indices(size)
 
 
 def exponential(of_logs: Estimate) -> Estimate:
-    """Take an estimate back from the logarithms; two wild samples may span more than a float does."""
+    """Return the exponential of an estimate of logarithms; two wild samples may exceed the range of a float."""
     largest = math.log(sys.float_info.max)
     low, high = (None if b is None else math.exp(min(max(b, -largest), largest)) for b in (of_logs.low, of_logs.high))
     method = Method.T_LOG if of_logs.method is Method.T_LINEAR else of_logs.method
@@ -467,19 +471,19 @@ def exponential(of_logs: Estimate) -> Estimate:
 
 
 def bootstrap_estimate(value: float, draws: Any, num_samples: int) -> Estimate:
-    """Return the value with the percentiles of its bootstrap draws.
+    """Return the value with a percentile interval of its bootstrap draws.
 
-    Percentiles of few, skewed resamples may miss the value itself. Such an interval is widened up to it.
+    Percentiles of few, skewed resamples may exclude the value itself. The interval is then widened to include it.
     """
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value), num_samples, LEVEL, Method.BOOTSTRAP)
 
 
 def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
-    """Estimate `second` minus `first`, of independent samples, each with its own interval.
+    """Estimate `second` minus `first` from two independent estimates with intervals.
 
     The bounds are recovered from those of the two (MOVER): G. Y. Zou and A. Donner, "Construction of confidence limits
-    about effect measures: a general approach", Statistics in Medicine 27 (2008). No interval where either has none.
+    about effect measures: a general approach", Statistics in Medicine 27 (2008). No interval if either has none.
     """
     value = second.value - first.value
     size = min(first.num_samples, second.num_samples)
@@ -502,7 +506,7 @@ def _checked(values: Sequence[float] | Floats, *, positive: bool) -> Floats:
 
 
 def _log_estimate(value: float, half: float, size: int, level: float) -> Estimate:
-    """Return the t interval taken back from the log scale; rounding keeps the value in it."""
+    """Return the t interval converted back from the log scale, rounded so that it includes the value."""
     centre = math.log(value)
     back = exponential(Estimate(centre, centre - half, centre + half, size, level, Method.T_LOG))
     assert back.low is not None and back.high is not None
