@@ -1,8 +1,7 @@
 """Comparison of two sets of trials: the only place that calls one faster, higher or equivalent.
 
-What is shown follows from an interval, a limit and a margin, and from nothing else. Verdict, `raypar ab`,
-`raypar compare`, ``--until settled``, the recommendation and the checks all ask a `Comparison`; reports and documents
-only choose its words.
+The outcome follows only from an interval, a limit and a margin. Verdict, `raypar ab`, `raypar compare`,
+``--until settled``, the recommendation and the checks all use a `Comparison`. Reports and documents only word it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from raypar.analysis.stats import Estimate
 
 
 class Outcome(StrEnum):
-    """Outcome of a comparison: what the second set of trials is shown to be against the first."""
+    """Outcome of a comparison, for the second set of trials against the first."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -25,7 +24,7 @@ class Outcome(StrEnum):
     EQUIVALENT = "equivalent"  # within the margin, with confidence
     INCONCLUSIVE = "inconclusive"
     UNCONFIRMED = "unconfirmed"  # one trial each
-    DISTURBED = "disturbed"  # most trials were, by other processes
+    DISTURBED = "disturbed"  # most trials were disturbed by other processes
     MISSING = "missing"  # one of the two has no value
 
 
@@ -34,10 +33,10 @@ class Scale:
     """Scale of a comparison.
 
     Attributes:
-        neutral: the value at which both are alike.
-        above: outcome where the interval lies above the limit.
-        below: outcome where it lies below.
-        is_ratio: whether a margin is a share, 0.05 for 5 % more or as much less, or a difference.
+        neutral: value at which both are equal.
+        above: outcome if the interval lies above the limit.
+        below: outcome if it lies below.
+        is_ratio: whether a margin is a share (0.05 for 5 % more or less) rather than a difference.
     """
 
     neutral: float
@@ -60,16 +59,17 @@ METRIC_CHANGE = Scale(0.0, Outcome.HIGHER, Outcome.LOWER, is_ratio=False)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Second set of trials against the first.
+    """Comparison of the second set of trials with the first.
 
     Attributes:
-        estimate: on the scale; None where one of the two has no value.
+        estimate: on the scale; None if one of the two has no value.
         scale: of the estimate.
-        limit: what a difference is claimed from: 1 / 1.05 for a speedup where 5 % slower is allowed; None: neutral.
-        margin: of equivalence; None: it is not asked for.
-        bounds: the interval that is held against the margin; None: that of the estimate.
+        limit: value beyond which a difference is claimed, such as 1 / 1.05 for a speedup if 5 % slower is allowed;
+            None: neutral.
+        margin: of equivalence; None: no test of equivalence.
+        bounds: interval that is compared with the margin; None: that of the estimate.
         is_equal: whether all pairs are equal to the last digit.
-        doubt: why the values can't be trusted; empty where they can.
+        doubt: reason why the values can't be trusted; empty if they can.
     """
 
     estimate: Estimate | None
@@ -82,10 +82,10 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome: the only rule by which one thing is called faster, slower, better or worse than another.
+        """Outcome: the only rule that calls one thing faster, slower, better or worse than another.
 
-        A time is called faster or slower however small the difference. A metric within the margin is equivalent, even
-        where a difference is shown: equal batches on other numbers of workers differ by rounding.
+        Times are called faster or slower however small the difference. A metric within the margin is equivalent even
+        if a difference is shown, because equal batches on different numbers of workers differ by rounding.
         """
         estimate, limit = self.estimate, self.scale.neutral if self.limit is None else self.limit
         if estimate is None:
@@ -119,7 +119,7 @@ class Comparison:
         return self.differs or self.outcome in (Outcome.EQUAL, Outcome.EQUIVALENT)
 
     def rules_out(self, outcome: Outcome) -> bool:
-        """Return whether the interval, at most up to the limit, lies on the other side than this outcome claims."""
+        """Return whether the interval lies on the opposite side of the limit to the one that this outcome claims."""
         estimate, limit = self.estimate, self.scale.neutral if self.limit is None else self.limit
         if self.doubt or estimate is None or estimate.low is None or estimate.high is None:
             return False
@@ -127,7 +127,7 @@ class Comparison:
 
 
 class Gate(Enum):
-    """Result of holding B's slowdown against an allowance."""
+    """Result of comparing B's slowdown with the allowed one."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -138,8 +138,8 @@ def gate_of(comparison: Comparison, *, is_lost: bool, is_doubtful: bool = False)
     """Return whether B is at most as slow as the comparison's limit allows.
 
     Args:
-        is_lost: whether B has no time where it should have one, which is worse than a slow one.
-        is_doubtful: whether B's times, however good, are no proof that all is well.
+        is_lost: whether B lacks a time that it should have, which is worse than a slow one.
+        is_doubtful: whether B's times can't prove a pass, however good they are.
     """
     if is_lost or comparison.outcome is Outcome.SLOWER:
         return Gate.FAILED
@@ -147,7 +147,7 @@ def gate_of(comparison: Comparison, *, is_lost: bool, is_doubtful: bool = False)
 
 
 def gate_of_all(gates: Collection[Gate | None]) -> Gate:
-    """Return the result over several points: failed where one has failed, passed where all that count have passed."""
+    """Return the result over several points: failed if any failed, passed if all that count passed."""
     if Gate.FAILED in gates:
         return Gate.FAILED
     return Gate.PASSED if Gate.PASSED in gates and Gate.INCONCLUSIVE not in gates else Gate.INCONCLUSIVE

@@ -1,4 +1,4 @@
-"""Evidence of a study: its trials sorted by point and estimated, once for all that a report makes of them."""
+"""Evidence of a study: its trials grouped by point and estimated once, for all parts of a report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the loga
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a study's trials show of its points; verdict, recommendation and every check read it.
+    """Evidence of a study's trials on its points; verdict, recommendation and every check read it.
 
     Attributes:
-        question: what the study asks, with the unit of its metric.
-        time_metric: what the times are: ``train_time_s`` (the timed steps alone) or ``wall_s`` (everything).
-        points: one each, in the order of their values.
-        family: the confidence of their comparisons.
-        num_excluded: trials of other settings, which are in no point.
-        settings: in which these differ, each with the question's.
-        results: of the trials that are in the points, in the order given.
+        question: the study's question, with the unit of its metric.
+        time_metric: kind of the times: ``train_time_s`` (only the timed steps) or ``wall_s`` (everything).
+        points: analyses of the points, sorted by their values.
+        family: family of their comparisons, with the confidence.
+        num_excluded: number of trials with other settings, which belong to no point.
+        settings: settings in which these differ, each with the question's value.
+        results: results of the points' trials, in the order given.
     """
 
     question: Question
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def excluded(self) -> str:
-        """Sentence on the trials of other settings; empty where there are none."""
+        """Sentence on the trials with other settings; empty if there are none."""
         return excluded_sentence(self.num_excluded, self.settings)
 
     @cached_property
@@ -51,23 +51,23 @@ class Evidence:
 
     @cached_property
     def log_times(self) -> list[list[LogTime]]:
-        """The finished trials of each point that have a time."""
+        """Finished trials of each point that have a time."""
         trial = {r.spec.identity: r for r in self.finished}
         return [[(trial[s.identity], math.log(s.time_s)) for s in p.samples.values() if s.time_s] for p in self.points]
 
     @cached_property
     def doubt(self) -> str:
-        """Why times of the study show nothing: most of its trials were disturbed much. Empty where they were not.
+        """Reason why the study's times show nothing: most trials were strongly disturbed. Empty if they were not.
 
-        A search asks for the best metric: it has none. Of two revisions load meets both alike, as their trials
-        alternate in random order: it widens the intervals, and that is all.
+        It is empty for a search, which looks for the best metric. It is also empty for two revisions: their trials
+        alternate in random order, so load affects both alike and only widens the intervals.
         """
         is_immune = self.question.is_search or REVISION in self.question.baseline
         return "" if is_immune else doubt_of_times(self.finished)
 
 
 def evidence_of(question: Question, results: Sequence[TrialResult]) -> Evidence:
-    """Sort the trials that answer a question by point, and estimate each point.
+    """Group the trials that answer a question by point, and estimate each point.
 
     Args:
         question: of the last execution.

@@ -1,13 +1,14 @@
 """Comparisons of points: ratios of their times, differences of their metrics, and the repeats that they still need.
 
-Trials of the same block are compared with each other where there are such; else the two are independent samples
-(`by_block`). Where two points trained on different numbers of samples (``drop_last``), rates are compared, not times.
+Trials of the same block are compared in pairs if there are any; otherwise the two points are independent samples
+(`by_block`). If two points trained on different numbers of samples (``drop_last``), rates are compared instead of
+times.
 
-A report makes many claims, and each of them is wrong now and then. A `Family` gives the comparisons of a study such
-intervals that with 95 % confidence all of them hold at once (Bonferroni): a point is faster or slower only where that
-interval excludes 1, in whatever view. A study that runs until it is settled is looked at after each block. There each
-comparison's error is spent over these looks (`stats.sequential_errors`), and its interval is that of the look after as
-many blocks as it rests on: however often one looks, and whenever one stops, all hold at once.
+A report makes many claims, and each of them can be wrong. A `Family` chooses the intervals of a study's comparisons so
+that all of them hold at once with 95 % confidence (Bonferroni). In every view, a point is faster or slower only if this
+interval excludes 1. A study that runs until it is settled is evaluated after each block. Each comparison's error is
+then spent over these looks (`stats.sequential_errors`), and its interval is that of the look after its number of
+blocks. All intervals hold at once, however often one looks and whenever one stops.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from raypar.study.study import MIN_BLOCKS
 
 POWER = 0.8
 MAX_REPEATS = 100  # nobody runs more, and the spread of a few repeats can't predict more
-# Less than one sample in a million: what rounding may do to throughput × time.
+# Less than one sample in a million: the rounding error of throughput × time.
 SAME_WORK_TOLERANCE = 1e-6
-# Of the 5 % of reports that may make a false claim: those on times, on the metric, and on a trend over the study.
+# Parts of the 5 % probability of a false claim: on times, on the metric, and on a trend over the study.
 TIME_ERROR, METRIC_ERROR, TREND_ERROR = 0.044, 0.003, 0.003
-SECONDARY = 0.25  # the weight of comparisons that explain, against those that answer a study's question
+SECONDARY = 0.25  # weight of explanatory comparisons relative to those that answer the study's question
 LAW_ERROR = 0.01  # of an interval of the laws of scaling; a peak is a claim about one of its sides
 
-# How seldom metrics of two points that share nothing but their variance come this close to each other.
+# Probability that metrics of two points that share only their variance come this close to each other.
 ALIKE = 0.005
 
 BATCH_KEYS = ("batch_size", "per_worker_batch_size")
@@ -57,13 +58,13 @@ T = TypeVar("T")
 
 
 def by_block(first: Mapping[int, T], second: Mapping[int, T]) -> tuple[list[T], list[T], bool]:
-    """Return the values of both to compare, and whether they are pairs.
+    """Return the values of both points to compare, and whether they are pairs.
 
-    Pairs, unless fewer than two blocks hold both and yet each has two values or more.
+    They are pairs, unless fewer than two blocks hold both points although each has at least two values.
 
     Args:
         first: values by repeat; a repeat is a block.
-        second: the same of the other point.
+        second: the same for the other point.
     """
     both = sorted(first.keys() & second.keys())
     if len(both) > 1 or (both and min(len(first), len(second)) == 1):
@@ -72,21 +73,21 @@ def by_block(first: Mapping[int, T], second: Mapping[int, T]) -> tuple[list[T], 
 
 
 def same_work(first: float | None, second: float | None) -> bool:
-    """Return whether two trials trained on equally many samples; taken as given where that is unknown."""
+    """Return whether two trials trained on the same number of samples; True if unknown."""
     if first is None or second is None:
         return True
-    # A stored throughput has few digits: less than one sample is rounding, too.
+    # A stored throughput has few digits, so a difference of less than one sample is rounding, too.
     return abs(first - second) < 1 or math.isclose(first, second, rel_tol=SAME_WORK_TOLERANCE)
 
 
 def speedup(base: PointSamples, other: PointSamples) -> Estimate | None:
-    """Estimate how many times as fast `other` is as `base`; None where either has no time."""
+    """Estimate the speedup of `other` over `base`; None if either has no time."""
     sides = comparable_times(base, other)
     return None if sides is None else time_ratio(*sides)
 
 
 def comparable_times(base: PointSamples, other: PointSamples) -> tuple[dict[int, float], dict[int, float]] | None:
-    """Return the seconds of both by repeat, of a sample where their work differs; None where either has none."""
+    """Return the seconds of both by repeat, per sample if their work differs; None if either has none."""
     works = [[s.num_samples for s in p.samples.values()] for p in (base, other)]
     if all(same_work(b, o) for b in works[0] for o in works[1]):
         of_base, of_other = base.times, other.times
@@ -97,7 +98,7 @@ def comparable_times(base: PointSamples, other: PointSamples) -> tuple[dict[int,
 
 
 def trial_speedup(base: Sample, other: Sample) -> float | None:
-    """Return how many times as fast one trial is as another of the same block; None where either has no time."""
+    """Return the speedup of one trial over another of the same block; None if either has no time."""
     if base.time_s is None or other.time_s is None:
         return None
     if base.throughput is None or other.throughput is None or same_work(base.num_samples, other.num_samples):
@@ -113,14 +114,14 @@ def metric_differences(first: PointSamples, second: PointSamples) -> list[float]
 
 @dataclass(frozen=True)
 class Family:
-    """Comparisons of a study's points that hold all at once, with 95 % confidence.
+    """Comparisons of a study's points that all hold at once with 95 % confidence.
 
     Attributes:
-        num_comparisons: how many of times it makes at most; one-sided ones count half, secondary ones a quarter.
-        num_metric_comparisons: likewise, of metrics.
+        num_comparisons: maximum number of comparisons of times; one-sided ones count half, secondary ones a quarter.
+        num_metric_comparisons: the same for metrics.
         times: variance of the points' log times.
-        metrics: of their metrics.
-        max_blocks: the last block after which the results are looked at; None: they are looked at once.
+        metrics: variance of their metrics.
+        max_blocks: last block after which the results are evaluated; None: they are evaluated once.
     """
 
     num_comparisons: float = 1.0
@@ -137,35 +138,35 @@ class Family:
 
     @property
     def secondary(self) -> Family:
-        """Family for comparisons that explain more than they answer: each has a quarter of the others' error."""
+        """Family for explanatory comparisons: each has a quarter of the others' error."""
         counts = {key: getattr(self, key) / SECONDARY for key in ("num_comparisons", "num_metric_comparisons")}
         return replace(self, **counts)
 
     def time_level(self, num_blocks: int) -> float:
-        """Return the confidence of each comparison of times that rests on so many blocks."""
+        """Return the confidence of each comparison of times over this number of blocks."""
         return self._level(TIME_ERROR / self.num_comparisons, num_blocks)
 
     def metric_level(self, num_blocks: int) -> float:
-        """Return the confidence of each comparison of metrics that rests on so many blocks."""
+        """Return the confidence of each comparison of metrics over this number of blocks."""
         return self._level(METRIC_ERROR / self.num_metric_comparisons, num_blocks)
 
     def law_level(self, num_groups: int, num_blocks: int) -> float:
-        """Return the confidence of the laws' intervals in a report on so many groups of worker counts."""
+        """Return the confidence of the laws' intervals in a report on this number of groups of worker counts."""
         return self._level(LAW_ERROR / max(1, num_groups), num_blocks)
 
     def bounds_level(self, num_tests: int, num_blocks: int) -> float:
-        """Return the confidence of an interval whose bounds are one-sided tests, of which so many hold at once."""
+        """Return the confidence of an interval whose bounds serve `num_tests` simultaneous one-sided tests."""
         return self._level(2 * (1 - LEVEL) / max(1, num_tests), num_blocks)
 
     def _level(self, error: float, num_blocks: int) -> float:
         if self.max_blocks is None:
             return 1 - error
-        # Fewer blocks than at the first look have its level, which they hardly ever reach.
+        # Fewer blocks than at the first look use its level, which they hardly ever reach.
         looks = sequential_errors(error, MIN_BLOCKS, self.max_blocks)
         return 1 - looks[min(max(num_blocks, MIN_BLOCKS), self.max_blocks) - MIN_BLOCKS]
 
     def speedup(self, base: PointSamples, other: PointSamples) -> Estimate | None:
-        """Estimate how many times as fast `other` is as `base`; None where either has no time."""
+        """Estimate the speedup of `other` over `base`; None if either has no time."""
         if (sides := comparable_times(base, other)) is None:
             return None
         return self.ratio(*sides)
@@ -194,17 +195,17 @@ class Family:
         return exponential(shift_estimate(differences, level=level, prior=prior or self.times))
 
     def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
-        """Estimate the metric of `second` minus that of `first`; None where no block has both."""
+        """Estimate the metric of `second` minus that of `first`; None if no block has both."""
         differences = metric_differences(first, second)
         return self.metric_shift(differences)
 
     def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`, for one-sided tests against a margin.
 
-        None where no block has both.
+        None if no block has both.
 
         Args:
-            num_tests: how many such tests are to hold at once, with 95 % confidence.
+            num_tests: number of such tests that hold at once with 95 % confidence.
         """
         differences = metric_differences(first, second)
         return self.metric_shift(differences, self.bounds_level(num_tests, len(differences)))
@@ -218,8 +219,8 @@ class Family:
         Biopharmaceutics 15, 1987).
 
         Args:
-            margin: of equivalence; None: it is not asked for.
-            num_tests: how many such tests are to hold at once, with 95 % confidence.
+            margin: of equivalence; None: no test of equivalence.
+            num_tests: number of such tests that hold at once with 95 % confidence.
         """
         bounds = None if margin is None else self.metric_bounds(first, second, num_tests)
         return Comparison(self.metric_change(first, second), METRIC_CHANGE, margin=margin, bounds=bounds)
@@ -229,11 +230,11 @@ class Family:
     ) -> Estimate | None:
         """Estimate a difference of metrics from those of each block; None without a block.
 
-        Two points that learn the same but for rounding, such as equal batches on other numbers of workers, vary far
-        less against each other than against the other points: these say nothing about the two.
+        Two points whose training differs only by rounding, such as equal batches on different numbers of workers, vary
+        far less against each other than against other points. The prior from the other points does not apply to them.
 
         Args:
-            level: None: that of comparisons that hold all at once.
+            level: of the interval; None: that of simultaneous comparisons.
             prior: of the variances; None: that of single points.
         """
         if not differences:
@@ -246,10 +247,10 @@ class Family:
 
 
 def against_baseline(question: Question, speedup: Estimate, doubt: str = "") -> Comparison:
-    """Return the comparison of a point with its baseline, of which equivalence is asked only until it is settled.
+    """Return the comparison of a point with its baseline, tested for equivalence only in studies until settled.
 
     Args:
-        doubt: why times can't be trusted; empty where they can.
+        doubt: reason why times can't be trusted; empty if they can.
     """
     return Comparison(speedup, margin=question.margin if question.max_repeats is not None else None, doubt=doubt)
 
@@ -257,10 +258,10 @@ def against_baseline(question: Question, speedup: Estimate, doubt: str = "") -> 
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     """Return the family of a study's comparisons.
 
-    They are those of each point with its baseline, and of the fastest point with each other one, which is one-sided.
-    Secondary ones are of worker counts, if that is not the same; of batch sizes, three each, where trials report on the
-    way; and of the levels of each hyperparameter, where two are swept or more. Metrics are compared with the best one;
-    between worker counts and between levels, which is secondary.
+    Each point is compared with its baseline, and (one-sided) with the fastest point. Secondary comparisons are between
+    worker counts, unless these are the baseline comparisons; between batch sizes, three each, if trials report during
+    training; and between the levels of each hyperparameter, if at least two are swept. Metrics are compared with the
+    best one. Comparisons of metrics between worker counts and between levels are secondary.
     """
     timed = [p for p in gathered if p.times]
     scored = [p for p in gathered if p.by_repeat("metric")]
@@ -284,13 +285,13 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
 
 
 def _num_grouped(points: Sequence[PointSamples], key: str) -> int:
-    """Return how many comparisons there are with one point of each group that differs only in this hyperparameter."""
+    """Return the number of comparisons with one point of each group that differs only in this hyperparameter."""
     grouped = [point_key({k: v for k, v in p.point.items() if k != key}) for p in points if key in p.point]
     return len(grouped) - len(set(grouped))
 
 
 def _table(values: Sequence[Mapping[int, float]]) -> Floats:
-    """Return ``[point, block]``, of the points that have any and the blocks that all of these have."""
+    """Return ``[point, block]`` for the points with any values and the blocks that all of these have."""
     points = [each for each in values if each]
     blocks = sorted(set.intersection(*map(set, points))) if points else []
     return np.array([[each[block] for block in blocks] for each in points]).reshape(len(points), len(blocks))
@@ -298,7 +299,7 @@ def _table(values: Sequence[Mapping[int, float]]) -> Floats:
 
 @dataclass(frozen=True)
 class WorkerMetric:
-    """Metric of a point against that of the point with the base number of workers."""
+    """Metric of a point compared with that of the point with the base number of workers."""
 
     point: PointSamples
     base: PointSamples
@@ -308,7 +309,7 @@ class WorkerMetric:
 def worker_metrics(question: Question, points: Sequence[PointSamples], family: Family) -> list[WorkerMetric]:
     """Compare the metrics of points that differ in ``num_workers`` alone: equal batches should make equal models.
 
-    The base is the baseline's number of workers, else the least.
+    The base is the baseline's number of workers, or else the smallest.
     """
     groups: dict[PointKey, list[PointSamples]] = {}
     for p in points:
@@ -328,10 +329,10 @@ def worker_metrics(question: Question, points: Sequence[PointSamples], family: F
 def equivalent_metrics(
     question: Question, points: Sequence[PointSamples], family: Family, best: PointSamples
 ) -> list[PointSamples]:
-    """Return the points whose metric is shown to be that of the best one, within the margin.
+    """Return the points whose metric is shown to equal that of the best point within the margin.
 
-    Those that differ from it in ``num_workers`` alone are judged as `worker_metrics` judges them, so that a report
-    does not say two things about them.
+    Points that differ from it only in ``num_workers`` are judged as in `worker_metrics`, so that a report does not
+    contradict itself.
     """
     compared = [each for each in worker_metrics(question, points, family) if each.point.rest == best.rest]
     alike = [each.point for each in compared if each.comparison.is_within_margin]
@@ -344,7 +345,7 @@ def equivalent_metrics(
 
 
 def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:
-    """Estimate how many times as long the first takes as the second: seconds by repeat, at least one each."""
+    """Estimate the ratio of the first's time to the second's. Both are seconds by repeat, at least one each."""
     tops, bottoms, is_paired = by_block(slow, fast)
     return ratio_estimate(tops, bottoms, paired=is_paired)
 
@@ -356,10 +357,10 @@ def repeats_needed(
     margin: float = MARGIN,
     least: int = MIN_RANKED,
 ) -> int | None:
-    """Return about how many trials each of the two needs for an answer; None where no spread is known yet.
+    """Return the approximate number of trials that each of the two needs for an answer; None if no spread is known yet.
 
-    An answer is a ratio whose interval excludes 1, or ends before a difference that matters (`margin`): whichever takes
-    fewer trials. The count is that of a normal test of the log ratio with the observed spread,
+    An answer is a ratio whose interval excludes 1, or lies within the `margin`, whichever takes fewer trials. The count
+    is that of a normal test of the log ratio with the observed spread,
     n = ((z(level) + z(80 %)) · sqrt(π/3) · spread / distance)².
     """
     tops, bottoms, is_paired = by_block(slow, fast)
@@ -375,11 +376,13 @@ def repeats_needed(
 
 
 def repeats_for_margin(differences: Sequence[float], margin: float, level: float = LEVEL) -> int | None:
-    """Return about how many blocks show on which side of a margin the differences lie; None with fewer than two.
+    """Return the approximate number of blocks that show on which side of a margin the differences lie.
+
+    None with fewer than two differences.
 
     Args:
-        differences: of the metric, block by block, positive where it is better.
-        margin: that they must not fall below, turned: 0.005 for -0.005.
+        differences: of the metric, block by block, positive if better.
+        margin: negated lower limit of the differences: 0.005 for -0.005.
         level: of the one-sided test.
     """
     if len(differences) < 2:
@@ -389,7 +392,7 @@ def repeats_for_margin(differences: Sequence[float], margin: float, level: float
 
 
 def _count(spread: float, distance: float, level: float) -> int:
-    """Return how many samples show a shift with a one-sided test of this level."""
+    """Return the number of samples that show a shift in a one-sided test of this level."""
     if distance <= 0:
         return sys.maxsize
     quantiles = float(ndtri(level)) + float(ndtri(POWER))
