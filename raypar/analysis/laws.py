@@ -1,16 +1,16 @@
 """Laws of scaling of Amdahl, Gustafson and Gunther, and their fit to rates by worker count.
 
-Each law is a sum of terms with weights of at least 0: Amdahl's time is work that the workers share plus work that they
-don't, Gunther's has a part that grows with the workers as well, Gustafson's rate is a constant plus a part per worker.
-The weights are fitted to the logarithms of the rates, one median per worker count: what is minimized is the relative
-error, and the rate of the baseline is free, so that a noisy baseline doesn't bend every other point. Parameters are
-over the baseline, like the speedups: N is the number of workers divided by the baseline's.
+Each law is a sum of terms with weights of at least 0. Amdahl's time is work that the workers share plus work that they
+don't; Gunther's adds a part that grows with the workers; Gustafson's rate is a constant plus a part per worker. The
+weights are fitted to the logarithms of the rates, one median per worker count, which minimises the relative error. The
+baseline's rate is fitted too, so that a noisy baseline doesn't shift every other point. Parameters are relative to the
+baseline, like the speedups: N is the number of workers divided by the baseline's.
 
 Intervals are those of the profile likelihood (Bates and Watts, "Nonlinear Regression Analysis and Its Applications",
-1988, chapter 6), with Welch's t, for worker counts differ in their noise. A law that misses the medians by more than
-their noise has wider ones by that factor (the scale factor of the Particle Data Group, "Review of Particle Physics").
-A peak, a limit and extrapolations need an interval that excludes none, and a law that holds; without repeats there are
-none. benchmarks/honesty_laws.py simulates how often a peak is claimed where there is none.
+1988, chapter 6), with Welch's t, because worker counts differ in their noise. If a law misses the medians by more than
+their noise, its intervals are widened by that factor (the scale factor of the Particle Data Group, "Review of Particle
+Physics"). A peak, a limit and extrapolations require a law that holds and a parameter interval that excludes 0. Without
+repeats there are none. benchmarks/honesty_laws.py simulates how often a peak is claimed that doesn't exist.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from raypar.analysis.stats import LEVEL, MEDIAN_ERROR, MEDIAN_ERRORS, Estimate, 
 
 EXTRAPOLATED = (2, 4)  # times the largest worker count measured
 EXACT = 1e-6  # relative errors below it are rounding
-NO_EFFECT = 1e-4  # a term with a smaller share of every sum is 0
+NO_EFFECT = 1e-4  # a term with a smaller share of every sum counts as 0
 MAX_ITERATIONS, MAX_HALVINGS = 50, 20
 MAX_LEFT_OUT = 10.0  # error of a law that has no rate at a left-out worker count: exp(10) times too high
-TOLERANCE = 1e-6  # of the sum of squares, in which an iteration makes no more progress
-# A law does not hold where it misses the medians by more than noise does in 1 % of cases, and one of them by over 5 %.
+TOLERANCE = 1e-6  # relative change of the sum of squares at which the iteration stops
+# A law does not hold if it misses the medians by more than noise does in 1 % of cases, and one of them by over 5 %.
 MISFIT_ERROR, MISFIT = 0.01, 0.05
 
 
@@ -48,14 +48,14 @@ class Law:
     """A law of scaling.
 
     Attributes:
-        name: whose it is.
-        formula: the speedup over the baseline, in plain characters.
-        parameters: what its parameters are called; each is at least 0.
-        orders: the power of the worker count with which each takes effect.
-        speedup: the speedup of `n` times as many workers as the baseline has, given the parameters.
-        terms: for each `n`, the terms whose weighted sum is the time, or the rate of a law with `sums_rates`; and what
-            `n` is for one worker.
-        numerators: for each parameter, the weights' factors in its numerator, given what `n` is for one worker; its
+        name: of its author.
+        formula: speedup over the baseline, in plain characters.
+        parameters: names of its parameters; each is at least 0.
+        orders: power of the worker count with which each parameter takes effect.
+        speedup: speedup of `n` times the baseline's workers, given the parameters.
+        terms: given each `n`, and `n` for one worker: the terms whose weighted sum is the time, or the rate with
+            `sums_rates`.
+        numerators: given `n` for one worker: for each parameter, the weights' factors in its numerator. The
             denominator is the sum of the terms for the baseline.
         sums_rates: whether the sum is a rate.
     """
@@ -71,7 +71,7 @@ class Law:
 
     @property
     def min_counts(self) -> int:
-        """Fewest distinct worker counts: one more than parameters, the rate of the baseline included."""
+        """Fewest distinct worker counts: one more than the parameters, counting the baseline's rate."""
         return len(self.parameters) + 2
 
 
@@ -115,7 +115,7 @@ class LogRates:
 
     Attributes:
         counts: the worker counts, from the smallest.
-        medians: of each count's repeats, but for a term that all have in common.
+        medians: of each count's repeats, up to a common constant.
         weights: the inverse variance of each median, in units of that of a single repeat.
         variances: of a single repeat of each count; empty where a worker count ran only once.
         num_freedom: degrees of freedom of each variance.
@@ -130,7 +130,7 @@ class LogRates:
     num_samples: int
 
     def ratio(self, first: int, second: int, level: float) -> Estimate:
-        """Estimate how many times the rate of the first worker count that of the second is, with Welch's t.
+        """Estimate the ratio of the second worker count's rate to the first's, with Welch's t.
 
         Args:
             first: a worker count among `counts`.
@@ -147,10 +147,10 @@ class LogRates:
     def welch(self, shares: Floats, level: float) -> tuple[float, float]:
         """Return the variance of a sum, and half its interval in standard errors.
 
-        Student's t has the degrees of freedom of Welch and Satterthwaite: worker counts differ in their noise.
+        Student's t has Welch and Satterthwaite's degrees of freedom, because worker counts differ in their noise.
 
         Args:
-            shares: the part of each count's variance in the sum's.
+            shares: share of each count's variance in that of the sum.
             level: of the interval.
         """
         each = shares * self.variances
@@ -163,7 +163,7 @@ class LogRates:
         return float(self.medians[np.searchsorted(self.counts, num_workers)])
 
     def without(self, index: int) -> LogRates:
-        """Return those of the other worker counts."""
+        """Return the rates without one worker count."""
         counts, medians, weights = (np.delete(v, index) for v in (self.counts, self.medians, self.weights))
         return replace(self, counts=counts, medians=medians, weights=weights)
 
@@ -173,7 +173,7 @@ def log_rates(logs: Mapping[int, Floats], *, are_paired: bool = False) -> LogRat
 
     Args:
         logs: of the repeats, at least one of each worker count.
-        are_paired: whether the i-th of all worker counts come from one block; what disturbed it is taken out.
+        are_paired: whether the i-th values of all worker counts come from one block; block effects are removed.
     """
     counts = sorted(logs)
     repeats = [np.asarray(logs[n], dtype=np.float64) for n in counts]
@@ -200,18 +200,18 @@ def log_rates(logs: Mapping[int, Floats], *, are_paired: bool = False) -> LogRat
 
 @dataclass(frozen=True)
 class Fit:
-    """A law with the parameters that fit best. Everything is over the baseline.
+    """A law with the best-fitting parameters. Everything is relative to the baseline.
 
     Attributes:
-        parameters: in the order of the law's; without bounds where there are too few repeats.
-        residuals: by worker count, the measured rate over the fitted one, minus 1.
-        cv_errors: by worker count, how far off the law is at it, fitted to the others alone: abs(log(ratio)).
-        misfit_p: how often noise alone makes a law miss the medians by as much, 0 to 1; 1 without repeats.
-        extrapolated: speedups that the law predicts for worker counts beyond the measured ones; none where it doesn't
-            hold, without repeats, and by Gunther's law where the interval of k includes 0.
-        limit: Amdahl's: the speedup that no worker count exceeds; None where the interval of f includes 0.
-        peak: Gunther's: the worker count with the highest rate; None where the interval of k includes 0.
-        peak_speedup: the speedup there, of a whole number of workers.
+        parameters: in the law's order; without bounds if there are too few repeats.
+        residuals: by worker count: measured rate divided by the fitted one, minus 1.
+        cv_errors: by worker count: error there of the law fitted to the other counts, abs(log(ratio)).
+        misfit_p: probability that noise alone makes the law miss the medians by as much, 0 to 1; 1 without repeats.
+        extrapolated: predicted speedups for worker counts beyond the measured ones; none if the law doesn't hold,
+            without repeats, or for Gunther's law if the interval of k includes 0.
+        limit: Amdahl's: the speedup that no worker count exceeds; None if the interval of f includes 0.
+        peak: Gunther's: the worker count with the highest rate; None if the interval of k includes 0.
+        peak_speedup: speedup there, for a whole number of workers.
     """
 
     law: Law
@@ -231,18 +231,18 @@ class Fit:
 
     @property
     def is_bent(self) -> bool:
-        """A last parameter significantly above 0."""
+        """True if the last parameter is significantly above 0."""
         return bool(self.parameters[-1].low)
 
     @property
     def holds(self) -> bool:
-        """A law that misses the medians by no more than their noise, or by little."""
+        """True if the law misses the medians by no more than their noise, or only by little."""
         return self.misfit_p >= MISFIT_ERROR or max(map(abs, self.residuals.values())) <= MISFIT
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A law that was not fitted, and why."""
+    """A law that was not fitted, with the reason."""
 
     law: Law
     reason: str
@@ -280,11 +280,11 @@ def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> F
 
 
 def better_law(laws: tuple[Fit | Refused, ...]) -> Law | None:
-    """Return the law that predicts left-out worker counts better; None where none does, or where it does not hold.
+    """Return the law that predicts left-out worker counts better; None if none does, or if it does not hold.
 
-    Its errors are lower by more than one standard error of their differences (the rule of Breiman et al.,
-    "Classification and Regression Trees", 1984), and the laws differ by more than noise: Gunther's is Amdahl's where
-    its k is 0, and has to miss the medians where another law is better.
+    Its errors must be lower by more than one standard error of their differences (the rule of Breiman et al.,
+    "Classification and Regression Trees", 1984), and the laws must differ by more than noise. Gunther's law with k = 0
+    is Amdahl's, so for another law to be better, Gunther's must miss the medians.
     """
     fits = sorted((law for law in laws if isinstance(law, Fit)), key=lambda fit: fit.cv_error)
     if len(fits) < 2:
@@ -315,7 +315,7 @@ class _Profile:
         self._num_misfit = len(rates.counts) - self._columns.shape[1]
 
     def misfit_p(self) -> float:
-        """Return how often noise alone makes the law miss the medians by as much: an F test."""
+        """Probability that noise alone makes the law miss the medians by as much, from an F test."""
         freedom = self._rates.num_freedom
         if not len(self._rates.variances):
             return 1.0
@@ -367,7 +367,7 @@ class _Profile:
         return Estimate(value, low, high, size, self._level, Method.PROFILE)
 
     def _allowed(self, slope: Floats) -> float:
-        """Return by how much the sum of squares may exceed the least one, within the interval of a quantity.
+        """Return the excess of the sum of squares over its minimum that the interval of a quantity allows.
 
         Args:
             slope: of the quantity in the weights, of any length.
@@ -379,8 +379,8 @@ class _Profile:
 
 
 def _crossing(excess: Callable[[float], float], end: float, inside: float) -> float:
-    """Return where the excess is 0 between `inside`, where it is negative, and `end`; the end where it is not."""
-    from scipy.optimize import brentq  # here: it takes half a second, and most studies have nothing to fit
+    """Return the root of the excess between `inside`, where it is negative, and `end`; or `end` if there is none."""
+    from scipy.optimize import brentq  # imported here: takes half a second, and most studies have nothing to fit
 
     if end == inside or excess(end) <= 0:
         return end
@@ -425,7 +425,7 @@ def _minimize(columns: Floats, logs: Floats, scale: Floats) -> tuple[Floats, flo
             break
         sums = columns @ weights
         goal, _ = nnls(columns * (scale / sums)[:, None], scale * (1 + target - np.log(sums)))
-        # Where a law is far off, a whole step may overshoot.
+        # If a law is far off, a whole step may overshoot.
         steps = [0.5**i * (goal - weights) for i in range(MAX_HALVINGS)]
         step = next((step for step in steps if squares(weights + step) < least), None)
         if step is None:

@@ -1,14 +1,14 @@
 """Estimates of each point: medians with intervals, speedup, parallel efficiency, energy, cost.
 
-Speedup S(N) = T(baseline) / T(N), from trials of the same block where there are such; its interval is simultaneous with
+Speedup S(N) = T(baseline) / T(N), from trials of the same block if there are any. Its interval is simultaneous with
 those of all other points (`raypar.analysis.pairwise`).
 Parallel efficiency is S(N) · N0 / N, for N workers against a baseline of N0. Strong scaling (``batch_size`` fixed) and
 weak scaling (``per_worker_batch_size`` fixed) need no two formulas: an epoch is the same number of samples either way.
 
-Energies are compared only where they are of the same parts: with the packages' share in all of them, or in none.
+Energies are compared only if they cover the same parts: with the packages' share in all of them, or in none.
 
-Nodes are the machines that its workers ran on, each paid for whole, however many of its cores were used. The hours are
-those of the time that is compared; what a study leaves out of it (start-up, evaluation) is not paid for here either.
+Cost counts every machine that workers ran on in full, however many of its cores were used. The hours are those of the
+compared time. Parts that a study excludes from it (start-up, evaluation) are not in the cost either.
 """
 
 from __future__ import annotations
