@@ -48,7 +48,7 @@ class RevisionPoint:
     has_equal_losses: bool | None
 
     def gate(self, allowed_share: float) -> Gate:
-        """Return whether B is at most so much slower."""
+        """Return whether B is slower by at most the allowed share."""
         lost = self.outcomes[1] is not None and self.outcomes[0] is None
         return gate_of(replace(self.time, limit=1 + allowed_share), is_lost=lost)
 

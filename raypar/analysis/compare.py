@@ -204,7 +204,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> StudyCompar
 
     Args:
         a: the reference.
-        b: what is held against it.
+        b: the study compared with it.
         allowed_share: as in `StudyComparison`.
 
     Raises:

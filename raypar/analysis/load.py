@@ -1,4 +1,4 @@
-"""Load by others while a trial was timed, and from which on it disturbs a trial."""
+"""Load by other processes while a trial was timed, and the thresholds above which it disturbs the trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TRUSTED = 0.25
 
 
 class Load(NamedTuple):
-    """Others' work while a trial was timed, on the machine where it was most: 0 where not measured."""
+    """Load by other processes while a trial was timed, on its most loaded machine; 0 if not measured."""
 
     taken: float | None  # share of a worker's own cores' time; None where the trial had none, or nothing was measured
     busy_cores: float  # on average
@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 
 def disturbing_load(result: TrialResult) -> Load | None:
-    """Return others' work during a trial that it disturbed; None for another trial."""
+    """Return the load by other processes if it disturbed the trial; None otherwise."""
     measured = [
         (rank.other_load_cores, rank.num_node_cores)
         for rank in result.conditions.ranks
@@ -57,7 +57,7 @@ def disturbing_loads(finished: Sequence[TrialResult]) -> list[Load]:
 
 
 def doubt_of_times(finished: Sequence[TrialResult]) -> str:
-    """Return why times show nothing, whatever was asked: most of the trials were disturbed much. Empty otherwise."""
+    """Return the reason why times show nothing if most trials were strongly disturbed; empty otherwise."""
     disturbed = [load for load in disturbing_loads(finished) if load.share_of_cores > MAX_TRUSTED]
     if 2 * len(disturbed) <= len(finished):
         return ""
