@@ -139,7 +139,7 @@ class ExecutionPlan:
         return replace(self, specs=(*self.specs, *specs), missing=(*self.missing, *specs))
 
     def continued(self, complete: Mapping[str, TrialResult]) -> ExecutionPlan:
-        """Return the plan with the further trials that its results call for, up to the first that the store lacks.
+        """Return the plan with the further trials that its results call for, through the first that the store lacks.
 
         Args:
             complete: results in the store, by identity.

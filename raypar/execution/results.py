@@ -68,7 +68,7 @@ class ExecutionOutcome:
         failures: failures of this execution, and of the stopped points that it did not try again.
         num_unsent: number of records that are not in the store yet.
         interrupted_by: number of the signal that ended it; None: no signal.
-        broke_off: why it could not continue; empty if it could.
+        broke_off: why it could not continue; None: it could.
         stopped: why a study that runs until it is settled got no further block, if its results don't show it.
     """
 
