@@ -242,7 +242,7 @@ def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Om
 
 
 def _curves(analysis: StudyAnalysis) -> dict[str, WorkerGroup]:
-    """Return the groups to draw by their labels; the label is ``measured`` if nothing distinguishes a single group."""
+    """Return the groups to draw by their labels; a group without a label is ``measured``."""
     return _named([g for g in analysis.worker_groups if len(g.speedups) >= MIN_COUNTS][: vega.MAX_SERIES])
 
 

@@ -239,7 +239,7 @@ def print_workloads(console: Console, workloads: Iterable[AnyWorkload]) -> None:
 
 
 def print_workload(console: Console, workload: AnyWorkload) -> None:
-    """Print a workload with its own options and its values of raypar's options."""
+    """Print a workload with its own and raypar's options, and their defaults for it."""
     for text in (f"{workload.name}: {workload.description}", f"data set: {workload.dataset}"):
         print_line(console, text)
     print_line(console, f"metric: {workload.metric_of().text}")
