@@ -282,7 +282,7 @@ def choose_auto(
 
 
 def _kept(best: T, before: Sequence[T]) -> T:
-    """Return the best value if it, or none, was used before; else the one that was used last."""
+    """Return the best value if it was used before, or if none was; else the one that was used last."""
     return best if not before or best in before else before[-1]
 
 

@@ -112,8 +112,8 @@ def _check_workload(
 ) -> None:
     """Raise WorkloadError if the data or models of the trials to run have mistakes.
 
-    There is no check for train loops, commands and two versions of the code, or without a fork server: there the trials
-    show mistakes.
+    Train loops, commands, two versions of the code, and runs without a fork server are not checked. Their trials show
+    the mistakes.
     """
     workload = plan.study.workload
     if not isinstance(workload, Workload) or settings.revisions or not servers:

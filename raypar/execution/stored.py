@@ -195,7 +195,7 @@ def unknown_study(name: str, store: Store) -> RayparError:
 
 
 def studies_above(store: Store) -> tuple[Path, tuple[str, ...]]:
-    """Return the closest parent folder whose store has studies, and their names, as a hint for commands in a subfolder.
+    """Return the closest parent folder whose store has studies, and their names, for hints to commands in a subfolder.
 
     The names are empty if there is no such folder, or if the user has chosen a store.
     """

@@ -180,7 +180,7 @@ def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> s
 
 
 def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
-    """Return a study's answer and findings for a paper or a pull request. Names stand in it as they are.
+    """Return a study's answer and findings for a paper or a pull request. Names are included unchanged.
 
     Args:
         origin: provenance of its executions, each key with every value that occurred; empty: unknown.

@@ -284,7 +284,7 @@ def _fits(analysis: ScalingAnalysis) -> list[Fit]:
 
 
 def _parameters(fit: Fit) -> list[str]:
-    """Return the parameters, in percent unless of second order, for which percent is too coarse."""
+    """Return the parameters, in percent except for second-order ones, for which percent is too coarse."""
     shown = []
     for name, p, order in zip(fit.law.parameters, fit.parameters, fit.law.orders, strict=True):
         brackets = "" if p.low is None or p.high is None else f" [{_small(p.low)}, {_small(p.high)}]"
