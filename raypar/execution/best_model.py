@@ -28,11 +28,11 @@ FINAL_TEST_FILE = "test.json"
 
 @dataclass(frozen=True)
 class FinalTest:
-    """Scores of each of the chosen point's models on samples that nothing was chosen by.
+    """Scores of each model of the chosen point on samples that played no part in the choice.
 
     Attributes:
-        metric: what the point was chosen by, on the validation set.
-        look: 1 for the first look at the test set; a study that goes on after it looks again.
+        metric: metric on the validation set by which the point was chosen.
+        look: 1 for the first use of the test set. A study that continues afterwards uses it again.
     """
 
     point: Mapping[str, Value]
@@ -41,7 +41,7 @@ class FinalTest:
     look: int = 1
 
     def sentence(self, unit: str = "") -> str:
-        """Return the report's sentence; empty where no model has the metric. `unit`: that of the metric in trials."""
+        """Return the report's sentence; empty if no model has the metric. `unit`: unit of the metric in trials."""
         key = self.metric.removeprefix("val_")
         values = [score[key] for score in self.scores if key in score]
         if not values:
@@ -72,9 +72,9 @@ def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAn
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
-    """Return the point with the best median of the study's metric, the first of equals; None where no point has it.
+    """Return the point with the best median of the study's metric; None if no point has it.
 
-    One of which a trial diverged is not chosen.
+    Of equal points, the first is returned. A point with a diverged trial is never chosen.
     """
     scored = [(p, p.metric) for p in analysis.points if p.metric is not None and not p.unusable]
     return max(scored, key=lambda entry: gain(analysis.question.mode, entry[1].value))[0] if scored else None
@@ -89,7 +89,7 @@ NOT_LOGGED = "no model was logged: {}"
 
 
 def check_can_log(study: Study) -> None:
-    """Raise RayparError where trials keep nothing that could be logged as a model."""
+    """Raise RayparError if trials keep nothing that could be logged as a model."""
     workload = study.workload
     if not isinstance(workload, Workload):
         problem = f"--log-model: workload {workload.name} is a {workload.kind}, whose model raypar can't access"
@@ -130,7 +130,7 @@ def log_final_model(
     folder: Path,
     notice: Listener,
 ) -> None:
-    """Log the model of the best trial of the best point, by way of a folder. A failure costs a notice only."""
+    """Log the model of the best trial of the best point via a temporary folder. A failure only causes a notice."""
     best = _best(analysis, results)
     if best is None:
         notice(Notice(NOT_LOGGED.format(f"no trial has reported {analysis.question.metric}")))
@@ -157,7 +157,7 @@ def log_final_model(
 
 
 def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialResult | None:
-    """Return the best point's trial whose kept weights scored best."""
+    """Return the trial of the best point whose saved weights scored best."""
     point = chosen_point(analysis)
     mine = [r for r in results.values() if point and r.spec.point == point.point]
     return next(iter(best_first(mine, analysis.question.metric, analysis.question.mode)), None)
@@ -166,9 +166,9 @@ def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialR
 def final_test(
     study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store, recorder: Recorder
 ) -> StudyAnalysis:
-    """Test the models that the trials of the best point have kept, and return the analysis with the outcome.
+    """Test the models saved by the trials of the best point, and return the analysis with the outcome.
 
-    The scores are metrics of the trials' runs (``test/accuracy``), and a file of the execution's, for later reports.
+    The scores become metrics of the trials' runs (``test/accuracy``), and a file of the execution for later reports.
     """
     if (point := chosen_point(analysis)) is None:
         return analysis

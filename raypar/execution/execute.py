@@ -71,7 +71,7 @@ ListenerOf: TypeAlias = Callable[[ExecutionPlan], contextlib.AbstractContextMana
 
 
 def new_log_dir(project_dir: Path) -> Path:
-    """Return a folder for the logs of one execution, which is still to be made."""
+    """Return the path of a folder for the logs of one execution. The folder does not exist yet."""
     return project_dir / ".raypar/logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
@@ -85,7 +85,7 @@ def report_page(outcome: ExecutionOutcome, execution: Execution) -> str:
 
 @dataclass(frozen=True)
 class Services:
-    """Parts of raypar that an execution works with, for which a test has stand-ins."""
+    """Parts of raypar that an execution uses. Tests replace them."""
 
     store: Callable[[str, Path], Store] = Store
     recorder: Callable[..., Recorder] = Recorder
@@ -110,12 +110,12 @@ def execute(
     notice: Listener,
     services: Services = SERVICES,
 ) -> ExecutionOutcome:
-    """Run what is missing of a study: plan, run, analyse, report. Raises RayparError before anything was run.
+    """Run the missing trials of a study: plan, run, analyse, report. Raises RayparError before anything runs.
 
     Args:
         log_dir: from `new_log_dir`.
-        listener_of: called with the plan; a context manager that gives the listener to show progress with.
-        notice: gets what is to be reported before there is a plan.
+        listener_of: called with the plan; returns a context manager that yields the listener for progress.
+        notice: receives messages before there is a plan.
     """
     begun_s, core_monitor, study = services.clock_s(), CpuMonitor(allowed_cores()), loaded.study
     core_monitor.start()
@@ -159,7 +159,7 @@ def execute(
 
 @dataclass(frozen=True)
 class _Execution:
-    """Steps of an execution, and what each of them needs."""
+    """Steps of an execution, with the state that they share."""
 
     loaded: LoadedStudy
     options: Options
@@ -169,7 +169,7 @@ class _Execution:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[Holder]:
-        """Keep others from running the study meanwhile."""
+        """Keep other processes from running the study at the same time."""
         study, options = self.loaded.study.name, self.options
         me = Holder.here(study, options.command)
         path = lease_path(study, options.tracking_uri, options.project_dir)
@@ -177,7 +177,7 @@ class _Execution:
             yield me
 
     def plan(self, cluster: Cluster) -> ExecutionPlan:
-        """Return the plan on a cluster, and report what the user should know of it."""
+        """Return the plan on a cluster, and report its notices to the user."""
         loaded, options = self.loaded, self.options
         stored = stored_results(loaded.study.name, options, self.store)
         plan = make_plan(
@@ -196,7 +196,7 @@ class _Execution:
         return plan
 
     def end_without_trials(self, outcome: ExecutionOutcome, *, has_moved: bool) -> None:
-        """End an execution of a study that has no trial missing; its model may still be to be logged."""
+        """End an execution of a study without missing trials. Its model may still have to be logged."""
         study, options = self.loaded.study, self.options
         outcome.analysis = with_final_test(outcome.analysis, last_final_test(self.store, study.name))
         logs_model = options.flags.log_model and not is_logged(study, outcome.analysis, outcome.results, self.store)
@@ -207,11 +207,11 @@ class _Execution:
                     self.log_model(outcome, recorder, self.notice)
                 outcome.num_unsent = recorder.close("finished")
         self.services.end_abandoned(options.project_dir, options.tracking_uri)
-        remove_abandoned()  # as a run does that makes such folders itself
+        remove_abandoned()  # a run that creates such folders also removes abandoned ones
 
     @contextlib.contextmanager
     def recorder(self, execution: Execution, *, upload: bool) -> Iterator[Recorder]:
-        """Record an execution, which has failed if the block doesn't close it with another status."""
+        """Record an execution. It counts as failed unless the block closes it with another status."""
         tracking_uri, project_dir = self.options.tracking_uri, self.options.project_dir
         recorder = self.services.recorder(execution, tracking_uri=tracking_uri, project_dir=project_dir)
         recorder.start(upload=upload)
@@ -222,7 +222,7 @@ class _Execution:
                 recorder.close("failed")
 
     def choose_model(self, handler: ResultHandler) -> None:
-        """Test the chosen models, and log the best, where the study and its flags ask for it."""
+        """Test the chosen models and log the best one, if the study and its flags ask for it."""
         study, outcome = self.loaded.study, handler.outcome
         if study.workload.has_test and not outcome.failures:
             given = (study, outcome.analysis, outcome.results, self.store, handler.recorder)
@@ -235,7 +235,7 @@ class _Execution:
         log_final_model(self.loaded.study, outcome.analysis, outcome.results, self.store, recorder, folder, notice)
 
     def report(self, execution: Execution, handler: ResultHandler) -> None:
-        """Store the answer, and the report as HTML with the execution. A report that fails costs a notice."""
+        """Store the answer and the HTML report with the execution. A report that fails only causes a notice."""
         outcome, recorder = handler.outcome, handler.recorder
         if outcome.results and not self.options.instead_of_training:
             recorder.record_metrics(speedup_curves(outcome.analysis))
@@ -248,14 +248,14 @@ class _Execution:
 
 
 def stored_results(study_name: str, options: Options, store: Store) -> tuple[TrialResult, ...]:
-    """Return the study's results in the store and the journals, without those that are to be made again."""
+    """Return the study's results in the store and the journals, without those to be made again."""
     if options.flags.fresh:
         return ()
     return tuple(result for result in store.results(study_name) if result.started_at >= options.not_before)
 
 
 def changed_code(plan: ExecutionPlan, loaded: LoadedStudy, options: Options) -> str:
-    """Return the notice of finished trials that ran other code than the study has now; empty if none did."""
+    """Return the notice that finished trials ran different code than the study has now; empty if none did."""
     changed = (changed_files(result.code, options.code_of(result.spec, loaded)) for result in plan.done)
     changes = list(filter(None, changed))
     files = files_text(chain.from_iterable(changes))
@@ -281,7 +281,7 @@ def _notices(
 
 
 def _lacks_final_test(plan: ExecutionPlan, store: Store) -> bool:
-    """Return whether the study was interrupted between its last trial and the test of the models that it chose."""
+    """Return whether the study was interrupted after its last trial, before the chosen models were tested."""
     if not plan.study.workload.has_test or not any(result.spec.config.get("keep_model") for result in plan.done):
         return False
     return last_final_test(store, plan.study.name) is None

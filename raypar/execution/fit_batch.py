@@ -1,7 +1,8 @@
 """Largest batch per worker that fits into memory, at each point of a study: doubling, then bisection, guided by a line.
 
-Peaks of two batch sizes give a line (weights and optimizer state, plus so much for each sample), and it a guess; only
-what was run counts as an answer. A trial is two steps of the warm-up, in which memory is counted, and nothing else.
+The memory peaks of two batch sizes give a line (weights and optimizer state, plus a constant per sample) that predicts
+the next size. Only a size that was run counts as an answer. A trial is just two steps of the warm-up, in which memory
+is measured.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.study.workload import Config
 
 BATCH = "per_worker_batch_size"
-TOLERANCE = 0.125  # by which an even larger batch may fit
-MAX_GROWTH = 8  # from one trial to the next, however far away a guess is
+TOLERANCE = 0.125  # a batch larger by up to this share may also fit
+MAX_GROWTH = 8  # largest factor from one trial to the next
 NUM_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Attempted:
-    """A batch size that was run; `peak_bytes` of a worker, None where it is unknown or does not fit."""
+    """Batch size that was run. `peak_bytes` is per worker; None if it is unknown or the batch does not fit."""
 
     fits: bool
     peak_bytes: float | None = None
@@ -46,8 +47,8 @@ def next_batch(
     """Return the batch size to run next; None: the largest that fits is known within `TOLERANCE`, or none fits.
 
     Args:
-        unit: of which batch sizes are multiples.
-        most: the largest that the training set allows; None: any.
+        unit: batch sizes are multiples of it.
+        most: largest batch size that the training set allows; None: no limit.
     """
     most = most and max(unit, most // unit * unit)
     fitting = max((size for size, each in tried.items() if each.fits), default=None)
@@ -60,7 +61,7 @@ def next_batch(
         if too_large is None:
             return min(rounded(start), most or start)
         return rounded(too_large / 2) if too_large > unit else None
-    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # where this does not fit, the answer is known
+    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # if this does not fit, the answer is known
     if (too_large is not None and too_large <= closing) or (most is not None and fitting >= most):
         return None
     guess = _guess(tried, limit_bytes)
@@ -74,7 +75,7 @@ def next_batch(
 
 
 def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float | None:
-    """Return the batch size that reaches the limit, by the line through the two largest with a known peak."""
+    """Return the batch size that reaches the limit on the line through the two largest sizes with a known peak."""
     peaks = sorted((size, each.peak_bytes) for size, each in tried.items() if each.peak_bytes)[-2:]
     if limit_bytes is None or len(peaks) < 2:
         return None
@@ -88,10 +89,10 @@ class Largest:
     """Answer at one point.
 
     Attributes:
-        batch_size: per worker, the largest that was run and fits; None: there is none.
-        too_large: the smallest that was run and does not fit; None: none was too large.
-        is_final: the search is over; else it was interrupted, or a trial failed.
-        is_all_data: the training set has no larger batch.
+        batch_size: largest batch per worker that was run and fits; None: none fits.
+        too_large: smallest batch that was run and does not fit; None: all fit.
+        is_final: the search is complete. False: it was interrupted, or a trial failed.
+        is_all_data: the training set allows no larger batch.
         failure: why a trial failed; empty: none did.
     """
 
@@ -109,10 +110,10 @@ class Largest:
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """Search over all points of a study other than its batch sizes: the source of its trials.
+    """Search for the largest batch at each point of a study, and source of the trials.
 
     Attributes:
-        study: to be run; its space has `start` as the only batch size, in place of its own.
+        study: study to run; `start` replaces the batch sizes in its space.
         start: batch size per worker of the first trial.
     """
 
@@ -124,8 +125,8 @@ class BatchSearch:
         """Return the search for a study's points.
 
         Args:
-            limit: ``max_memory`` of every trial; None: what the study has, or what a GPU has.
-            start: None: the study's smallest batch.
+            limit: ``max_memory`` of every trial; None: that of the study, or else the memory of a GPU.
+            start: first batch size per worker; None: the study's smallest.
         """
         space = {key: domain for key, domain in study.space.items() if key not in ("batch_size", BATCH)}
         config = {key: value for key, value in study.config.items() if key not in ("batch_size", BATCH)}
@@ -152,7 +153,7 @@ class BatchSearch:
         return cls(only, first)
 
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
-        """Return the next trial of each point that is not settled yet."""
+        """Return the next trial of each point whose answer is still open."""
         specs: list[TrialSpec] = []
         for point in self._points():
             tried = self._tried(point, results)
@@ -205,14 +206,14 @@ class BatchSearch:
         return next_batch(attempted, self.start, limit_bytes=memory_limit_bytes(config), unit=unit, most=most)
 
     def _tried(self, point: Mapping[str, Value], results: Sequence[TrialResult]) -> dict[int, TrialResult]:
-        """Return the results at a point by batch size, those of the same settings alone."""
+        """Return the results at a point by batch size, only those with the same settings."""
         config = self._fixed(self._first(point))
         here = [r for r in results if BATCH in r.spec.config and self._fixed(r.spec) == config]
         return {_batch_of(r.spec.config): r for r in here}
 
     @staticmethod
     def _fixed(spec: TrialSpec) -> PointKey:
-        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from the machines, or the batch
+        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from the machines or the batch
         return point_key({key: value for key, value in spec.config.items() if key not in follows})
 
 

@@ -1,5 +1,5 @@
-"""Run flags: each is one field of `RunFlags`, from which the command line, ``raypar store resume``, the submission to a
-cluster and ``raypar ab`` derive.
+"""Run flags: each is one field of `RunFlags`. The command line, ``raypar store resume``, the submission to a cluster
+and ``raypar ab`` derive from these fields.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 WHAT, WHERE, STOPS = "What runs", "Where", "When it stops"  # panels of --help
 ISOLATIONS = ("warm", "fresh")
-NUM_PROFILED_STEPS = 20  # unless the user names another number
-ALWAYS_STORED = ("set", "repeats", "seed", "no_ray")  # where they are absent, nothing is known of the execution
+NUM_PROFILED_STEPS = 20  # unless the user gives another number
+ALWAYS_STORED = ("set", "repeats", "seed", "no_ray")  # an execution without them has no stored flags
 
 
 class FlagCheck(NamedTuple):
-    """Condition on a flag's value, and the message where it does not hold."""
+    """Condition on a flag's value, and the message if it does not hold."""
 
     holds: Callable[[Any], bool]
     problem: str
@@ -36,19 +36,19 @@ class Flag:
     """Run flag.
 
     Attributes:
-        name, type, default: of its field in `RunFlags`.
-        word: on the command line; empty: the name with hyphens.
-        help: text of ``--help``, in the panel.
-        metavar: name of its value there; None: by its type.
-        given: value of a switch, which takes none on the command line; None: by its type.
-        check: of a value other than None.
-        of_study: field of `Study` that it changes, and whose value is stored with an execution; empty: none.
-        needs_until: it is for a study that runs until it is settled.
+        name, type, default: those of its field in `RunFlags`.
+        word: word on the command line; empty: the name with hyphens.
+        help: text in ``--help``, in the panel.
+        metavar: name of its value in ``--help``; None: derived from the type.
+        given: value of a switch, which takes none on the command line; None: derived from the type.
+        check: check of a value other than None.
+        of_study: field of `Study` that it changes, whose value is stored with an execution; empty: none.
+        needs_until: it only applies to a study that runs until it is settled.
         is_resumed: ``raypar store resume`` continues with its value.
-        is_submitted: it can be sent to a cluster's head; otherwise the address of a dashboard excludes it.
-        is_compared: it can be given to ``raypar ab``, which runs on this machine and keeps no model.
-        without_address: hint where it is given without ``--address``; empty: it needs none.
-        with_address: hint where it is given with ``--address``; empty: they go together.
+        is_submitted: it can be sent to a cluster's head. Otherwise the address of a dashboard excludes it.
+        is_compared: ``raypar ab``, which runs on this machine and keeps no model, accepts it.
+        without_address: hint if it is given without ``--address``; empty: it works without.
+        with_address: hint if it is given with ``--address``; empty: it works with it.
     """
 
     name: str = ""
@@ -69,7 +69,7 @@ class Flag:
     with_address: str = ""
 
     def read(self, stored: Mapping[str, Any]) -> Any:
-        """Return its value among those of `RunFlags.to_stored`. Raises TypeError for one of another type, or none."""
+        """Return its value from those of `RunFlags.to_stored`. Raises TypeError if it is missing or of another type."""
         value: Any = stored.get(self.name, None if self.name in ALWAYS_STORED else self.default)
         if get_origin(self.type) is tuple:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -96,10 +96,10 @@ what, where, stops = partial(flag, WHAT), partial(flag, WHERE), partial(flag, ST
 class RunFlags:
     """Flags of a command that runs a study, in the order of ``raypar study --help``.
 
-    A field's name is its key in the store. Stores from before a flag lack its key.
+    A field's name is its key in the store. Stores written before a flag existed lack its key.
 
     Raises:
-        RayparError: a value that makes no sense, or that excludes another.
+        RayparError: a value is invalid, or excludes another.
     """
 
     set: tuple[str, ...] = what((), "Fix a hyperparameter, or sweep it: --set num_workers=1,2.", "KEY=VALUE")
@@ -200,7 +200,7 @@ class RunFlags:
         """Return the flags of a command line.
 
         Args:
-            values: by name; None: not given. Those of other options are ignored.
+            values: values by name; None: not given. Other options are ignored.
         """
         given: dict[str, Any] = {}
         for each in all_flags():
@@ -212,20 +212,20 @@ class RunFlags:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Values of the fields of a study that they change, for `raypar.study.loader.load_study`."""
+        """Values of the study fields that the flags change, for `raypar.study.loader.load_study`."""
         return {each.of_study: getattr(self, each.name) for each in all_flags() if each.of_study}
 
     def of_run(self, study: Study) -> RunFlags:
-        """Return the flags with the study's values of those that change it, as far as they matter to it."""
+        """Return the flags; those that change the study have its values, as far as they apply to it."""
         changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
         return replace(self, **{each.name: getattr(study, each.of_study) for each in changing})
 
     def without_cluster(self) -> RunFlags:
-        """Return the flags without those that were meant for the cluster, or for this machine."""
+        """Return the flags without those that are specific to the cluster or to this machine."""
         return replace(self, **{e.name: e.default for e in all_flags() if e.without_address or e.with_address})
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the values that are stored with an execution; `Flag.read` takes them back."""
+        """Return the values that are stored with an execution; `Flag.read` reads them."""
         values = {each.name: getattr(self, each.name) for each in all_flags() if each.is_resumed}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 

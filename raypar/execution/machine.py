@@ -1,4 +1,4 @@
-"""Machine or cluster that an execution runs on: joined, leased, and watched for other load."""
+"""Machine or cluster that an execution runs on: joining, leasing, and measuring other load."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from raypar.study.study import Study
 from raypar.train.affinity import cores_near_gpu, host_cores
 from raypar.train.telemetry import CpuMonitor
 
-PLACING = ("device", "num_workers")  # options that decide how many GPUs a trial has
+PLACING = ("device", "num_workers")  # options that determine how many GPUs a trial has
 OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
-MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # over which other load is measured: long enough to be seen, and no longer ago
+MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # window for measuring other load: long enough to see it, and recent
 
 
 @contextlib.contextmanager
 def leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: bool) -> Iterator[ExecutionPlan]:
-    """Lease what a study needs of this machine, and hide other GPUs from what it starts.
+    """Lease the cores and GPUs that a study needs, and hide other GPUs from its processes.
 
-    A study on the CPU has all cores, one on GPUs has these GPUs and keeps to their share of the cores. GPUs come first:
-    a study that waits for them keeps no cores from others.
+    A study on the CPU leases all cores. A study on GPUs leases those GPUs and uses their share of the cores. GPUs are
+    leased first, so that a study that waits for them blocks no cores.
 
     Yields:
-        The plan on the leased parts.
+        The plan on the leased cores and GPUs.
     """
     cores, mine = plan.cluster.cores or host_cores(), set[int]()
     widest, most = num_gpus(plan)
@@ -58,7 +58,7 @@ def leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: 
 
 
 def num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
-    """Return how many GPUs the largest trial needs, and how many the gangs of all placements have side by side."""
+    """Return how many GPUs the largest trial needs, and how many the gangs of all placements use side by side."""
     study = plan.study
     placements = {spec.placement for spec in (plan.specs if study.until else plan.missing)}
     if study.is_search:
@@ -77,12 +77,12 @@ def cluster_for(
     join: Callable[[str], AbstractContextManager[Cluster]] = joined_cluster,
     wait: Callable[[Cluster, int, Callable[[str], object]], Cluster] = wait_for_nodes,
 ) -> Iterator[Cluster]:
-    """Join the cluster that a study is to run on; without an address, describe the private Ray still to be started.
+    """Join the cluster that a study will run on. Without an address, describe the private Ray that is still to start.
 
-    `ray up` returns before the workers have joined: where the study needs them, they are waited for.
+    `ray up` returns before the workers have joined. If the study needs them, this waits for them.
 
     Raises:
-        ClusterError: it can't be joined, or has fewer nodes than asked for.
+        ClusterError: the cluster can't be joined, or has fewer nodes than requested.
     """
     if options.flags.address is None:
         yield this_machine()
@@ -97,12 +97,12 @@ def cluster_for(
 
 
 def other_load(monitor: CpuMonitor, elapsed_s: float, sleep: Callable[[float], object] = time.sleep) -> str:
-    """Return the notice of other load that would disturb the trials; empty where there is little.
+    """Return the notice of other load that would disturb the trials; empty if there is little.
 
     Args:
-        monitor: of the cores of this process, started `elapsed_s` ago; what this process did since doesn't count.
+        monitor: of the cores of this process, started `elapsed_s` ago; load of this process doesn't count.
     """
-    if elapsed_s > MAX_LOAD_S:  # data was downloaded, or another study waited for
+    if elapsed_s > MAX_LOAD_S:  # after a download, or after waiting for another study
         monitor.start()
         elapsed_s = 0.0
     sleep(max(0.0, MIN_LOAD_S - elapsed_s))

@@ -1,8 +1,8 @@
-"""Options of an execution, and the record of them that ``raypar store resume`` finds in the store.
+"""Options of an execution, and their record in the store, which ``raypar store resume`` reads.
 
-A store is data, and may be written by others. A study file is code, and a cluster gets the code and answers with
-objects that are unpickled: `ResumeFlags.trusted` takes a stored file or address only where it is this folder's or
-this machine's.
+A store is data, and others may write to it. A study file is code, and a cluster receives the code and answers with
+objects that are unpickled. So `ResumeFlags.trusted` only accepts a stored file in this folder or a stored address of
+this machine.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Options:
     """Options of an execution: the run flags, and what its command adds to them.
 
     Attributes:
-        tracking_uri: of the store, whether a flag names it or not.
-        command: the command line, for the record and a later resumption.
-        not_before: Unix time; results of trials that were started before it don't count, as when ``--fresh`` goes on.
-        instead_of_training: trials only profile steps, or warm up.
-        revisions: versions of the code that are compared; empty: there is one.
+        tracking_uri: URI of the store, also if no flag names it.
+        command: the command line, for the record and for resuming later.
+        not_before: Unix time; results of trials started before it don't count, for example when ``--fresh`` is resumed.
+        instead_of_training: trials only profile steps, or only warm up.
+        revisions: versions of the code to compare; empty: only one version.
         allowed_share: see `raypar.analysis.question.Question`.
-        source: of trials, other than the study's own; None: the study's.
-        has_moved: the stored study of this name is this one, wherever its code came from before.
+        source: source of trials; None: that of the study.
+        has_moved: the stored study of this name is this one, even if its code came from elsewhere before.
 
     Raises:
-        RayparError: the flags exclude each other, or the address is none of a running Ray.
+        RayparError: the flags exclude each other, or the address is not that of a running Ray.
     """
 
     project_dir: Path
@@ -75,7 +75,7 @@ class Options:
         return Profiling(self.flags.num_profiled_steps, self.instead_of_training)
 
     def codes(self, loaded: LoadedStudy) -> dict[str, Mapping[str, str]]:
-        """Return the digests of the source files that the study has now, by revision; of one alone under ``""``."""
+        """Return the digests of the study's current source files by revision; a single one has the key ``""``."""
         return {revision.label: revision.code for revision in self.revisions} or {"": loaded.code}
 
     def code_of(self, spec: TrialSpec, loaded: LoadedStudy) -> Mapping[str, str]:
@@ -84,7 +84,7 @@ class Options:
 
     @property
     def is_resumable(self) -> bool:
-        """True where `raypar store resume` continues the study; otherwise the command that runs it does."""
+        """True if `raypar store resume` continues the study. Otherwise the command that ran it continues it."""
         return not (self.revisions or self.source or self.instead_of_training)
 
 
@@ -92,8 +92,8 @@ class Options:
 class ResumeFlags:
     """Flags of a study's latest execution, for ``raypar store resume``.
 
-    The fields, and in place of `flags` those of `RunFlags`, are the keys of the JSON under the tag `TAG`. Only
-    `command`, where it is not empty, goes on with a study that another verb has made.
+    The JSON under the tag `TAG` has these fields as keys, with those of `RunFlags` in place of `flags`. If `command` is
+    not empty, another verb created the study, and only that command continues it.
     """
 
     file: str
@@ -105,7 +105,7 @@ class ResumeFlags:
 
     @classmethod
     def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
-        """Return the flags of an execution that was started at a Unix time; without passwords."""
+        """Return the flags, without passwords, of an execution that started at a Unix time."""
         data_dir, address = os.environ.get("RAYPAR_DATA_DIR"), options.flags.address
         flags = options.flags.of_run(loaded.study)
         return cls(
@@ -121,7 +121,7 @@ class ResumeFlags:
 
     @classmethod
     def from_stored(cls, study: str, stored: Mapping[str, Any]) -> ResumeFlags:
-        """Return the flags that the store has of a study. Raises RayparError where one is absent or of another type."""
+        """Return a study's flags from the store. Raises RayparError if one is missing or of another type."""
         wrong = [] if isinstance(stored.get("file"), str) else ["file"]
         values: dict[str, Any] = {}
         for flag in all_flags():
@@ -140,10 +140,10 @@ class ResumeFlags:
         return cls(file=stored["file"], flags=RunFlags(**values), not_before=not_before, command=command)
 
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
-        """Return the flags with the file and the address that the user has named, if any, in place of the stored ones.
+        """Return the flags; a file or address that the user gives replaces the stored one.
 
-        Raises RayparError where the stored file is not in `folder`, or the stored address is another machine's or may
-        be another user's, and the user has named none.
+        Raises RayparError if the user gives none and the stored file is not in `folder`, or the stored address is that
+        of another machine or may be that of another user.
         """
         if file is None and not is_in_folder(self.file, folder):
             problem = f"the stored file of study `{study}` is {self.file}, which is not in this folder"
@@ -162,14 +162,14 @@ class ResumeFlags:
 
 
 def is_in_folder(file: str, folder: Path) -> bool:
-    """Return whether the file, with links followed, lies in the folder or below."""
+    """Return whether the file, after following links, is in the folder or below."""
     return "\0" not in file and Path(file).resolve().is_relative_to(folder.resolve())
 
 
 def has_to_be_named(address: str) -> bool:
-    """Return whether only the user can say that a stored address is to be trusted: another machine's or user's.
+    """Return whether the user has to confirm a stored address because it may be that of another machine or user.
 
-    Raises ClusterError for what is no address of a running Ray.
+    Raises ClusterError if it is not the address of a running Ray.
     """
     from raypar.run.cluster import check_address, is_of_others
 
@@ -178,7 +178,7 @@ def has_to_be_named(address: str) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether a cluster's address is this machine's: Ray finds ``auto`` in files of this machine."""
+    """Return whether a cluster's address is on this machine. Ray resolves ``auto`` from files of this machine."""
     from raypar.track.server import is_loopback
 
     return address == "auto" or is_loopback(address.rpartition(":")[0].strip("[]"))

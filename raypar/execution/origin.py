@@ -1,8 +1,8 @@
-"""Place that a study's code comes from: with the name it tells one study from another in a store that projects share.
+"""Origin of a study's code. Name and origin together identify a study in a store that several projects share.
 
-In a git repository the place is a folder of that repository, wherever it was cloned or checked out; elsewhere it is a
-folder of a machine, which may move with the embedded store that it lies beside. A folder that has moved, or is on
-another machine, is recognised by its code.
+In a git repository the origin is a folder of that repository, regardless of where it was cloned or checked out.
+Elsewhere it is a folder of a machine, which may move together with an embedded store beside it. A folder that has
+moved, or is on another machine, is recognised by its code.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from raypar.track.store import Store, default_tracking_uri
 if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
 
-# Read by `raypar study` on a cluster's head, where the code lies in a folder of the job's: the client's origin.
+# The client's origin. `raypar study` reads it on a cluster's head, where the code is in the job's folder.
 ORIGIN_VARIABLE = "RAYPAR_CODE_ORIGIN"
 NO_CODE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class CodeOrigin:
-    """Place of a study's file; the fields are the keys of the JSON under the tag `TAG` of an execution.
+    """Origin of a study's file. The fields are the keys of the JSON under the tag `TAG` of an execution.
 
     Attributes:
         folder: the file's folder, absolute and without links.
-        in_store: the same relative to the folder of an embedded store; None: not below that.
-        repository: first commits and remote of the git repository; empty: there is none, or it has neither.
-        in_repository: the folder relative to the repository's.
-        host: the machine of the folder; empty: unknown.
+        in_store: the folder relative to that of an embedded store; None: not below it.
+        repository: first commits and remote of the git repository; empty: no repository, or it has neither.
+        in_repository: the folder relative to that of the repository.
+        host: the machine with the folder; empty: unknown.
         code: digest of the study's source files; empty: unknown.
     """
 
@@ -57,10 +57,10 @@ class CodeOrigin:
 
     @classmethod
     def of(cls, file: Path, tracking_uri: str, code: Mapping[str, str] = NO_CODE) -> CodeOrigin:
-        """Return the origin of a study file, as a client knows it where that has submitted the study.
+        """Return the origin of a study file; for a submitted study, the origin on the client.
 
         Args:
-            code: digests of its source files, see `raypar.provenance`.
+            code: digests of its source files; see `raypar.provenance`.
         """
         text = json.dumps(sorted(code.items()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:16] if code else ""
@@ -74,7 +74,7 @@ class CodeOrigin:
 
     @classmethod
     def from_json(cls, text: str) -> CodeOrigin | None:
-        """Return what `to_json` wrote; None for anything else."""
+        """Read an origin written by `to_json`; None for anything else."""
         try:
             raw = json.loads(text)
             return cls(**{**raw, "repository": tuple(map(str, raw["repository"]))})
@@ -85,14 +85,14 @@ class CodeOrigin:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     def is_of(self, other: CodeOrigin) -> bool:
-        """Return whether both are the same place: a folder may be cloned again, or become a repository later."""
+        """Return whether both are the same origin. A folder may be cloned again, or become a repository later."""
         if self.repository and other.repository:
             is_shared = not set(self.repository).isdisjoint(other.repository)
             return is_shared and self.in_repository == other.in_repository
         return self.folder == other.folder or (self.in_store is not None and self.in_store == other.in_store)
 
     def may_have_been(self, other: CodeOrigin) -> bool:
-        """Return whether the same code came from a folder that is not here: it has moved, or is on another machine."""
+        """Return whether the same code came from a folder that has moved or is on another machine."""
         is_not_here = self.host != other.host or not Path(other.folder).exists()
         return is_not_here and self.code == other.code != ""
 
@@ -102,16 +102,16 @@ class CodeOrigin:
 
 
 def stored_origin(study: str, store: Store) -> CodeOrigin | None:
-    """Return the origin that was recorded last of a study; None: the store has no such study, or an older raypar's."""
+    """Return the latest recorded origin of a study; None: no such study, or one from an older version of raypar."""
     origins = (CodeOrigin.from_json(tags.get(CodeOrigin.TAG, "")) for tags, _ in store.origins(study))
     return next(filter(None, origins), None)
 
 
 def check_origin(loaded: LoadedStudy, options: Options, store: Store) -> bool:
-    """Raise RayparError where the store has a study of this name whose code comes from elsewhere.
+    """Raise RayparError if the store has a study of this name whose code comes from elsewhere.
 
     Returns:
-        True: it came from elsewhere, and is the same study: its code is, or the user says so.
+        True: it came from elsewhere but is the same study, because the code is the same or the user confirmed it.
     """
     name = loaded.study.name
     if (stored := stored_origin(name, store)) is None:

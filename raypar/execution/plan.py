@@ -1,4 +1,4 @@
-"""Plan of an execution: what is done, what is missing and whether it can run, decided before anything is started."""
+"""Plan of an execution: finished trials, missing trials and whether they can run, decided before anything starts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ADDS_GPUS = "device=auto: cuda, on nodes with GPUs that the cluster has still to
 
 
 class TimeEstimate(NamedTuple):
-    """Estimate of the time of trials to come.
+    """Estimated time of the missing trials.
 
     Attributes:
-        study: whose trials it is from; empty: the study's own.
+        study: study whose trials it is based on; empty: this study.
     """
 
     seconds: float
@@ -50,14 +50,14 @@ class ExecutionPlan:
     """Trials of a study that are done, and those still to run.
 
     Attributes:
-        specs: every trial of the study, in order, as far as decided; empty for a search, which draws its points.
-        done: results that the store has already; with those of stopped points, which have failed.
-        missing: the specs still to run.
-        auto: values of what the study leaves to the machines.
-        notices: what the user should read about them before anything runs.
+        specs: every trial decided so far, in order; empty for a search, which draws its points.
+        done: results already in the store, including the failures of stopped points.
+        missing: specs still to run.
+        auto: values of the options that the study leaves to the machines.
+        notices: messages on these values for the user, shown before anything runs.
         allowed_share: see `Question`.
         code: see `Question`.
-        source: of further trials; None: there are no others.
+        source: source of further trials; None: there are none.
     """
 
     study: Study
@@ -91,7 +91,7 @@ class ExecutionPlan:
 
     @property
     def to_check(self) -> tuple[TrialSpec, ...]:
-        """A trial of each point that is to run, first those that differ in the workload's own hyperparameters."""
+        """One trial of each point to run, starting with those that differ in the workload's own hyperparameters."""
         specs = self.missing or _drawable(self.study, self.auto)
         of_points = {point_label(spec.point): spec for spec in reversed(specs)}
         of_workloads = {_key(spec.config, self.study.workload.options): spec for spec in of_points.values()}
@@ -99,29 +99,29 @@ class ExecutionPlan:
 
     @property
     def is_on_gpus(self) -> bool:
-        """True if every trial that is to run needs a GPU."""
+        """True if every trial to run needs a GPU."""
         return all(spec.placement.device == "cuda" for spec in self._to_place)
 
     def fits_on(self, cores: Collection[int]) -> bool:
-        """Return whether every trial that is to run fits on these cores of the machine alone."""
+        """Return whether every trial to run fits on just these cores of the machine."""
         listed = chain.from_iterable(listed_cores(spec.config["cpu_affinity"]) or () for spec in self._to_place)
         return self._num_widest <= len(cores) and set(cores).issuperset(listed)
 
     @property
     def _num_widest(self) -> int:
-        """Cores of the widest trial that is to run; a search that may draw more than there are gets all."""
+        """Number of cores of the widest trial to run. A search that may draw more than the machine has gets all."""
         return max((min(s.placement.num_cpus, int(self.cluster.num_cpus)) for s in self._to_place), default=0)
 
     @property
     def _to_place(self) -> tuple[TrialSpec, ...]:
-        # Any point of a study that runs until it is settled may get further trials.
+        # In a study that runs until it is settled, any point may get further trials.
         return self.specs if self.study.until else self.missing or _drawable(self.study, self.auto)
 
     def trial_cores(self, machine: Sequence[Core]) -> frozenset[int]:
-        """Return the numbers of the cores that trials will be on; the rest is for raypar and Ray.
+        """Return the numbers of the cores for trials. The others are for raypar and Ray.
 
         Args:
-            machine: the cores that the study may use, enough for its widest trial.
+            machine: cores that the study may use; enough for its widest trial.
         """
         chosen: set[int] = set()
         for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in self._to_place}:
@@ -139,10 +139,10 @@ class ExecutionPlan:
         return replace(self, specs=(*self.specs, *specs), missing=(*self.missing, *specs))
 
     def continued(self, complete: Mapping[str, TrialResult]) -> ExecutionPlan:
-        """Return the plan with what its results ask for, as far as the store has those trials, and the first others.
+        """Return the plan with the further trials that its results call for, through the first that the store lacks.
 
         Args:
-            complete: results of the store, by identity.
+            complete: results in the store, by identity.
         """
         plan = self
         while plan.source and not plan.missing and (specs := plan.source.next(plan, plan.done).specs):
@@ -155,23 +155,23 @@ class ExecutionPlan:
         return plan
 
     def within(self, cores: Collection[int]) -> ExecutionPlan:
-        """Return the plan on these cores of the machine alone."""
+        """Return the plan on just these cores of the machine."""
         node = {**self.cluster.nodes[0], "CPU": len(cores)}
         kept = tuple(core for core in self.cluster.cores or () if core.number in cores)
         return replace(self, cluster=replace(self.cluster, nodes=(node,), cores=kept))
 
     def estimate(self, stored: Sequence[TrialResult], *, only_alike: bool = False) -> TimeEstimate | None:
-        """Estimate the time of what is missing, by the median wall times of the stored trials that are closest to it.
+        """Estimate the time of the missing trials from the median wall times of the closest stored trials.
 
-        Closest are trials of the same config, then those that differ in ``epochs`` alone, then those of the same
-        placement, then all. Training and evaluation are scaled to the epochs.
+        The closest trials have the same config; then come those that differ only in ``epochs``, then those with the
+        same placement, then all. Training and evaluation times are scaled to the number of epochs.
 
         Args:
-            stored: results of this workload, of any study.
-            only_alike: take none that differ in more than ``epochs``.
+            stored: results of this workload, from any study.
+            only_alike: only use trials that differ in nothing but ``epochs``.
 
         Returns:
-            None where some of what is missing has no such trial.
+            None if there is no such trial for some of the missing ones.
         """
         timed = [r for r in stored if r.is_measured and r.wall_s and r.spec.workload == self.study.workload.name]
         groups: list[dict[object, list[TrialResult]]] = []
@@ -206,18 +206,18 @@ def make_plan(
     allowed_share: float | None = None,
     source: TrialSource | None = None,
 ) -> ExecutionPlan:
-    """Expand the study, refuse what can never run, and leave out what is done.
+    """Expand the study, refuse trials that can never run, and skip finished ones.
 
     Args:
-        stored: results that need not be made again.
+        stored: results to reuse.
         where: the study's file, for messages.
-        code_of: returns the digests of the source files that a trial runs, by which stopped points are not tried
-            again; None: they are.
+        code_of: returns the digests of the source files that a trial runs. Points that failed with the same code
+            stay stopped. None: all are tried again.
         allowed_share: see `Question`.
-        source: of further trials; None: the study's own, if it runs until it is settled.
+        source: source of further trials; None: that of the study, if it runs until it is settled.
 
     Raises:
-        RayparError: some trial could never run on the cluster, or it is a search, and there is no Ray to search with.
+        RayparError: a trial can never run on the cluster, or the study is a search, which needs Ray.
     """
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
@@ -243,18 +243,18 @@ def make_plan(
 def choose_auto(
     study: Study, cluster: Cluster, stored: Sequence[TrialResult] = (), *, where: Path | str = "FILE"
 ) -> tuple[Auto, tuple[str, ...]]:
-    """Choose what a study leaves to the machines, and return it with what the user should read about it.
+    """Choose the values that a study leaves to the machines; return them with notices for the user.
 
-    ``device="auto"`` is cuda where every gang of the study fits on the GPUs and torch can use them, else cpu; for it
-    alone an autoscaler starts no first node with GPUs, which costs money. What stored trials of the same question have
-    used stays: another device or number of cores would make other trials.
+    ``device="auto"`` is cuda if every gang of the study fits on the GPUs and torch can use them, else cpu. It never
+    makes an autoscaler start a first GPU node, which costs money. Values used by stored trials of the same question
+    are kept, because a different device or number of cores would make different trials.
 
     Args:
-        stored: results of the study that need not be made again.
+        stored: results of the study to reuse.
         where: the study's file, for messages.
 
     Raises:
-        RayparError: the stored trials ran on GPUs, which its trials can't use now.
+        RayparError: the stored trials ran on GPUs that are not usable now.
     """
     complete = tuple(result for result in stored if result.is_complete)
     results = sorted(current_results(question_of(study), complete).results, key=lambda result: result.started_at)
@@ -282,7 +282,7 @@ def choose_auto(
 
 
 def _kept(best: T, before: Sequence[T]) -> T:
-    """Return the best value where it was used before, else the one that was used last."""
+    """Return the best value if it was used before, or if none was; else the one that was used last."""
     return best if not before or best in before else before[-1]
 
 
@@ -292,7 +292,7 @@ def _leaves_device_open(study: Study) -> bool:
 
 
 def _gpu_problem(study: Study, cluster: Cluster, on_gpu: Auto) -> tuple[str, str]:
-    """Return why not every trial of a study can use a GPU, and the end of the sentence, which is the fix."""
+    """Return why some trials of a study can't use a GPU, and the fix, as the end of that sentence; empty if all can."""
     if cluster.cores_per_gpu is None:
         return f"{'this machine' if cluster.is_own else 'the cluster'} has no GPU", ""
     if cluster.gpu_problem:
@@ -309,7 +309,7 @@ def _gpu_problem(study: Study, cluster: Cluster, on_gpu: Auto) -> tuple[str, str
 
 
 def _one_core(study: Study, auto: Auto, share: int) -> tuple[str, ...]:
-    """Return the notice of workers that have a GPU and one core, unless the study varies their number."""
+    """Return the notice that GPU workers have only one core each, unless the study varies the number of cores."""
     if study.space.keys() & {"cpus_per_worker", "cpu_affinity"}:
         return ()
     if not any(each.device == "cuda" and each.cpus_per_worker == 1 for each in _placements(study, auto)):
@@ -320,7 +320,7 @@ def _one_core(study: Study, auto: Auto, share: int) -> tuple[str, ...]:
 def _stopped(
     stored: Sequence[TrialResult], identities: Collection[str], code_of: Callable[[TrialSpec], Mapping[str, str]]
 ) -> dict[str, TrialResult]:
-    """Return the failed trials of points that an error in the study's present code has stopped, by identity."""
+    """Return the failed trials of points stopped by an error in the study's current code, by identity."""
     of_points: dict[str, list[TrialResult]] = {}
     for result in stored:
         if result.spec.identity in identities and not changed_files(result.code, code_of(result.spec)):
@@ -338,7 +338,7 @@ def _stopped(
     return over
 
 
-# What trials have in common that take about as long, the closest first.
+# Keys by which trials are alike in duration, the closest first.
 _KINDS_ALIKE: tuple[Callable[[TrialSpec], object], ...] = (
     lambda spec: _key(spec.config, spec.config),
     lambda spec: _key(spec.config, [key for key in spec.config if key != "epochs"]),
@@ -348,7 +348,7 @@ _KINDS_ALIKE: tuple[Callable[[TrialSpec], object], ...] = (
 
 
 def _scaled_wall_s(result: TrialResult, epochs: object) -> float:
-    """Return a trial's wall time as it would be with so many epochs, where both numbers are known."""
+    """Return a trial's wall time in seconds, scaled to a number of epochs if both numbers are known."""
     before, wall_s = result.spec.config.get("epochs"), result.wall_s or 0.0
     if not (isinstance(before, int) and isinstance(epochs, int) and before > 0):
         return wall_s
@@ -356,7 +356,7 @@ def _scaled_wall_s(result: TrialResult, epochs: object) -> float:
 
 
 def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
-    """Return the trials after the first blocks that have a result, be it that they failed."""
+    """Return the trials after the first blocks that have a result, including failures."""
     identities = {result.spec.identity for result in stored}
     repeats = sorted({result.spec.repeat for result in stored})
     later = range(study.num_first_repeats, study.max_repeats)
@@ -367,8 +367,8 @@ def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tu
 def lacks_nodes(study: Study, cluster: Cluster) -> bool:
     """Return whether a study has to wait for nodes that are being started.
 
-    A gang doesn't fit on those that are there, or is to be spread over all; or ``device="auto"`` depends on whether
-    they have GPUs.
+    It waits if a gang doesn't fit on the present nodes or is to be spread over all nodes, or if ``device="auto"``
+    depends on whether the new nodes have GPUs.
     """
     auto, _ = choose_auto(study, cluster)
     if cluster.awaits_unknown_nodes and auto.device == "cpu" and _leaves_device_open(study):
@@ -382,7 +382,7 @@ def _placements(study: Study, auto: Auto) -> tuple[Placement, ...]:
 
 
 def _drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
-    """Return a trial of every point; of a search those with every listed value, without all their combinations."""
+    """Return a trial of every point; for a search, trials with every listed value, but not every combination."""
     drawn = {key: examples(domain) for key, domain in study.space.items() if not isinstance(domain, Grid)}
     first = {key: values[0] for key, values in drawn.items()}
     draws = [first, *({**first, key: value} for key, values in drawn.items() for value in values[1:])]
@@ -391,7 +391,7 @@ def _drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
 
 
 def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> list[Mistake]:
-    """Return what keeps trials from ever running on the cluster, each thing once."""
+    """Return the reasons why trials can never run on the cluster, each once."""
     mistakes: dict[str, Mistake] = {}
     checked: dict[str, tuple[str, str] | None] = {}
     strategy_options = ("strategy", "num_workers", *(key for key, option in OPTIONS.items() if option.strategies))
@@ -405,9 +405,9 @@ def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> lis
         return checked[key]
 
     for spec in specs:
-        if spec.repeat > 0:  # its config is that of the first
+        if spec.repeat > 0:  # same config as the first repeat
             continue
-        # A search shows draw by draw what is too large.
+        # A search finds out draw by draw which values are too large.
         must_fit = not study.is_search
         every = validate(spec.config, study.workload, cluster, must_fit=must_fit, check_strategy=check_strategy)
         mistakes |= {str(mistake): mistake for mistake in every}
@@ -419,7 +419,7 @@ def _key(config: Config, options: Iterable[str]) -> str:
 
 
 def check_data(study: Study, path: Path) -> None:
-    """Make sure that the data is there, and a command's script. Raises RayparError, also what ``prepare`` raised.
+    """Check that the data, and the script of a command, exist. Raises RayparError, also for errors of ``prepare``.
 
     Args:
         path: the study's file.

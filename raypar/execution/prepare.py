@@ -1,4 +1,4 @@
-"""Preparation of a run: its settings, fork servers of this machine, the check of data and model, and the runner."""
+"""Preparation of a run: settings, fork servers on this machine, check of data and model, and the runner."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from raypar.study.workload import Workload
 from raypar.track.system_metrics import system_sampled
 from raypar.train.job import CheckJob, RunSettings
 
-# Variables of the driver's environment that a trial's processes need: on every node, and on this machine alone.
+# Variables of the driver's environment that a trial's processes need: on every node, and only on this machine.
 PASSED_ON, PASSED_ON_HERE = ("RAYPAR_DATA_DIR",), ("XDG_CACHE_HOME", "HOME")
-# Beginnings of the names of those that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
+# Prefixes of variables that configure the network between ranks: NCCL, gloo, and libfabric for EFA.
 NETWORK_VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_")
 CHECK_LOG = "check.log"
 
@@ -44,22 +44,22 @@ def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[st
     """Return the variables of the driver's environment that the ranks get.
 
     Args:
-        is_own: they run on this machine alone, which nobody else uses. Other nodes have homes of their own.
+        is_own: they run only on this machine, which nobody else uses. Other nodes have different home folders.
     """
     names = [*PASSED_ON, *network_environment(environment)]
     if is_own:
-        # A private Ray has not inherited secrets; a trial's code may need them, to fetch its data. To machines that
-        # others share none is sent.
+        # A private Ray does not inherit secrets, and a trial's code may need them to fetch data. They are never sent
+        # to shared machines.
         names += [*PASSED_ON_HERE, *secret_variables(environment)]
     return {name: environment[name] for name in names if name in environment}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings of a run, and what it needs of this machine, started before anything is recorded.
+    """Settings of a run, and its processes on this machine, started before anything is recorded.
 
     Attributes:
-        servers: fork servers, by the label of the revision that they serve.
+        servers: fork servers, by the label of their revision.
     """
 
     settings: RunSettings
@@ -68,14 +68,14 @@ class Prepared:
 
 @contextlib.contextmanager
 def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Prepared]:
-    """Start the fork servers of this machine, and have one check data and model of what is to run.
+    """Start the fork servers on this machine, and have one check the data and models of the trials to run.
 
     Raises:
-        WorkloadError: with every mistake in them.
+        WorkloadError: with every mistake that the check found.
     """
     pickle_by_value(loaded)
     settings = RunSettings(
-        # Other nodes don't have this project's folder; each has its own for temporary files.
+        # Other nodes don't have this project's folder, but each has one for temporary files.
         log_dir=log_dir if plan.cluster.is_own else Path(tempfile.gettempdir()) / f"{LOGS_PREFIX}{log_dir.name}",
         isolation=options.flags.isolation,
         environment=rank_environment(os.environ, is_own=plan.cluster.is_own),
@@ -102,7 +102,7 @@ def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir
 
 
 def _import_ray() -> None:
-    """Import Ray and then what stands on it: of two threads that import Ray at once, one may see half of it."""
+    """Import Ray, then modules that use it. If two threads import Ray at once, one may see it half initialised."""
     importlib.import_module("ray")
     importlib.import_module("raypar.run.tune")
 
@@ -110,9 +110,10 @@ def _import_ray() -> None:
 def _check_workload(
     plan: ExecutionPlan, settings: RunSettings, servers: Mapping[str, ForkAgent], log_dir: Path
 ) -> None:
-    """Raise WorkloadError where data or model of what is to run have mistakes.
+    """Raise WorkloadError if the data or models of the trials to run have mistakes.
 
-    Of train loops and commands, of two versions of the code, and without a fork server, the trials show them.
+    Train loops, commands, two versions of the code, and runs without a fork server are not checked. Their trials show
+    the mistakes.
     """
     workload = plan.study.workload
     if not isinstance(workload, Workload) or settings.revisions or not servers:
@@ -130,7 +131,7 @@ def _check_workload(
 
 @contextlib.contextmanager
 def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan) -> Iterator[Runner]:
-    """Start what runs the trials, and stop it after."""
+    """Start the runner of the trials, and stop it afterwards."""
     settings = ready.settings
     if not options.with_ray:
         from raypar.run.local import LocalRunner

@@ -1,4 +1,4 @@
-"""Results of an execution: stored as they come in, then shown; and what is recorded of the study beside them."""
+"""Results of an execution, stored as they arrive and then shown, and the record of the study beside them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ BESIDE = "{} also runs trials on this machine: the trials of both are marked"
 BREAKDOWN_FILE = "breakdown.json"
 log = logging.getLogger(__name__)
 SPEEDUP = "scaling/speedup"
-COMPARED = ("speedup", "efficiency")  # estimates that compare a point's times with another's
+COMPARED = ("speedup", "efficiency")  # estimates that compare the times of two points
 MAX_CURVES = 6
 MAX_NOTE_POINTS = 30
-# A summary takes time of a core that a trial may need.
+# Seconds before a summary, which takes time on a core that a trial may need.
 SUMMARY_AFTER_S = 60.0
 MAX_SUMMARY_SHARE = 0.01
 
@@ -63,13 +63,13 @@ class ExecutionOutcome:
     """Results of an execution, and how it ended.
 
     Attributes:
-        log_dir: the ranks' output, a folder a trial.
-        results: by identity: of all trials that have one by now, failures and earlier executions' included.
-        failures: of this execution, and of the stopped points that it did not try again.
-        num_unsent: records that the store did not take yet.
-        interrupted_by: the number of the signal that ended it, if one did.
-        broke_off: the reason why it could not go on, if it could not.
-        stopped: why a study that runs until it is settled got no further block, where its results don't show it.
+        log_dir: folder with the ranks' output, one folder per trial.
+        results: results so far by identity, including failures and those of earlier executions.
+        failures: failures of this execution, and of the stopped points that it did not try again.
+        num_unsent: number of records that are not in the store yet.
+        interrupted_by: number of the signal that ended it; None: no signal.
+        broke_off: why it could not continue; None: it could.
+        stopped: why a study that runs until it is settled got no further block, if its results don't show it.
     """
 
     plan: ExecutionPlan
@@ -83,7 +83,7 @@ class ExecutionOutcome:
 
     @cached_property
     def analysis(self) -> StudyAnalysis:
-        """Analysis of the results when it is first asked for."""
+        """Analysis of the results at the time of the first access."""
         return analyse(self.plan.question, tuple(self.results.values()), self.stopped)
 
     @property
@@ -102,7 +102,7 @@ class ExecutionOutcome:
 
     @property
     def partial(self) -> str:
-        """Sentence of a report on what it lacks; empty where it lacks nothing."""
+        """Sentence for a report on what is missing from it; empty if nothing is."""
         num_trials = self.plan.num_trials
         if not (self.was_interrupted or self.broke_off) or self.num_done >= num_trials:
             return ""
@@ -111,12 +111,12 @@ class ExecutionOutcome:
 
     @contextlib.contextmanager
     def noting_the_end(self) -> Iterator[None]:
-        """Note a signal, or the loss of what the block runs on or writes to, and end the block; other errors pass."""
+        """Note a signal, or the loss of the runner or the store, and end the block. Other errors propagate."""
         try:
             yield
         except KeyboardInterrupt as error:
             self.interrupted_by = (error if isinstance(error, Interrupted) else Interrupted()).signal_number
-        except (BrokeOff, StoreError) as error:  # every result is kept, or its loss was reported
+        except (BrokeOff, StoreError) as error:  # every result is stored, or its loss was reported
             self.broke_off = self.broke_off or BrokeOff.by(error)
 
 
@@ -125,8 +125,8 @@ class ResultHandler:
     """Listener of a run that adds every result to an outcome and to the store, and passes all events on to the view.
 
     Attributes:
-        code_of: returns the digests of the source files that a trial runs, which are kept with its result.
-        neighbours: returns the other studies that run trials on this machine at the moment.
+        code_of: returns the digests of the source files that a trial runs, which are stored with its result.
+        neighbours: returns the other studies currently running trials on this machine.
     """
 
     outcome: ExecutionOutcome
@@ -138,9 +138,9 @@ class ResultHandler:
     def __post_init__(self) -> None:
         self._question = self.outcome.plan.question
         self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
-        self._has_trained = False  # some trial has ended
+        self._has_trained = False  # at least one trial has ended
         self._announced: frozenset[Holder] = frozenset()
-        self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by the trial's identity
+        self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by trial identity
         self._summary_due_s = time.monotonic() + SUMMARY_AFTER_S
 
     def __call__(self, event: Event) -> None:
@@ -150,7 +150,7 @@ class ResultHandler:
             if isinstance(event, TrialEnded):
                 failure = event.result.failure
                 if failure is not None and failure.kind is FailureKind.INVALID:
-                    # One message, and no result: no other trial would fare better.
+                    # One message and no results, because every other trial would fail the same way.
                     error = WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
                     raise BrokeOff.by(error) if self._has_trained else error
                 self._has_trained = True
@@ -175,18 +175,18 @@ class ResultHandler:
         return replace(result, conditions=replace(result.conditions, shared_with=", ".join(sorted(studies))))
 
     def _summarise(self) -> None:
-        """Update the study's answer in the store, now and then."""
+        """Update the study's answer in the store from time to time."""
         if (begun_s := time.monotonic()) >= self._summary_due_s:
             results = tuple(self.outcome.results.values())
             record_summary(self.recorder, lambda: analyse(self._question, results), max_points=MAX_NOTE_POINTS)
             self._summary_due_s = begun_s + max(SUMMARY_AFTER_S, (time.monotonic() - begun_s) / MAX_SUMMARY_SHARE)
 
     def close(self) -> None:
-        """Drop the checkpoints of interrupted trials: they are of no use to a later run."""
+        """Remove the checkpoints of interrupted trials, which later runs can't use."""
         self._drop_checkpoints("*")
 
     def _drop_checkpoints(self, identity: str) -> None:
-        """Ranks that reach their end remove their own; those of failed ones are left, on this machine."""
+        """Remove checkpoints that failed ranks left on this machine. Ranks that finish remove their own."""
         for folder in self.outcome.log_dir.glob(f"{identity}/{CHECKPOINT_FOLDER}"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -220,7 +220,7 @@ class ResultHandler:
 
 
 def _without_secrets(result: TrialResult) -> TrialResult:
-    """Mask the error that a trial's code raised: it may quote a password or a key."""
+    """Mask the error raised by a trial's code, which may quote a password or a key."""
     if (failure := result.failure) is None:
         return result
     failure = replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
@@ -230,7 +230,7 @@ def _without_secrets(result: TrialResult) -> TrialResult:
 def describe(study: Study, command: Sequence[str] = ()) -> str:
     """Describe a study in Markdown: workload, space, baseline, metric and the command that ran it last.
 
-    Before these what its description says after the question.
+    The part of its description after the question comes first.
     """
     workload, metric = study.workload, study.judged_by
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
@@ -250,7 +250,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
 
 
 def domain_text(domain: Domain) -> str:
-    """Return ``1, 2, 4`` for a grid, and what a search draws from as in a study file: ``loguniform(0.001, 1)``."""
+    """Return ``1, 2, 4`` for a grid; for a search, its distribution as in a study file: ``loguniform(0.001, 1)``."""
     match domain:
         case Grid(values):
             return ", ".join(map(value_of, values))
@@ -265,10 +265,10 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
 
 
 def execution_record(loaded: LoadedStudy, options: Options, question: Question, answer: str = "") -> Execution:
-    """Return a new execution of the study, with all that ``raypar store resume`` needs to go on with it.
+    """Return a new execution of the study, with everything that ``raypar store resume`` needs to continue it.
 
     Args:
-        answer: what is known already, from `note_of`; empty: nothing.
+        answer: the answer so far, from `note_of`; empty: none.
     """
     study, started_at = loaded.study, time.time()
     return Execution(
@@ -304,10 +304,10 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
 def record_summary(
     recorder: Recorder, analysis_of: Callable[[], StudyAnalysis], *, max_points: int | None = None
 ) -> None:
-    """Record a study's answer and points. An analysis that fails costs these, and nothing else.
+    """Record a study's answer and points. If the analysis fails, only these are lost.
 
     Args:
-        max_points: record no points where there are more, each of which takes 20 ms; None: record all.
+        max_points: record no points if there are more, since each takes 20 ms; None: record all.
     """
     try:
         analysis = analysis_of()
@@ -321,13 +321,13 @@ def record_summary(
 
 def note_of(analysis: StudyAnalysis) -> str:
     """Return a study's answer in Markdown for MLflow's pages, with its caveats."""
-    # MLflow sets the columns of a table without a gap; the rule below the heads stays as it is.
+    # MLflow leaves no gap between the columns of a table. The rule below the heads is unchanged.
     text = re.sub(r"(?<![-:]) \| ", "&emsp; | ", answer_markdown(analysis, MAX_NOTE_POINTS))
     return masked("\n\n".join(filter(None, [text, caveats_line(analysis), brief_legend(analysis)])))
 
 
 def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
-    """Return the points that have a result as MLflow shows them; none of a search, whose trials are its points."""
+    """Return the points with a result as MLflow shows them; none for a search, whose trials are its points."""
     comparisons = analysis.verdict.comparisons
     compared = {point_key(c.point.point): f"{c.outcome}: {units.ratio_interval(c.point.speedup)}" for c in comparisons}
     runs = []
@@ -349,8 +349,8 @@ def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
 def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
     """Return a point's estimates and the ends of their intervals, rounded, and the number of its finished trials.
 
-    Without the ends of an interval that is only noise, and without what compares times that can't be trusted: MLflow
-    would sort the points by it.
+    The ends of an interval that is only noise are omitted. So are comparisons of times that can't be trusted, since
+    MLflow would sort the points by them.
     """
     values: dict[str, float] = {"num_trials": len(point.samples)}
     for key, estimate in estimates_of(analysis, point).items():
@@ -362,15 +362,16 @@ def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Return four significant digits, as MLflow's tables have room for."""
+    """Round to four significant digits, which fit into MLflow's tables."""
     return float(f"{value:.4g}")
 
 
 def speedup_curves(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     """Return the speedup of each setting as (key, value, number of workers), so that MLflow draws it as a curve.
 
-    MLflow has no error bars: at each number of workers the curve goes from the median to both ends of the interval. One
-    that is only noise is left out, or nothing else would be seen. There are none where times can't be trusted.
+    MLflow has no error bars, so at each number of workers the curve goes from the median to both ends of the interval.
+    Intervals that are only noise are omitted, since they would hide everything else. There are no curves if times can't
+    be trusted.
     """
     if analysis.verdict.doubt:
         return []

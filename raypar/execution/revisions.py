@@ -1,8 +1,8 @@
-"""Versions of the code side by side: each revision's files in a checkout of its own, and its study loaded from there.
+"""Versions of the code side by side: each revision has a separate checkout, and its study is loaded from there.
 
-The driver runs as A does: it imports from A's checkout what it would import from the working tree. B's study file is
-loaded by a process of its own, and comes back as a pickled workload and what the two have to agree on, so that modules
-of one name are never mixed up. Ranks are forked from a server per revision, which imports from its checkout (see
+The driver runs version A: it imports from A's checkout instead of the working tree. A separate process loads B's study
+file and returns a pickled workload and the facts on which both versions have to agree. So modules with the same name
+are never mixed up. Ranks are forked from one server per revision, which imports from that revision's checkout (see
 `raypar.run.forkserver.replace_root`).
 """
 
@@ -39,12 +39,12 @@ from raypar.units import listed, value_of
 
 WORKING_TREE = "."
 HASH_CHARS = 7
-# Files of raypar's own in a project's folder, which are no part of its code.
+# Files that raypar writes into a project's folder; they are not part of its code.
 RESULT_FILES = (".raypar/", "mlflow.db*", "mlartifacts/", "mlruns/", "__pycache__/")
 SAME_RAYPAR = (
     "raypar's own package differs between the two, which is not compared: both run the raypar that this command is"
 )
-# Fields of a study that need not be the same: what is compared, and what is set here anyway.
+# Fields of a study that may differ: they are compared, or are set here.
 _FREE_FIELDS = ("workload", "name", "description", "baseline", "space", "config", "price_per_node_hour")
 _MAX_SHOWN = 5
 
@@ -64,15 +64,15 @@ class StudyRequest:
 
 @dataclass(frozen=True)
 class Version:
-    """One of the two versions, as far as it is known before its files are there.
+    """One of the two versions, before its files are checked out.
 
     Attributes:
-        name: as the user wrote it.
-        tree: hash of its files, a patch left out.
-        commit: None for a working tree with changes that no commit has.
-        patch: to be applied to the files.
-        python: interpreter; empty: the driver's.
-        environment: digest of the packages that interpreter has; empty: the driver's.
+        name: name as the user wrote it.
+        tree: hash of its files, without the patch.
+        commit: None for a working tree with uncommitted changes.
+        patch: patch to apply to the files.
+        python: interpreter; empty: that of the driver.
+        environment: digest of the packages of that interpreter; empty: that of the driver.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Version:
 
     @property
     def content(self) -> tuple[str, ...]:
-        """Everything that makes it differ from another version."""
+        """Everything that distinguishes it from another version."""
         patch = "" if self.patch is None else _digest(self.patch.read_bytes())
         return (self.tree, patch, self.environment)
 
@@ -100,7 +100,7 @@ class Version:
 
     @property
     def label(self) -> str:
-        """``HEAD@1a2b3c4``: as the user wrote it, with what it stands for at present."""
+        """``HEAD@1a2b3c4``: the name as the user wrote it, with the commit or digest that it refers to now."""
         digest = self.commit[:HASH_CHARS] if self.commit else f"changes-{self.tree[:HASH_CHARS]}"
         label = f"{self.name}@{digest}"
         if self.patch is not None:
@@ -110,12 +110,12 @@ class Version:
 
 @dataclass(frozen=True)
 class Checkouts:
-    """Two versions of the code, ready to be run.
+    """Two versions of the code, ready to run.
 
     Attributes:
         loaded: A's study with the hyperparameter `raypar.study.trial.REVISION`, under the path of the user's file.
         revisions: A and B.
-        notices: for the user, before anything runs.
+        notices: messages for the user, shown before anything runs.
     """
 
     loaded: LoadedStudy
@@ -137,12 +137,12 @@ def comparison(
 
     Args:
         a, b: revisions as git names them; ``.``: the working tree as it is.
-        patch: applied to the files of B.
+        patch: patch to apply to the files of B.
         env: virtual environment that B runs in.
-        links: folders of the working tree that git doesn't have, linked into both checkouts.
+        links: untracked folders of the working tree to link into both checkouts.
 
     Raises:
-        RayparError: they can't be compared; nothing was started.
+        RayparError: the versions can't be compared; nothing was started.
     """
     repository = _repository_of(request.file)
     request = replace(request, file=request.file.resolve())
@@ -204,7 +204,7 @@ def comparison(
 
 
 def _labels(a: Version, b: Version) -> tuple[str, str]:
-    """Return the labels of both. Raises RayparError for two that are the same, unless that is what was asked for."""
+    """Return both labels. Raises RayparError if the versions are the same, unless the user asked for that."""
     if a.content != b.content:
         return a.label, b.label if b.label != a.label else f"{b.label} (B)"
     if a.name == b.name and b.patch is None and not b.environment:
@@ -247,7 +247,7 @@ def pickled_workload(loaded: LoadedStudy) -> bytes:
 
 
 def pickle_by_value(loaded: LoadedStudy) -> None:
-    """Have cloudpickle take the functions of the study file, and of modules beside it, by value."""
+    """Make cloudpickle pickle the functions of the study file, and of modules beside it, by value."""
     import cloudpickle
 
     for name in (loaded.module_name, *loaded.local_modules):
@@ -255,7 +255,7 @@ def pickle_by_value(loaded: LoadedStudy) -> None:
 
 
 def preload_of(loaded: LoadedStudy) -> tuple[str, ...]:
-    """Return the modules that are worth importing ahead of a study's trials."""
+    """Return the modules worth importing before a study's trials."""
     return tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules)))
 
 
@@ -266,7 +266,7 @@ class _Git:
     """Git in the user's repository.
 
     Args:
-        scratch: for objects of the working tree's files, which are kept out of the repository.
+        scratch: folder for objects of the working tree's files, to keep them out of the repository.
     """
 
     def __init__(self, repository: Path, scratch: Path) -> None:
@@ -281,7 +281,7 @@ class _Git:
         }
 
     def look_up(self, name: str) -> Version:
-        """Look up a revision. Raises RayparError where there is none."""
+        """Look up a revision. Raises RayparError if it does not exist."""
         if name == WORKING_TREE:
             head = self._commit("HEAD")
             tree = self._working_tree()
@@ -298,12 +298,12 @@ class _Git:
 
     @contextlib.contextmanager
     def checkout(self, version: Version, folder: Path, links: Sequence[Path]) -> Iterator[Path]:
-        """Give the top folder of a version's files; a worktree of its own, unless it is the working tree."""
+        """Yield the top folder of a version's files: a new worktree, unless the version is the working tree."""
         if version.is_working_tree:
             yield self._repository
             return
         commit = version.commit
-        if commit is None:  # changes of the working tree and a patch
+        if commit is None:  # uncommitted changes and a patch
             raise RayparError(
                 f"--patch {version.patch}: the working tree has changes that no commit has",
                 hint="commit them, or name a revision: `raypar ab HEAD --patch FILE -- study …`",
@@ -345,9 +345,9 @@ class _Git:
         return _git(self._repository, "rev-parse", f"{commit}^{{tree}}").strip()
 
     def _working_tree(self) -> str:
-        """Return the hash that the working tree's files would be committed under, ignored ones left out."""
+        """Return the tree hash that committing the working tree's files, except ignored ones, would give."""
         index = self._repository / _git(self._repository, "rev-parse", "--git-path", "index").strip()
-        if index.is_file():  # it knows which files have not changed
+        if index.is_file():  # it records which files have not changed
             shutil.copy2(index, self._environment["GIT_INDEX_FILE"])
         excluded = [f":(exclude,glob)**/{name}{'**' if name.endswith('/') else ''}" for name in RESULT_FILES]
         self._call("add", "--all", "--", ".", *excluded)
@@ -384,7 +384,7 @@ def _git(folder: Path, *words: str, environment: Mapping[str, str] | None = None
 
 
 def _repository_of(file: Path) -> Path:
-    """Return the top folder of the repository that a study file is in. Raises RayparError where it is in none."""
+    """Return the top folder of a study file's repository. Raises RayparError if it is not in a repository."""
     folder = file.resolve().parent
     top = _run_git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
     if top is None or top.returncode:
@@ -394,7 +394,7 @@ def _repository_of(file: Path) -> Path:
 
 
 def _forget_abandoned(repository: Path) -> None:
-    """Remove git's entries of worktrees that killed processes have left; their folders went with their scratch."""
+    """Remove git's entries for worktrees of killed processes, whose folders were removed with their scratch folders."""
     listing = _run_git(repository, "worktree", "list", "--porcelain").stdout
     for folder in re.findall(r"^worktree (.+)$", listing, re.MULTILINE):
         if Path(folder).parent.name.startswith(PREFIX) and not Path(folder).exists():
@@ -402,7 +402,7 @@ def _forget_abandoned(repository: Path) -> None:
 
 
 def _link_target(repository: Path, link: Path) -> Path:
-    """Return a linked folder's place in the repository. Raises RayparError where it can't be linked."""
+    """Return a linked folder's path in the repository. Raises RayparError if it can't be linked."""
     folder = Path(os.path.normpath(link.absolute()))
     if not folder.exists():
         raise RayparError(f"--link {link}: there is no such folder", hint="name a folder of the working tree")
@@ -453,7 +453,7 @@ def check_environment(env: Path, raypar_path: Path) -> tuple[str, str]:
     """Return the interpreter of a virtual environment, and a digest of its packages.
 
     Raises:
-        RayparError: ranks could not run in it.
+        RayparError: ranks can't run in it.
     """
     python = _python_of(env)
     words = [python, "-P", "-c", _CHECK]
@@ -511,12 +511,12 @@ def _environment_name(python: str) -> str:
     return path.parent.parent.name if path.parent.name in ("bin", "Scripts") else path.name
 
 
-# ---- a study that is loaded by another process
+# ---- loading a study in another process
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """Parts of a study in which two versions have to agree, and the defaults of its workload's own options."""
+    """Parts of a study on which two versions have to agree, and the defaults of its workload's own options."""
 
     fields: Mapping[str, str]
     configs: Mapping[str, Mapping[str, Any]]
@@ -534,7 +534,7 @@ class _Facts:
             " ".join(f"{k}={value_of(v)}" for k, v in point.items()): resolve(workload, {**study.config, **point})
             for point in points
         }
-        # Without kinds and checks, which may be the version's own.
+        # Without kinds and checks, which may differ between versions.
         options = {
             key: option.default if isinstance(option, Option) else option for key, option in workload.options.items()
         }
@@ -550,7 +550,7 @@ class _LoadedElsewhere:
 
 
 def _differences(a: _Facts, b: _Facts) -> Iterator[str]:
-    """Yield in what the two studies differ that should be the same."""
+    """Yield the differences between the two studies that make a comparison impossible."""
     for name in a.fields:
         if a.fields[name] != b.fields.get(name):
             yield f"{name} {a.fields[name]} and {b.fields.get(name)}"
@@ -573,7 +573,7 @@ def _both_ways(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[set
 
 
 def _load_elsewhere(revision: Revision, request: StudyRequest, result: Path) -> _LoadedElsewhere:
-    """Load a revision's study by a process of its own, with its interpreter. Raises RayparError as loading it does."""
+    """Load a revision's study in a separate process with its interpreter. Raises RayparError if loading fails."""
     words = [revision.python or sys.executable, "-P", "-c", "from raypar.execution.revisions import main; main()"]
     given = {"revision": revision, "request": request, "result": result}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Trials of an execution, from the start of the runner to its end; what is left of the study's budget."""
+"""Trials of an execution, from the start of the runner to its end, and the rest of the study's budget."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ STOPPING = "stopping: finished trials are kept (a second Ctrl-C exits at once)"
 def run_trials(
     starting: AbstractContextManager[Runner], handler: ResultHandler, clock_s: Callable[[], float] = time.monotonic
 ) -> None:
-    """Run the missing trials of a plan, and those that its source adds meanwhile.
+    """Run the missing trials of a plan, and those that its source adds in the meantime.
 
     Args:
-        starting: starts the runner, and stops it after.
-        handler: of the plan's outcome.
-        clock_s: seconds since whenever, for the study's budget.
+        starting: starts the runner, and stops it afterwards.
+        handler: handler of the plan's outcome.
+        clock_s: monotonic clock in seconds, for the study's budget.
 
     Raises:
-        BrokeOff: the runner can't go on.
-        RayparError: it did not start, or no trial can be trained with the workload.
+        BrokeOff: the runner can't continue.
+        RayparError: the runner did not start, or the workload can't be trained.
     """
     plan, log_dir = handler.outcome.plan, handler.outcome.log_dir
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def run_trials(
                 raise_again()
                 runner.run(plan.study, specs, clock, more)
             except KeyboardInterrupt:
-                handler(Notice(STOPPING))  # before all that was started is ended, which takes seconds
+                handler(Notice(STOPPING))  # first, since ending all processes takes seconds
                 raise
             finally:
                 if not plan.cluster.is_own:
@@ -69,18 +69,18 @@ def run_trials(
 
 
 def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> None:
-    """Remove the logs that an execution has left on the nodes of a cluster, but for those of failed trials."""
+    """Remove an execution's logs from the nodes of a cluster, except those of failed trials."""
     name, failed = f"{LOGS_PREFIX}{log_dir.name}", [failure.spec.identity for failure in failures]
     remove_logs(name, failed)
-    with uninterrupted(), contextlib.suppress(Exception):  # a node that is lost removes them when they are old
+    with uninterrupted(), contextlib.suppress(Exception):  # a lost node removes them once they are old
         on_every_node(remove_logs, name, failed, timeout_s=LOGS_TIMEOUT_S)
 
 
 @dataclass
 class _BudgetClock:
-    """Listener that passes all events on, and measures what is left of a study's budget.
+    """Listener that passes all events on, and measures the rest of a study's budget.
 
-    The budget is for trials: its clock starts with the first one. Waiting for cores and starting Ray don't count.
+    The clock starts with the first trial. Waiting for cores and starting Ray don't count.
     """
 
     budget_s: float | None
@@ -95,14 +95,14 @@ class _BudgetClock:
 
     @property
     def left_s(self) -> float:
-        """Seconds; infinite without a budget."""
+        """Seconds left; infinite without a budget."""
         if self.budget_s is None:
             return math.inf
         return self.budget_s - (0.0 if self._begun_s is None else self.clock_s() - self._begun_s)
 
 
 def _more(source: TrialSource, clock: _BudgetClock) -> tuple[TrialSpec, ...]:
-    """Return the trials that the results so far ask for; nothing where the study, or its budget, is over."""
+    """Return the trials that the results so far call for; none if the study is complete or its budget is used up."""
     outcome = clock.handler.outcome
     coming = source.next(outcome.plan, tuple(outcome.results.values()))
     if not coming.specs:

@@ -1,6 +1,6 @@
-"""Sources of further trials: what a study runs next, by the results so far.
+"""Sources of further trials, chosen from the results so far.
 
-A study of a fixed list has none, nor has a search, whose searcher in Ray Tune draws its points.
+A study with a fixed list of trials has no source. Neither does a search, whose points are drawn by Ray Tune.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class NextTrials:
     """Trials to run next.
 
     Attributes:
-        specs: none: the study is over.
+        specs: trials; empty: the study is complete.
         reason: sentence for the user.
-        expected_s: time that they will take, in seconds; None: unknown.
-        later_s: likewise, of those that may follow until the study is over.
+        expected_s: expected time of these trials in seconds; None: unknown.
+        later_s: expected time in seconds of further trials until the study is complete; None: unknown.
     """
 
     specs: tuple[TrialSpec, ...]
@@ -35,19 +35,19 @@ class NextTrials:
 
 class TrialSource(Protocol):
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
-        """Return what to run once every trial of the plan has ended.
+        """Return the trials to run once every trial of the plan has ended.
 
         Args:
-            results: all so far, with those of earlier executions.
+            results: all results so far, including those of earlier executions.
         """
         ...
 
 
 class UntilSettled:
-    """Source of a study that repeats what is open, block by block."""
+    """Source of a study that repeats undecided points, block by block."""
 
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
-        """Return the next block; no trials where nothing is open that further blocks may settle."""
+        """Return the next block; no trials if further blocks can't settle anything."""
         of = what_is_open(plan.question, results)
         specs = () if of.stopped else plan.study.block(of.repeat, of.needed, auto=plan.auto)
         return NextTrials(specs, of.text, of.block_s, of.later_s)

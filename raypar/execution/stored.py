@@ -1,4 +1,4 @@
-"""Stored studies: read from the store with all that reports need."""
+"""Stored studies, read from the store with everything that reports need."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from raypar.study.trial import TrialResult
     from raypar.track.store import Store
 
-# Tags of an execution that say where its results come from, see raypar.provenance.
+# Tags with the provenance of an execution's results; see raypar.provenance.
 _ORIGIN = ("host", "os", "cpu", "cores", "gpu", "command", "load")
 SINCE_FORMS = "2026-11-23, 2026-11-23T14:00, last, a number from 1 to {number}"
-MAX_STUDIES_SHOWN = 3  # of another folder
+MAX_STUDIES_SHOWN = 3  # from another folder
 MAX_EXECUTION_DIGITS = 4  # a date without dashes has more
 _ORIGIN_SECTIONS = ("version.", "git.")
 
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """Study as its store has it.
+    """Study as read from the store.
 
     Attributes:
-        results: of all its trials, at least one, without step times.
-        origin: the provenance of its executions: each key with every value that occurred, in their order; empty: not in
-            the store.
-        description: what the study asks, in its author's words; may be empty.
-        scope: on the executions whose trials are in the results, where it is not all.
+        results: results of all its trials, at least one, without step times.
+        origin: provenance of its executions: each key with every value that occurred, in order; empty: not in the
+            store.
+        description: the study's question in its author's words; may be empty.
+        scope: note on the executions that the results are from; empty: all.
     """
 
     name: str
@@ -52,7 +52,7 @@ class StoredStudy:
 
     @cached_property
     def analysis(self) -> StudyAnalysis:
-        """Analysis of the results, with the final test's outcome where there was one."""
+        """Analysis of the results, with the outcome of the final test if there was one."""
         from raypar.analysis.analyse import analyse
         from raypar.execution.best_model import last_final_test, with_final_test
 
@@ -61,26 +61,26 @@ class StoredStudy:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Origin with "or" between values that differ from execution to execution."""
+        """Origin, with "or" between values that differ between executions."""
         return {key: " or ".join(values) for key, values in self.origin.items()}
 
     @property
     def source(self) -> str:
-        """Text of its file as of the latest execution; empty where that is not in the store."""
+        """Text of its file at the latest execution; empty if the store does not have it."""
         return self.store.study_source(self.name) or ""
 
 
 def read_study(
     name: str, tracking_uri: str, folder: Path, *, price_per_node_hour: float | None = None, since: str | None = None
 ) -> StoredStudy:
-    """Read a study from the store, and from the folder what has not reached the store yet.
+    """Read a study from the store, and records that are not in the store yet from the folder.
 
     Args:
-        price_per_node_hour: instead of the study's own.
+        price_per_node_hour: replaces that of the study.
         since: as for `results_since`.
 
     Raises:
-        RayparError: there is none of that name, or it has no result.
+        RayparError: no study has that name, or it has no result.
         StoreError: the store can't be read.
     """
     from raypar.analysis.question import first_sentence, question_from_dict
@@ -101,7 +101,7 @@ def read_study(
     if price_per_node_hour is not None:
         question = replace(question, price_per_node_hour=price_per_node_hour)
     origins = list(store.origins(name))
-    if not question.text:  # of a study that an older raypar ran
+    if not question.text:  # the study was run by an older version of raypar
         question = replace(question, text=first_sentence(origins[0][1]))
     values: dict[str, dict[str, None]] = {}
     for tags, _ in origins:
@@ -113,10 +113,10 @@ def read_study(
 
 
 def code_on_disk(file: str, results: Sequence[TrialResult], folder: Path) -> dict[str, dict[str, str]]:
-    """Return `Question.code` of a study file as it is now; nothing where it can't be read, or lies outside the folder.
+    """Return `Question.code` of a study file as it is now; empty if it is unreadable or outside the folder.
 
     Args:
-        file: as the store has it, which may be written by others: the file is read, not run.
+        file: path from the store, to which others may write. So the file is read, not run.
     """
     from raypar.execution.options import is_in_folder
     from raypar.provenance import source_files
@@ -135,14 +135,14 @@ def code_on_disk(file: str, results: Sequence[TrialResult], folder: Path) -> dic
 def results_since(
     since: str | None, study: str, results: tuple[TrialResult, ...], store: Store
 ) -> tuple[tuple[TrialResult, ...], str]:
-    """Return the results of the executions since one of them, and a note on the others; all without `since`.
+    """Return the results of the executions since a certain one, and a note on the others.
 
     Args:
-        since: a date with or without a time (ISO 8601), ``last``, the number of an execution, from 1, or the beginning
-            of its id; None: no limit.
+        since: a date with or without a time (ISO 8601), ``last``, the number of an execution, from 1, or a prefix of
+            its id; None: all executions.
 
     Raises:
-        RayparError: it is none of these, or there is no result since then.
+        RayparError: `since` is invalid, or there is no result since then.
     """
     if since is None:
         return results, ""
@@ -182,7 +182,7 @@ def _moment(at: float) -> str:
 
 
 def unknown_study(name: str, store: Store) -> RayparError:
-    """Return the error of a study that has no result in the store."""
+    """Return the error for a study without results in the store."""
     names = [s.name for s in store.studies()]
     if name in names:
         hint = f"`raypar store resume {name}` runs what is missing"
@@ -195,16 +195,16 @@ def unknown_study(name: str, store: Store) -> RayparError:
 
 
 def studies_above(store: Store) -> tuple[Path, tuple[str, ...]]:
-    """Return the closest folder above with a store that holds studies, which a command in a subfolder may have meant.
+    """Return the closest parent folder whose store has studies, and their names, for hints to commands in a subfolder.
 
-    Empty where there is none, or the user has chosen a store.
+    The names are empty if there is no such folder, or if the user has chosen a store.
     """
     from raypar.track.store import study_names
 
     here = store.project_dir.absolute()
     if store.tracking_uri == f"sqlite:///{here}/mlflow.db":
         for folder in here.parents:
-            with suppress(OSError):  # others' folders
+            with suppress(OSError):  # folders of other users
                 uri = f"sqlite:///{folder}/mlflow.db"
                 if (folder / "mlflow.db").is_file() and (names := study_names(uri, folder)):
                     return folder, names
@@ -212,7 +212,7 @@ def studies_above(store: Store) -> tuple[Path, tuple[str, ...]]:
 
 
 def hint_above(store: Store, name: str = "") -> str:
-    """Return where the studies of a folder above are, or the one of this name; empty where there are none."""
+    """Return a hint on where the studies, or the one of this name, are in a parent folder; empty if there are none."""
     folder, names = studies_above(store)
     if not names:
         return ""

@@ -1,4 +1,4 @@
-"""Verdict on two revisions of the code, in words: in a terminal, for a pull request, as a document."""
+"""Verdict on two revisions of the code, in words, for a terminal, a pull request or a document."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from raypar.reporting.documents import AbDocument, GateEntry
 
-MARKER = "<!-- raypar ab -->"  # by which a comment on a pull request is found again
+MARKER = "<!-- raypar ab -->"  # identifies the comment on a pull request for later updates
 MAX_NAMED = 4
 
 
 def print_verdict(
     console: Console, comparison: RevisionComparison, allowed_share: float | None, exit_code: int
 ) -> None:
-    """Print the verdict at each point, on the metric, and whether B is slower than allowed."""
+    """Print the verdict at each point and on the metric, and whether B is slower than allowed."""
     first, *more = verdict_lines(comparison)
     print_line(console, first, "bold")
     for line in (*more, *metric_lines(comparison), *gate_lines(comparison, allowed_share, exit_code)):
@@ -38,7 +38,7 @@ def print_verdict(
 
 
 def verdict_lines(comparison: RevisionComparison) -> list[str]:
-    """Return a summary, and a line for each point where there are several."""
+    """Return a summary, and a line for each point if there are several."""
     points = comparison.points
     if len(points) == 1:
         lines = [f"{_verdict(comparison, points[0])}."]
@@ -51,7 +51,7 @@ def verdict_lines(comparison: RevisionComparison) -> list[str]:
 
 
 def _load_line(points: Sequence[RevisionPoint]) -> str:
-    """Return how many pairs other load met, and whether they count."""
+    """Return how many pairs were disturbed by other load, and whether they count."""
     num_disturbed = sum(point.num_disturbed for point in points)
     num_blocks = sum(max(point.num_blocks, point.num_disturbed) for point in points)
     num_pairs = sum(point.num_pairs for point in points)
@@ -69,7 +69,7 @@ def _summary(comparison: RevisionComparison) -> str:
 
 
 def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
-    """Return ``HEAD@1a2b3c4 is 4.1 % slower (95 % CI 2.9-5.2)``, or that this is open, or shown not to be so."""
+    """Return ``HEAD@1a2b3c4 is 4.1 % slower (95 % CI 2.9-5.2)``, or that this is inconclusive or refuted."""
     a, b = comparison.labels
     ratio = point.time.estimate
     match outcome := point.time.outcome:
@@ -87,7 +87,7 @@ def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
 
 
 def _more(num_blocks: int | None) -> str:
-    """Return how many more blocks an inconclusive point takes, or what to do instead of that many."""
+    """Return how many more blocks an inconclusive point needs, or what to do if that is too many."""
     if num_blocks is None:
         return ""
     if num_blocks > MAX_REPEATS:
@@ -96,7 +96,7 @@ def _more(num_blocks: int | None) -> str:
 
 
 def _interval(ratio: Estimate) -> str:
-    """Return ``95 % CI +2.9 to +5.2 %``, of the change of the time."""
+    """Return ``95 % CI +2.9 to +5.2 %``, the interval of the change in time."""
     if ratio.low is None or ratio.high is None:
         return "1 pair, no interval"
     low, high = (100 * (bound - 1) for bound in (ratio.low, ratio.high))
@@ -108,7 +108,7 @@ def _share(share: float) -> str:
 
 
 def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
-    """Yield whether both train to the same metric."""
+    """Yield whether both reach the same metric."""
     name, total = comparison.question.metric, len(comparison.points)
     of = {
         change: [p for p in comparison.points if METRIC_CHANGES[p.metric.outcome] == change]
@@ -172,7 +172,7 @@ def _icon(comparison: RevisionComparison, allowed_share: float | None) -> str:
 def ab_document(
     comparison: RevisionComparison, study: str, allowed_share: float | None, exit_code: int, num_failed: int
 ) -> AbDocument:
-    """Return what `print_verdict` prints."""
+    """Return the content of `print_verdict` as a document."""
     gate: GateEntry | None = None
     if allowed_share is not None:
         result = comparison.gate(allowed_share)

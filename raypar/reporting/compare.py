@@ -30,25 +30,25 @@ if TYPE_CHECKING:
         ValuePair,
     )
 
-MAX_NAMED = 4  # points, or values, that a sentence names one by one
+MAX_NAMED = 4  # points or values that a sentence lists
 METRIC_UNITS = {SHARE: "a share of 1", PERCENT: "in per cent", NUMBER: "a plain number"}
-WIDE = 100  # columns from which a table has room for the metrics themselves
+WIDE = 100  # console width from which a table shows both metrics
 LIMITATION = (
     "Two separate runs can also differ by the day (load, temperature, other users of the machine): such an offset is "
     "part of every ratio above, and of no interval."
 )
-ROUNDING = 1e-12  # an interval of values that are all the same is no wider
+ROUNDING = 1e-12  # an interval no wider than this is of equal values
 
 
 def print_comparison(console: Console, comparison: StudyComparison, places: tuple[str, str] = ("", "")) -> None:
     """Print a table of the points of two studies, the claims on them, and other differences.
 
     Args:
-        places: where each is stored, if that is not the same.
+        places: where each is stored, if they differ.
     """
     for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
         at = f" ({place})" if place else ""
-        # A name may hold a line's end.
+        # A name may contain a line break.
         print_line(console, " ".join(f"{letter}: {name}{at}{role}".split()), "bold")
     console.print()
     if comparison.matched:
@@ -72,7 +72,7 @@ def print_comparison(console: Console, comparison: StudyComparison, places: tupl
 
 
 def print_gate(console: Console, comparison: StudyComparison, exit_code: int) -> None:
-    """Print whether B is slower than allowed, at which points that is open, and the exit code that follows."""
+    """Print whether B is slower than allowed, at which points that is inconclusive, and the resulting exit code."""
     console.print()
     for line in _gate_lines(comparison, exit_code):
         print_paragraph(console, line)
@@ -81,10 +81,10 @@ def print_gate(console: Console, comparison: StudyComparison, exit_code: int) ->
 def compare_document(
     comparison: StudyComparison, stores: tuple[str, str], exit_code: int | None = None
 ) -> CompareDocument:
-    """Return what `print_comparison` prints, and `print_gate`.
+    """Return the content of `print_comparison` and `print_gate` as a document.
 
     Args:
-        stores: of each study.
+        stores: store of each study.
         exit_code: None without ``--fail-if-slower``.
     """
     answer = [*_doubts(comparison), *_claims(comparison)]
@@ -179,7 +179,7 @@ def _gate_lines(comparison: StudyComparison, exit_code: int) -> Iterator[str]:
 
 
 def _doubt(point: MatchedPoint) -> str:
-    """Return why it is open whether B is slower at a point: ``1.05× [1.02, 1.08]``."""
+    """Return why it is inconclusive whether B is slower at a point: ``1.05× [1.02, 1.08]``."""
     texts = [_ratio(point) if point.time.estimate else "no time in B"]
     if point.time.outcome is Outcome.UNCONFIRMED:
         texts.append("one trial in A or in B")
@@ -199,14 +199,14 @@ def _excluded_lines(comparison: StudyComparison) -> Iterator[str]:
         if points:
             yield f"Only {name} has {units.counted(len(points), 'point')}: {_listed(map(point_label, points))}."
     if comparison.unlike:
-        # Often one option differs everywhere: it is named once.
+        # Often the same option differs at all points; it is listed once.
         reasons = dict.fromkeys(_changes(config) for _, config in comparison.unlike)
         count = units.counted(len(comparison.unlike), "point")
         yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
 
 
 def _difference_lines(comparison: StudyComparison) -> Iterator[str]:
-    """Yield other differences of the studies, which may be behind a difference of their times."""
+    """Yield other differences between the studies, which may explain a difference in their times."""
     means = dict.fromkeys(_changes(p.execution_changes) for p in comparison.matched if p.execution_changes)
     if means:
         yield f"They were run differently (A, B): {_listed(means)}."
@@ -258,12 +258,12 @@ def _columns(comparison: StudyComparison, *, is_wide: bool) -> Iterator[Column]:
 
 
 def _doubts(comparison: StudyComparison) -> list[str]:
-    """Return for each study whose times can't be trusted why."""
+    """Return the reason for each study whose times can't be trusted."""
     return [distrust(doubt, f"Times of {side}") for side, doubt in zip("AB", comparison.doubts, strict=True) if doubt]
 
 
 def _claims(comparison: StudyComparison) -> list[str]:
-    """Return the claims in sentences; those on times stand in `_gate_lines` where B may be slower."""
+    """Return the claims in sentences. With ``--fail-if-slower``, those on times are in `_gate_lines`."""
     if not comparison.matched:
         return ["No point is in both studies: there is nothing to compare."]
     times = _about_differences(comparison) if comparison.allowed_share is None else ()
@@ -287,7 +287,7 @@ def _about_differences(comparison: StudyComparison) -> Iterator[str]:
 
 
 def _about_lost_times(comparison: StudyComparison) -> Iterator[str]:
-    """Yield the points without a time, and those that lost trials in B alone."""
+    """Yield the points without a time, and those where trials diverged only in B."""
     total = units.counted(len(comparison.matched), "point")
     if points := _points(comparison, Outcome.MISSING):
         shown = []
@@ -328,7 +328,7 @@ def _not_compared(comparison: StudyComparison) -> str:
 
 
 def _change(metric: Metric, change: Estimate | None) -> str:
-    """``-0.50 [-0.90, -0.10]``: of an accuracy in percentage points."""
+    """Return ``-0.50 [-0.90, -0.10]``; an accuracy changes by percentage points."""
     if change is None:
         return units.MISSING
 

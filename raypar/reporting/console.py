@@ -1,8 +1,8 @@
 """A study's report in a terminal: the question and its answer, the recommended point, a table, caveats.
 
 `print_report` fits a small study into 25 lines of 80 columns, and reads the same without colour and in a pipe;
-``verbose`` adds what else the numbers show. Where the table is too wide it says less, step by step (`points.layouts`);
-where even that won't fit, each point becomes a few lines.
+``verbose`` adds further findings. A table that is too wide drops details step by step (`points.layouts`). If even the
+narrowest one does not fit, each point becomes a few lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_COMPARISONS = 6
 
 
 def print_report(analysis: StudyAnalysis, console: Console, *, verbose: bool = False) -> None:
-    """Print the report, fitted to the console's width and encoding."""
+    """Print the report, adapted to the console's width and encoding."""
     for part in _parts(analysis, console.width, console.encoding, verbose=verbose):
         console.print(part)
 
@@ -51,14 +51,14 @@ def print_report(analysis: StudyAnalysis, console: Console, *, verbose: bool = F
 def _parts(analysis: StudyAnalysis, width: int, encoding: str, *, verbose: bool) -> Iterator[RenderableType]:
     def paragraph(text: str, indent: int = 0, style: str = "") -> Iterator[Text]:
         for line in wrap_hanging(ascii_fallback(text, encoding), width, indent):
-            # Folded, where a path is longer than the line: rich would cut it.
+            # A path longer than the line is folded; otherwise rich would cut it.
             yield Text(line, style=style, overflow="fold")
 
     name = analysis.question.study_name or "study"
     yield from paragraph(header(analysis), style="dim")
     yield Text("")
     yield from paragraph(headline(analysis.verdict), style="bold")
-    if verbose or len(analysis.verdict.comparisons) <= MAX_COMPARISONS:  # the table has the speedups, too
+    if verbose or len(analysis.verdict.comparisons) <= MAX_COMPARISONS:  # the table also has the speedups
         columns = [Column("", [" "] * len(analysis.verdict.comparisons)), *comparison_columns(analysis.verdict)]
         if fits_at_words(columns, width, encoding):
             yield terminal_table(columns, width, encoding, heads=False)
@@ -114,9 +114,9 @@ def _points(analysis: StudyAnalysis, width: int, encoding: str) -> Iterator[Rend
 
 
 def report_document(analysis: StudyAnalysis) -> ReportDocument:
-    """Return what `print_report` prints, the verbose parts included."""
+    """Return the content of `print_report` as a document, including the verbose parts."""
     question, verdict = analysis.question, analysis.verdict
-    # The answer of a search names the leading point: the fastest would not be the one that it looks for.
+    # The answer of a search names the leading point; a search does not look for the fastest one.
     advice = verdict.recommendation if not question.is_search else None
     return {
         "schema": 1,

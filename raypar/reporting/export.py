@@ -1,16 +1,16 @@
 """Export of a study's trials as CSV, JSON, Parquet or Markdown.
 
-There is one row per trial and one column per quantity; the unit is in the name (`train_time_s`). What differs from
-study to study has a prefix: ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and
-``environment.`` (where it ran; several ranks' values are joined by spaces). ``repeat`` and ``order`` count from 1, as
-tables and labels do.
+There is one row per trial and one column per quantity. Names include the unit (`train_time_s`). Columns that differ
+between studies have a prefix: ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and
+``environment.`` (where it ran; values of several ranks are joined by spaces). ``repeat`` and ``order`` count from 1, as
+in tables and labels.
 
 ===========  ===================================================================================================
-file         what becomes of what it can't hold
+file         values that it can't represent
 ===========  ===================================================================================================
-``.csv``     Nothing, NaN and empty text are all an empty cell.
-``.json``    NaN and infinity are the texts "NaN", "Infinity" and "-Infinity". Reports and step times are in it too.
-``.parquet`` Nothing is lost; nothing and NaN are one.
+``.csv``     None, NaN and empty text become an empty cell.
+``.json``    NaN and infinity become "NaN", "Infinity" and "-Infinity". It also has reports and step times.
+``.parquet`` All values are kept; None and NaN are the same.
 ===========  ===================================================================================================
 """
 
@@ -50,11 +50,11 @@ _LARGEST_INT = 2**63 - 1
 
 
 def rows_of(question: Question, results: Sequence[TrialResult]) -> list[TrialRow]:
-    """One row per result, in the order in which they were started; all rows have the same keys in the same order.
+    """Return one row per result, in starting order; all rows have the same keys in the same order.
 
-    Values are text, numbers, True and False, or None for what a trial has not; tuples become text as tables show it.
-    ``speedup`` is over the baseline's trial of the same block. ``set_aside``: the trial has other settings than those
-    that the study asked for last.
+    Values are text, numbers, True and False, or None if a trial lacks them. Tuples become text, as in tables.
+    ``speedup`` is over the baseline's trial in the same block. ``set_aside`` means that the trial's settings are not
+    the latest settings of the study.
     """
     speedups = pair_speedups(question, results)
     excluded = {result.spec.identity for result in current_results(question, results).excluded}
@@ -63,14 +63,14 @@ def rows_of(question: Question, results: Sequence[TrialResult]) -> list[TrialRow
         for result in sorted(results, key=lambda r: (r.started_at, r.spec.order))
     ]
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    # Keys of later rows stand with their own kind, not at the end.
+    # Keys that first appear in later rows go to the others with their prefix, not to the end.
     places = {kind: i for i, kind in reversed(list(enumerate(key.partition(".")[0] for key in keys)))}
     keys.sort(key=lambda key: places[key.partition(".")[0]])
     return [{key: row.get(key) for key in keys} for row in rows]
 
 
 def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
-    """The rows as a pandas frame: whole numbers as Int64, truth values as boolean, numbers as float64, text as string.
+    """Return the rows as a pandas frame with the types Int64, boolean, float64 and string.
 
     ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline`` and ``swept``.
     """
@@ -84,10 +84,10 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
 
 
 def tidy(frame: DataFrame) -> DataFrame:
-    """Return the columns of `frame_of` that differ between its trials; what they share is in ``.attrs["constants"]``.
+    """Return the columns of `frame_of` that differ between its trials; constant ones are in ``.attrs["constants"]``.
 
-    Swept hyperparameters come first, under their own names, then how the trial ended, its times, and its last report
-    under its own names. A prefix stays where another column has the name. Empty columns are dropped.
+    Swept hyperparameters come first, without prefix, then how the trial ended, its times, and its last report, without
+    prefix. A prefix is kept if another column has the name. Empty columns are dropped.
     """
     swept, final = ([c for c in frame if c.startswith(prefix)] for prefix in ("point.", "final."))
     metric = f"final.{frame.attrs['metric']}"
@@ -132,7 +132,7 @@ def _row(result: TrialResult, speedup: float | None, *, is_excluded: bool) -> di
 
 
 def _of_ranks(value: Any) -> Any:
-    """One value where all ranks have the same, else theirs by rank."""
+    """Return the value that all ranks share, else the values by rank."""
     if not isinstance(value, (list, tuple)):
         return value
     shown = [",".join(map(str, each)) if isinstance(each, (list, tuple)) else each for each in value]
@@ -148,7 +148,7 @@ def _cell(value: Any) -> Any:
 
 
 def _series(pd: Any, values: Sequence[Any]) -> Any:
-    """One type for a whole column: where values have several, they are text."""
+    """Return a column of one type; values of several types become text."""
     present = [v for v in values if v is not None]
     if present and all(isinstance(v, bool) for v in present):
         return pd.Series(values, dtype="boolean")
@@ -180,11 +180,11 @@ def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> s
 
 
 def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
-    """Return a study's answer and findings for a paper or a pull request. Names stand in it as they are.
+    """Return a study's answer and findings for a paper or a pull request. Names are included unchanged.
 
     Args:
-        origin: the provenance of its executions, each key with every value that occurred; empty: not known.
-        description: what the study asks, in its author's words.
+        origin: provenance of its executions, each key with every value that occurred; empty: unknown.
+        description: the study's question in its author's words.
     """
     swept = ", ".join(analysis.question.space_keys) or "nothing"
     asked = f"Swept: {swept}. "
@@ -207,7 +207,7 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
 
 
 def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
-    """Versions, machine and commit in a sentence; several values of several executions with "or" between."""
+    """Return a sentence with versions, machine and commit; values that differ between executions are joined by "or"."""
     if not origin:
         return "not in the store."
     texts = {key: " or ".join(values) for key, values in origin.items()}
@@ -228,7 +228,7 @@ TABLES, MARKDOWN = (".csv", ".json", ".parquet"), ".md"
 
 
 def check_path(path: Path, *, force: bool) -> None:
-    """Raise RayparError where a file can't be written: its ending, its folder, a file that nobody gave up."""
+    """Raise RayparError if a file can't be written: wrong suffix, bad folder, or existing file without `force`."""
     if path.suffix.lower() not in (*TABLES, MARKDOWN):
         hint = "end the name in .csv, .json, .parquet (all trials) or .md (a summary)"
         raise RayparError(f"{path}: unknown file format", hint=hint)
@@ -236,10 +236,10 @@ def check_path(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, question: Question, results: Sequence[TrialResult], step_times_of: StepTimes) -> None:
-    """Write the trials; the file's ending, one of `TABLES`, says how. A file that is there is replaced.
+    """Write the trials in the format of the file's suffix, one of `TABLES`. An existing file is replaced.
 
     Args:
-        step_times_of: an identity's ``[rank][step]`` times in seconds; asked for JSON only, for each trial.
+        step_times_of: returns the ``[rank][step]`` times of an identity in seconds; called only for JSON.
 
     Raises:
         RayparError: the file can't be written.
@@ -255,7 +255,7 @@ def write(path: Path, question: Question, results: Sequence[TrialResult], step_t
 
 
 def _asked(question: Question) -> dict[str, Any]:
-    """Return what the study asks, as its files and frames have it."""
+    """Return the study's question as it appears in files and frames."""
     baseline = {key: list(v) if isinstance(v, tuple) else v for key, v in question.baseline.items()}
     asked = {"study": question.study_name, "metric": question.metric, "mode": question.mode, "baseline": baseline}
     return asked | {"swept": list(question.space_keys)}
@@ -272,7 +272,7 @@ def _json(question: Question, results: Sequence[TrialResult], step_times_of: Ste
 
 
 def _finite(value: Any) -> Any:
-    """The value as JSON can have it."""
+    """Return the value in a form that JSON can represent."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

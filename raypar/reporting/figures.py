@@ -1,7 +1,7 @@
 """The figures of a study. Each is a function with the decorator `figure`; Vega-Lite draws it.
 
-Values are drawn as medians with their intervals, above a dot for each trial. A caption says what to see: sentences of
-the study's verdict and statements. A figure that the study has no data for is omitted, with the reason.
+Values are drawn as medians with their intervals, above a dot for each trial. Captions consist of sentences from the
+study's verdict and statements. A figure that the study has no data for is omitted, with the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from raypar.study.profile import PARTS
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
 
-GROUP = "raypar.figures"  # of entry points, each a `FigureMaker`
+GROUP = "raypar.figures"  # group of entry points, each a `FigureMaker`
 MANY_POINTS = 12
 MakeFigure: TypeAlias = Callable[[StudyAnalysis, Sequence[TrialResult]], Figure | OmittedFigure]
 
@@ -48,10 +48,10 @@ class FigureMaker:
     """Figure of a report, before it is drawn.
 
     Attributes:
-        make: draws it from the analysis and the trials.
-        place: in the order of a report; raypar's own have 10 to 130.
-        in_search: place among those that come first in a search; infinite: it is none.
-        in_grid: likewise, in a study of many points.
+        make: function that draws it from the analysis and the trials.
+        place: position in a report; the built-in figures have 10 to 130.
+        in_search: position among the figures that come first in a search; infinite: not among them.
+        in_grid: the same, for a study with many points.
     """
 
     make: MakeFigure
@@ -64,12 +64,12 @@ class FigureMaker:
 
 
 def figure(place: float, **first: float) -> Callable[[MakeFigure], FigureMaker]:
-    """Make a function a figure of every report; see `FigureMaker`."""
+    """Turn a function into a figure for reports; see `FigureMaker`."""
     return lambda make: FigureMaker(make, place, **first)
 
 
 def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple[Figure | OmittedFigure, ...]:
-    """Return every figure, or why it is omitted, those first that matter most for this study.
+    """Return every figure, or why it is omitted, starting with the most important for this study.
 
     Args:
         results: the trials, in any order.
@@ -85,7 +85,7 @@ def figures_of(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> tuple
 def write_figures(
     figures: Sequence[Figure | OmittedFigure], folder: Path, kinds: Sequence[str] = vega.KINDS
 ) -> list[Path]:
-    """Draw each figure into files of its own, ``speedup.svg``, ``speedup.png`` …, and return their paths.
+    """Draw each figure into separate files, ``speedup.svg``, ``speedup.png`` …, and return their paths.
 
     Raises:
         RayparError: the folder can't be written.
@@ -102,8 +102,8 @@ def write_figures(
 
 
 NUM_CURVE_POINTS = 40
-MIN_COUNTS = 3  # fewer worker counts make no curve
-BESIDE = 1.015  # from group to group
+MIN_COUNTS = 3  # worker counts for a curve
+BESIDE = 1.015  # factor between neighbouring groups
 RATIO_AXIS = {"format": "~g", "tickCount": 5}
 IDEAL = "ideal"
 NO_CURVE = f"no points that differ only in num_workers have finished trials at {MIN_COUNTS} worker counts or more"
@@ -114,7 +114,7 @@ OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER:
 
 @figure(10, in_grid=1)
 def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Speedups over the baseline: of three worker counts or more as curves, of other points one below the other."""
+    """Speedups over the baseline: as curves for three or more worker counts, otherwise one row per point."""
     groups, comparisons = _curves(analysis), analysis.verdict.comparisons
     if groups and (not comparisons or analysis.question.compared_keys() == ("num_workers",)):
         return _speedup_over_workers(analysis, groups)
@@ -124,10 +124,10 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
 
 
 def _comparisons(analysis: StudyAnalysis) -> Figure:
-    """Speedup of each point over its baseline with its interval, and of each trial over that of its block."""
+    """Speedup of each point over its baseline with its interval, and of each trial over the baseline in its block."""
     shown = [(c, c.point.speedup) for c in analysis.verdict.comparisons if c.point.speedup][:MAX_BARS]
     cells = zip(*(column.cells for column in comparison_columns(analysis.verdict)[:-2]), strict=True)
-    names = [", ".join(filter(None, row)) for row in cells] or [shown[0][0].who]  # one needs no table
+    names = [", ".join(filter(None, row)) for row in cells] or [shown[0][0].who]  # a single comparison has no columns
     rows = [
         {"point": name, **bounds(ratio), "shown": units.ratio_interval(ratio), "outcome": str(c.outcome)}
         for (c, ratio), name in zip(shown, names, strict=False)
@@ -158,7 +158,7 @@ def _speedup_caption(analysis: StudyAnalysis) -> str:
 
 
 def _doubt(analysis: StudyAnalysis) -> str:
-    """Return the caption of a figure of times that can't be trusted; empty where they can."""
+    """Return the caption of a figure if its times can't be trusted; empty if they can."""
     return "Inconclusive: other processes used the cores." if analysis.verdict.doubt else ""
 
 
@@ -177,7 +177,7 @@ def _medians(x: Spec, y: Spec, **channels: object) -> Spec:
 
 
 def _speedups(analysis: StudyAnalysis, of: PointSamples, base: PointSamples | None = None, **more: str) -> list[Row]:
-    """Return a row for the speedup of each trial over that of `base` in its block; None: of the point's baseline."""
+    """Return a row for each trial with its speedup over `base`, or the point's baseline if None, in its block."""
     if base is None:
         key = point_key(analysis.question.baseline_of(of.point))
         base = next((p for p in analysis.points if point_key(p.point) == key), None)
@@ -242,7 +242,7 @@ def efficiency(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Om
 
 
 def _curves(analysis: StudyAnalysis) -> dict[str, WorkerGroup]:
-    """Return the groups to draw by their labels; ``measured``: one that shares all it sweeps with no other."""
+    """Return the groups to draw by their labels; a group without a label is ``measured``."""
     return _named([g for g in analysis.worker_groups if len(g.speedups) >= MIN_COUNTS][: vega.MAX_SERIES])
 
 
@@ -251,7 +251,7 @@ def _at_most_workers(
     value_of: Callable[[ScalingPoint], Estimate],
     show: Callable[[units.Interval], str],
 ) -> str:
-    """Return the lowest and the highest value of the groups, each at its largest worker count."""
+    """Return the lowest and highest values of the groups, each at its largest worker count."""
     lasts = [(value_of(last), last.num_workers, group.label) for group in groups.values() for last in group.points[-1:]]
     ends = (pick(lasts, key=lambda last: last[0].value) for pick in (min, max))
     shown = (f"{show(e)} with {units.counted(n, 'worker')}{f' at {at}' * bool(at)}" for e, n, at in ends)
@@ -261,7 +261,7 @@ def _at_most_workers(
 def _over_workers(
     rows: Sequence[Row], trials: Sequence[Row], x: Spec, y: Spec, shown_as: str, below: Sequence[Spec]
 ) -> Spec:
-    """The spec of values with their intervals and trials above some layers."""
+    """Return the spec of values with their intervals and trials, on top of other layers."""
     names = list(dict.fromkeys(row["series"] for row in rows))
     # Side by side, so that intervals at the same number of workers don't hide each other.
     places = {name: i - (len(names) - 1) / 2 for i, name in enumerate(names)}
@@ -296,7 +296,7 @@ def _group_rows(
 
 
 def _group_trials(analysis: StudyAnalysis, groups: Mapping[str, WorkerGroup]) -> Iterator[Row]:
-    """Yield the speedup of each trial over that of its block with the group's baseline."""
+    """Yield the speedup of each trial over the group's baseline in the same block."""
     points = {(point_key(p.rest), p.num_workers): p for p in analysis.points if "num_workers" in p.point}
     for name, group in groups.items():
         base = points[point_key(group.point), group.baseline]
@@ -310,14 +310,14 @@ def _named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
     named: dict[str, WorkerGroup] = {}
     for group in groups:
         name = group.label or "measured"
-        while name in named:  # values that differ after their first four digits
+        while name in named:  # values may differ only after their first four digits
             name += "′"
         named[name] = group
     return named
 
 
 def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
-    """The fitted laws as curves, from the fewest workers of a group to the most of all."""
+    """Yield the fitted laws as curves, from the fewest workers of a group to the most workers of all groups."""
     for name, group in named.items():
         # Gunther's law without a significant coherence is Amdahl's.
         fits = [law for law in group.analysis.laws if isinstance(law, Fit) and (law.law is not USL or law.is_bent)]
@@ -332,7 +332,7 @@ def _law_rows(named: Mapping[str, WorkerGroup], farthest: int) -> Iterator[Row]:
 
 MAX_DRAWN_POINTS = 200
 MIN_MEMORIES = 2
-MAX_SHOWN = 3  # of what a caption lists
+MAX_SHOWN = 3  # items that a caption lists
 RECOMMENDED, LEADING = "recommended", "leading"
 ON_FRONT, BEATEN, EXCLUDED, OTHER = "on the Pareto front", "beaten by another", "excluded", "other points"
 KIND_STYLES = {
@@ -345,7 +345,7 @@ KIND_STYLES = {
 
 @figure(30, in_search=3)
 def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Each point's time and metric: the recommended one, those on the Pareto front, those that are excluded."""
+    """Time and metric of each point, marking the recommended one, the Pareto front and excluded points."""
     metric, advice = analysis.question.metric, analysis.verdict.recommendation
     judged_by = analysis.question.judged_by
     title = f"Time against {metric}"
@@ -393,7 +393,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
 
 @figure(80)
 def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Each point's step time against the memory that a worker needs."""
+    """Step time of each point over the memory that a worker needs."""
     title = "Step time against peak memory"
     rows: list[Row] = [
         {
@@ -425,7 +425,7 @@ def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
 
 
 def _taken(analysis: StudyAnalysis) -> tuple[Candidate | None, str]:
-    """Return the point that the verdict names, and what it is called: recommended or leading."""
+    """Return the point that the verdict names, and whether it is called recommended or leading."""
     advice = analysis.verdict.recommendation
     if advice is None or analysis.question.is_search:
         return (advice.best if advice else None), LEADING
@@ -448,9 +448,9 @@ def _pareto_caption(analysis: StudyAnalysis, rows: Sequence[Row]) -> str:
     return f"{first}."
 
 
-MIN_TRIALS, MIN_TOP = 6, 3  # fewer show no effect
-TOP_SHARE = 0.1  # of the trials, whose values the caption names
-LOG_RANGE = 20  # of the values of a logarithmic axis
+MIN_TRIALS, MIN_TOP = 6, 3  # needed to show an effect
+TOP_SHARE = 0.1  # share of the trials whose values the caption names
+LOG_RANGE = 20  # ratio of the values from which the axis is logarithmic
 
 
 @figure(50, in_search=1)
@@ -481,7 +481,7 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
         vega.thinned(rows, MAX_DRAWN_TRIALS),
         _medians(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
     )
-    top = rows[: max(MIN_TOP, round(TOP_SHARE * len(rows)))]  # a search's points come with the best first
+    top = rows[: max(MIN_TOP, round(TOP_SHARE * len(rows)))]  # the best points of a search come first
     seen = [row["x"] for row in top]
     where = f"{key}={units.listed(dict.fromkeys(map(str, seen)), MAX_SHOWN, word='or')}"
     if is_number:
@@ -491,10 +491,10 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
 
 
 MAX_CELLS = 400
-MAX_WRITTEN_COLUMNS = 8  # of a heat map: more texts don't fit beside each other on a phone
+MAX_WRITTEN_COLUMNS = 8  # of a heat map; more texts don't fit side by side on a phone
 MAX_AXIS_LETTERS = 40
 INKS = ("#ffffff", "#000000")  # on dark cells, on light ones
-MIN_FILLED = 0.5  # of a heat map's cells; a search's points leave nearly all of them empty
+MIN_FILLED = 0.5  # share of a heat map's cells; a search leaves nearly all of them empty
 
 
 @figure(110, in_grid=2)
@@ -526,7 +526,7 @@ def _heat_map(
     legend: str,
     axis_of_values: vega.Spec | None = None,
 ) -> Figure | OmittedFigure:
-    """The figure of points with their values; `shows`: one as written on a cell, and as shown in words."""
+    """Return the figure of points with their values; `shows`: formats of a value on a cell and in words."""
     keys = analysis.question.space_keys
     blanks = [(p.point, p.outcome) for p in analysis.points if p.outcome is not None]
     points = [point for point, _ in (*cells, *blanks)]
@@ -543,7 +543,7 @@ def _heat_map(
     values = [e.value for _, e in cells]
     middle = (min(values) + max(values)) / 2
     one, interval = shows
-    # Cividis goes from dark to light: what is written on a cell has to stand out from it.
+    # Cividis goes from dark to light, so text on a cell needs a contrasting colour.
     rows: list[Row] = [
         {"across": x, "down": y, "value": e.value, "short": one(e.value), "shown": interval(e)}
         | {"ink": INKS[e.value > middle]}
@@ -576,7 +576,7 @@ def _heat_map(
 
 
 def _ordered(values: Sequence[object]) -> list[str]:
-    """Return the values of a hyperparameter as text, each once, numbers from the smallest, words as they come."""
+    """Return the distinct values of a hyperparameter as text: numbers ascending, others in order of appearance."""
     numbers = sorted(v for v in values if isinstance(v, (int, float)))
     return list(dict.fromkeys(map(units.value_of, numbers if len(numbers) == len(values) else values)))
 
@@ -591,7 +591,7 @@ BATCH_PARTS = {"throughput": "samples/s", "progress": "progress per sample", "go
 
 @figure(90)
 def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Samples per second, progress per sample and their product over the batch size, against one of them."""
+    """Samples per second, progress per sample and their product over the batch size, relative to one batch size."""
     title = "Batch size: throughput and progress"
     target, groups = analysis.target, analysis.batches
     if target is None or not groups:
@@ -627,8 +627,8 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
     return Figure("goodput", title, f"{caption}{reservation(Comparison(last.goodput))}.", spec)
 
 
-OFF_AXIS = {"offset": 24}  # of a legend: the axis has its title there
-# Eight parts of a step: Okabe and Ito's colours, with two greys for what is neither work nor communication.
+OFF_AXIS = {"offset": 24}  # for a legend, to clear the title of the axis
+# Okabe and Ito's colours for eight parts of a step; two greys are for parts other than work and communication.
 PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
 TRIAL_PARTS = ("start-up", "loading data", "warm-up", "training", "evaluation", "rest")
 TRIAL_COLOURS = dict(zip(TRIAL_PARTS, ("#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#c3c7cd"), strict=True))
@@ -656,7 +656,7 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
         trials += [
             {"point": name, "trial": labels[repeat], "value": value, "shown": units.seconds(value)}
             for repeat, value in p.times.items()
-            if len(p.times) > 1  # one alone is the median
+            if len(p.times) > 1  # a single one is the median
         ]
     empty = [{"point": name, "shown": outcome} for (_, outcome), name in zip(blanks, names[len(drawn) :], strict=True)]
     text_layer = {"data": {"values": empty}} | layer(
@@ -709,7 +709,7 @@ def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omi
 
 
 def _shares_caption(part: str, whole: str, shares: Mapping[str, float]) -> str:
-    """Return between which shares of a whole a part takes; `shares`: by point."""
+    """Return the range of a part's share of a whole; `shares`: shares by point."""
     ends = [pick(shares, key=lambda at: shares[at]) for pick in (max, min)]
     most, least = (units.percent(shares[at]) for at in ends)
     text = f"{part[:1].upper()}{part[1:]} takes {most} of {whole}"
@@ -744,7 +744,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
 
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
-    """The parts of a finished trial, in seconds; empty where they are not known."""
+    """Return the parts of a finished trial in seconds; empty if they are unknown."""
     if not result.is_measured or result.conditions.stalls_s or not result.wall_s or not result.is_timed_whole:
         return {}
     data = result.data_time_s or 0.0
@@ -761,7 +761,7 @@ def _parts_of(result: TrialResult) -> dict[str, float]:
 def _first_points(
     analysis: StudyAnalysis, timed: Sequence[tuple[PointAnalysis, Estimate]]
 ) -> Sequence[tuple[PointAnalysis, Estimate]]:
-    """Return all, in their order, or of too many the fastest; of a search the first, which are the best."""
+    """Return all points in order; if there are too many, the fastest or, in a search, the first, which are the best."""
     if len(timed) <= MAX_BARS or analysis.question.is_search:
         return timed[:MAX_BARS]
     return sorted(timed, key=lambda e: e[1].value)[:MAX_BARS]
@@ -785,14 +785,14 @@ def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: st
     return layers([row for row in rows if row["part"] in seen], bars, height=max(80, 30 * num_bars))
 
 
-MAX_CURVES = 5  # of a point's trials; more hide each other
-MAX_REPORTS = 1200  # of all curves
+MAX_CURVES = 5  # trials per point; more hide each other
+MAX_REPORTS = 1200  # in all curves together
 MAX_DRAWN_TRIALS = 500
 
 
 @figure(40, in_search=2)
 def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """The metric over the time trained so far, a curve for each trial, coloured by its point."""
+    """The metric over the training time so far: one curve per trial, coloured by point."""
     metric = analysis.question.metric
     title = f"Learning curves: {metric} over time"
     is_timed = any(TRAIN_TIME in report for r in results for report in r.reports)
@@ -807,7 +807,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
     best = sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)[: vega.MAX_SERIES]
     labels = [label for label in dict.fromkeys(labels) if label in best]
     names, legend_title = dict(zip(labels, labels, strict=True)), None
-    if max(map(len, labels)) > vega.MAX_SHORT_NAME:  # values instead, and the keys as the legend's title
+    if max(map(len, labels)) > vega.MAX_SHORT_NAME:  # values as labels, and the keys as the legend's title
         points = {point_label(p.point): p.point for p in analysis.points}
         axis, short = vega.point_axis([points[label] for label in labels])
         names, legend_title = dict(zip(labels, short, strict=True)), axis["title"]
@@ -837,7 +837,7 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
 
 @figure(130)
 def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """Each trial's time over its point's median, by when it was started: a machine that changes shows."""
+    """Time of each trial relative to its point's median, by start time, to reveal changes of the machine."""
     title = "Drift over the study"
     repeated = [(p, p.time_s) for p in analysis.points if len(p.samples) > 1]
     medians = {point_key(p.point): time_s.value for p, time_s in repeated if time_s is not None}
@@ -869,7 +869,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
 
 
 def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:
-    """The metric at each report, over the training time so far, or else over the reports; empty where that lacks."""
+    """Return the metric at each report over the training time so far, or over the reports; empty if data is missing."""
     so_far, rows = 0.0, []
     trial = {"series": point_label(result.spec.point), "trial": result.spec.label}
     if not result.is_complete:

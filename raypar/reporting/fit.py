@@ -1,6 +1,6 @@
 """Scaling of a training: a table, a paragraph for each law, and where to stop; `scaling_lines` is the short form.
 
-A law needs at least three worker counts. Groups of two counts have a line with one serial fraction. Formulas and names
+A law needs at least three worker counts. Groups with two counts get a line with one serial fraction. Formulas and names
 are ASCII, so that they look the same on every console.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import FitDocument, FittedLawEntry, LawEntry, ScalingEntry
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
-MAX_SCALING_GROUPS = 4  # shown one by one
+MAX_SCALING_GROUPS = 4  # shown individually
 FRACTIONS = {Scaling.STRONG: "Karp–Flatt", Scaling.WEAK: "Gustafson"}  # definitions of the serial fraction
 
 
@@ -51,7 +51,7 @@ def print_runs(console: Console, table: Table, baseline: int | None) -> None:
     """Print how a table of runs was read, and their scaling.
 
     Args:
-        baseline: the worker count to compare with; None: the smallest of each.
+        baseline: worker count to compare with; None: the smallest of each.
     """
     analyses = _analyses(table, baseline)
     print_paragraph(console, table.reading)
@@ -100,7 +100,7 @@ def runs_document(source: str, table: Table, baseline: int | None) -> FitDocumen
 
 
 def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str = "") -> ScalingEntry:
-    """Return numbers and laws of a group, and where to stop.
+    """Return the numbers and laws of a group, and where to stop.
 
     Args:
         of: the group, or the heading of runs of a table.
@@ -168,7 +168,7 @@ def _level(num_groups: int) -> float:
 
 
 def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", doubt: str = "") -> None:
-    """Print the scaling of a group; `unit`: that of its throughput, if known."""
+    """Print the scaling of a group; `unit`: unit of its throughput, if known."""
     print_table(console, _columns(analysis, unit or analysis.quantity.value))
     laws = [_law(law, analysis) for law in analysis.laws]
     console.print()
@@ -185,7 +185,7 @@ def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", 
 
 
 def details(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
-    """Return the sections of a report beside its verdicts, by heading."""
+    """Return the sections of a report other than its verdicts, by heading."""
     return {
         "Scaling": scaling_lines(analysis.question.study_name, analysis.worker_groups),
         "Effects of the hyperparameters": effect_lines(analysis),
@@ -242,7 +242,7 @@ def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
-    """Return the serial fractions of groups of two worker counts."""
+    """Return the serial fractions of groups with two worker counts."""
     fractions = [(g, p.num_workers, p.serial_fraction) for g in groups for p in g.points if p.serial_fraction]
     if len(fractions) > MAX_SCALING_GROUPS:
         ends = [pick(fractions, key=lambda entry: entry[2].value) for pick in (min, max)]
@@ -284,7 +284,7 @@ def _fits(analysis: ScalingAnalysis) -> list[Fit]:
 
 
 def _parameters(fit: Fit) -> list[str]:
-    """Return the parameters, in percent unless of second order, for which percent is too coarse."""
+    """Return the parameters, in percent except for second-order ones, for which percent is too coarse."""
     shown = []
     for name, p, order in zip(fit.law.parameters, fit.parameters, fit.law.orders, strict=True):
         brackets = "" if p.low is None or p.high is None else f" [{_small(p.low)}, {_small(p.high)}]"
@@ -436,7 +436,7 @@ def _step_columns(analysis: ScalingAnalysis) -> list[Column]:
         "worker time": [f"{100 * (s.cost - 1):+.0f} %" for s in steps],
     }
     if analysis.quantity is Measurement.TIME and analysis.scaling is Scaling.STRONG:
-        first = analysis.points[0]  # the others follow by their speedups, as the worker time does
+        first = analysis.points[0]  # the others follow from their speedups, like the worker time
         base_s = first.measured.value * first.speedup.value
         costs = {p.num_workers: units.compact(p.num_workers * base_s / p.speedup.value) for p in analysis.points}
         cells["worker-seconds"] = [f"{costs[s.start]} → {costs[s.end]}" for s in steps]

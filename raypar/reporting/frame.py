@@ -32,7 +32,7 @@ class Figures(dict[str, Figure]):
     """A study's figures by their keys (``speedup``, ``pareto`` …); a notebook shows them all.
 
     Attributes:
-        left_out: those that the study has no data for, and why.
+        left_out: figures that the study has no data for, and why.
     """
 
     def __init__(self, figures: Sequence[Figure | OmittedFigure]) -> None:
@@ -53,7 +53,7 @@ class Figures(dict[str, Figure]):
 
 
 class ReportView:
-    """A study's report for a notebook: as coloured HTML, and as plain text for those that show none."""
+    """A study's report for a notebook: coloured HTML, and plain text for notebooks that show no HTML."""
 
     def __init__(self, analysis: StudyAnalysis, *, verbose: bool = False) -> None:
         self._analysis, self._verbose = analysis, verbose
@@ -70,9 +70,9 @@ class ReportView:
 
 
 class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
-    """The trials of a study, one row each. What is selected or computed from it is a plain pandas frame."""
+    """The trials of a study, one row each. Selections and results of computations are plain pandas frames."""
 
-    # pandas pickles these attributes, and makes no columns of them.
+    # pandas pickles these attributes and does not turn them into columns.
     _metadata = ["_asked", "_results", "_final_test"]  # noqa: RUF012
     _asked: Question
     _results: tuple[TrialResult, ...]
@@ -82,10 +82,10 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     def of(
         cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, final_test: str = ""
     ) -> StudyFrame:
-        """The frame of `raypar.reporting.export.frame_of`, with what reports are made of.
+        """Return the frame of `raypar.reporting.export.frame_of`, with the data for reports.
 
         Args:
-            all: every column, not those of `raypar.reporting.export.tidy` alone.
+            all: every column, not only those of `raypar.reporting.export.tidy`.
             final_test: outcome on the test set, as in `Verdict`.
         """
         plain = frame_of(question, results) if all else tidy(frame_of(question, results))
@@ -108,7 +108,7 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     def points(self) -> pd.DataFrame:
         """The points, one row each: swept values, finished trials ``n``, medians, and whether it is recommended.
 
-        An interval's ends have its name with ``_low`` and ``_high``. A quantity that no point has is left out.
+        The ends of an interval have the suffixes ``_low`` and ``_high``. Quantities that no point has are omitted.
         """
         keys, points = self._asked.space_keys, self.analysis.points
         rows = []
@@ -124,14 +124,14 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
 
     @property
     def verdict(self) -> Verdict:
-        """The question, the answer, the comparisons that it rests on, and the recommended point."""
+        """The question, the answer, the comparisons behind it, and the recommended point."""
         return self.analysis.verdict
 
     def report(self, *, verbose: bool = False) -> None:
-        """Show the study's report: in a notebook as its output, elsewhere on the terminal.
+        """Show the study's report as notebook output, or else on the terminal.
 
         Args:
-            verbose: with all comparisons, scaling, effects, where time goes, all warnings.
+            verbose: include all comparisons, scaling, effects, the parts of the time and all warnings.
         """
         notebook = sys.modules.get("IPython")
         if notebook is not None and notebook.get_ipython() is not None:

@@ -1,12 +1,11 @@
 """A study's report as one self-contained HTML file.
 
-Figures stand in it twice: as SVG, which is there at once and where scripts are not run, and as Vega-Lite, with its
-runtime, which takes the SVG's place once it is drawn. Names and texts of a study are data: they are escaped wherever
-they stand, and the page's content security policy lets no script run but the two whose hashes it lists, and loads
-nothing at all.
+Figures are included twice: as SVG, which shows at once and without scripts, and as Vega-Lite with its runtime, which
+replaces the SVG once it is drawn. Names and texts of a study are data and always escaped. The page's content security
+policy only allows the two scripts whose hashes it lists, and loads nothing.
 
-The page's script sorts by a cell's ``data-sort``, or else by its text. End tags that HTML does without are left out: a
-report of thousands of trials is still to be sent around.
+The page's script sorts by a cell's ``data-sort``, or else by its text. Optional end tags are omitted, so that a report
+of thousands of trials stays small enough to send.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)=
 _DECIMALS, _FONT = re.compile(r"\d+\.\d{3,}"), re.compile(r' font-family="[^"]*"')
 MAX_POINTS, MAX_TRIALS = 500, 2000
 MAX_COMPARISONS = 8
-MAX_FIGURES = 6  # others are folded
+MAX_FIGURES = 6  # further ones are collapsed
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MAX_FAILURE_LENGTH = 300
 MAX_SEEDS = 50
@@ -59,14 +58,14 @@ _NAMES |= {"os": "operating system", "cpu": "CPU", "cores": "cores", "gpu": "GPU
 class Origin:
     """Provenance of a study's numbers."""
 
-    tags: Mapping[str, str]  # of `raypar.provenance.provenance`; others are not shown
+    tags: Mapping[str, str]  # from `raypar.provenance.provenance`; others are not shown
     description: str = ""  # the study's question
     study_source: str = ""  # the text of the study's file
-    partial: str = ""  # what the numbers lack, where the execution did not get to its end
+    partial: str = ""  # what is missing from the numbers if the execution did not finish
 
 
 def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin: Origin) -> str:
-    """Return the report as HTML; takes a few seconds, for every figure is drawn.
+    """Return the report as HTML; takes a few seconds, since every figure is drawn.
 
     Args:
         results: the study's trials, in any order.
@@ -76,7 +75,7 @@ def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin:
     verdict = analysis.verdict
     table_script, chart_script = _inline((FOLDER / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     points = points_table(analysis)
-    # Drawn here: a drawing's texts are escaped by who draws it.
+    # Drawn here, because the drawing code escapes the texts.
     drawings = [
         {**vars(f), "svg": Markup(brief(static_svg(f))), "spec": for_page(f)} for f in figures if isinstance(f, Figure)
     ]
@@ -117,8 +116,8 @@ def _template() -> Template:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        # A page can't have control characters. Markup has none: scripts are checked by their hash, names in tables
-        # and drawings are stripped.
+        # A page must not contain control characters. Markup has none: scripts are checked by their hash, and names in
+        # tables and drawings are stripped.
         finalize=lambda value: strip_control(value) if type(value) is str else value,
     )
     environment.filters["kept"] = _kept
@@ -127,14 +126,14 @@ def _template() -> Template:
 
 
 def _comparisons(verdict: Verdict) -> list[tuple[str, Markup, str]]:
-    """Return what is compared, its speedup and the outcome; empty for many: the table of points has the speedups."""
+    """Return the comparisons with speedup and outcome; empty if there are many, as the table of points has them."""
     rows = list(zip(*(column.cells for column in comparison_columns(verdict)), strict=True))
     rows = rows if len(rows) <= MAX_COMPARISONS else []
     return [(", ".join(filter(None, compared)), _value(ratio), outcome) for *compared, ratio, outcome in rows]
 
 
 def brief(svg: str) -> str:
-    """Return the drawing to a hundredth of a pixel, in the page's font; its texts stay."""
+    """Return the drawing with coordinates rounded to 0.01 pixels, in the page's font; its texts are unchanged."""
     rounded = _GEOMETRY.sub(lambda each: _DECIMALS.sub(lambda n: f"{float(n[0]):.2f}", each[0]), svg)
     return _FONT.sub("", rounded)
 
@@ -147,14 +146,14 @@ def _kept(sentence: str) -> Markup:
 
 @cache
 def _chart_script() -> str:
-    """Vega-Lite's runtime and what draws the figures; takes about a second the first time."""
+    """Return Vega-Lite's runtime with the script that draws the figures; takes about a second the first time."""
     import vl_convert
 
     return _inline(vl_convert.javascript_bundle((FOLDER / CHART_SCRIPT).read_text("utf-8")))
 
 
 def _inline(script: str) -> str:
-    """Return a script that can stand in a page: nothing in it ends its element or is changed by the page's parser."""
+    """Return a script for use in a page: nothing in it ends the script element or is changed by the HTML parser."""
     return script.replace("\r\n", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
@@ -173,7 +172,7 @@ def _subtitle(analysis: StudyAnalysis, trials: Sequence[TrialResult]) -> str:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """Table as markup, with notes to stand below it."""
+    """Table as markup, with notes below it."""
 
     markup: Markup
     style: Markup  # rules for its columns
@@ -182,7 +181,7 @@ class HtmlTable:
 
 
 def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
-    """Return a row for each point; None where there is no point."""
+    """Return a table with a row for each point; None if there is no point."""
     if not analysis.points:
         return None
     table = _table("all-points", point_columns(analysis, max_points=MAX_POINTS))
@@ -192,7 +191,7 @@ def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
 
 
 def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: int = MAX_TRIALS) -> HtmlTable:
-    """Return a row for each of the first trials; values that all trials share stand in a note below."""
+    """Return a table with a row for each of the first trials; a note below it has the values that all trials share."""
     more, trials = len(trials) - most, trials[:most]
     metric = analysis.question.metric
     keys = list(dict.fromkeys([*analysis.question.space_keys, *(k for r in trials for k in r.spec.point)]))
@@ -231,7 +230,7 @@ def _numbers(head: str, values: Sequence[float | None]) -> Column:
 
 
 def _started(trials: Sequence[TrialResult]) -> Column:
-    """The day stands in the head where it is the same for all."""
+    """Return the column of starting times; the head has the day if it is the same for all."""
     moments = [datetime.fromtimestamp(r.started_at) if r.started_at > 0 else None for r in trials]
     days = {f"{at:%Y-%m-%d}" for at in moments if at}
     head, form = (f"started {days.pop()}", "%H:%M:%S") if len(days) == 1 else ("started", "%Y-%m-%d %H:%M:%S")
@@ -260,14 +259,14 @@ def _table(name: str, columns: Sequence[Column]) -> HtmlTable:
 
 
 def _cell(text: str, sort: float | None) -> str:
-    """Return a cell whose line may break before an interval, nowhere else within a value."""
+    """Return a cell in which a value may only break before its interval."""
     if not units.is_number(sort):
         return f"<td>{escape(strip_control(text))}"
     return f'<td data-sort="{sort:.6g}">{_value(text)}'
 
 
 def _value(text: str) -> Markup:
-    """Return a value whose line may break before its interval, or before ``(too noisy)``, and nowhere else."""
+    """Return a value that may only break before its interval or before ``(too noisy)``."""
     value, *interval = re.split(r" (?=[\[(])", strip_control(text), maxsplit=1)
     shown = escape(value.replace(" ", NO_BREAK))
     return shown + (Markup(' <span class="interval">{}</span>').format(interval[0]) if interval else "")

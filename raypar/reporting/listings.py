@@ -48,7 +48,8 @@ def plan_document(
     """Return a study's plan: points, trials, gangs, order, resources, time.
 
     Args:
-        estimated_s: for what is missing, from `num_timed` stored trials, of `timed_study` if it is another one.
+        estimated_s: for the missing trials, in seconds, from `num_timed` stored trials, of `timed_study` if it is
+            another study.
     """
     gangs, num_points = list(placements), len(study.points())
     return {
@@ -132,7 +133,7 @@ def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
 
 
 def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: Path) -> None:
-    """Print each error once: the trials that it ended, its traceback's end and the log of the first of them."""
+    """Print each error once, with its trials, the end of its traceback and the log of its first trial."""
     alike: dict[str, list[TrialResult]] = {}
     skipped: list[str] = []
     for result in failures:
@@ -158,7 +159,7 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
 
 
 def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
-    """One line per study: its name, executions, trials by state, and when it was last used."""
+    """Print one line per study: its name, executions, trials by state, and when it was last used."""
     counts = {"executions": [s["num_executions"] for s in studies]}
     for key, state in COUNTERS.items():
         of_each = [s["counts"][key] for s in studies]
@@ -170,7 +171,7 @@ def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
 
 
 def print_trials(console: Console, results: Sequence[TrialResult], metric: Metric) -> None:
-    """One line per trial of a study, with the metric that it looks at."""
+    """Print one line per trial of a study, with the study's metric."""
     keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
     trials, always = _in_order(results), (TRAIN_TIME, WALL_TIME)
     measured = {q: [q.text(q.of(r)) for r in trials] for q in of_view(View.TRIALS)}
@@ -185,7 +186,7 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: Metri
 
 
 def show_document(study: str, results: Sequence[TrialResult], metric: str, scope: str = "") -> ShowDocument:
-    """Return what `print_trials` prints of the same."""
+    """Return the content of `print_trials` as a document."""
     return {
         "schema": 1,
         "kind": "show",
@@ -215,18 +216,18 @@ def show_document(study: str, results: Sequence[TrialResult], metric: str, scope
 
 
 def _in_order(results: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the trials block by block, as they were run."""
+    """Return the trials block by block, in the order in which they ran."""
     return sorted(results, key=lambda r: (r.spec.repeat, r.spec.order))
 
 
 def _state(result: TrialResult) -> str:
     if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
-        return result.reason[:MAX_REASON_CHARS]  # says that it did not run
+        return result.reason[:MAX_REASON_CHARS]  # the reason why it did not run
     return f"{result.state}: {result.reason[:MAX_REASON_CHARS]}" if result.reason else result.state.value
 
 
 def print_workloads(console: Console, workloads: Iterable[AnyWorkload]) -> None:
-    """One row each: name, data set with its size, metric, what it is."""
+    """Print one row per workload: name, data set with its size, metric, description."""
     every = list(workloads)
     columns = [
         Column("workload", [each.name for each in every]),
@@ -238,7 +239,7 @@ def print_workloads(console: Console, workloads: Iterable[AnyWorkload]) -> None:
 
 
 def print_workload(console: Console, workload: AnyWorkload) -> None:
-    """One workload with its own options and what raypar's are for it."""
+    """Print a workload with its own and raypar's options, and their defaults for it."""
     for text in (f"{workload.name}: {workload.description}", f"data set: {workload.dataset}"):
         print_line(console, text)
     print_line(console, f"metric: {workload.metric_of().text}")
@@ -256,13 +257,13 @@ class WorkAssumptions:
 
     batch_size: int
     epochs: int
-    num_samples: int | None  # of the training set; None: unknown
-    peak_flops: float  # FLOP/s that the hardware reaches at most
-    peak_source: str  # where that is from, for people
+    num_samples: int | None  # size of the training set; None: unknown
+    peak_flops: float  # peak of the hardware in FLOP/s
+    peak_source: str  # source of the peak, for readers
 
 
 def print_work(console: Console, title: str, work: Work, assumed: WorkAssumptions) -> None:
-    """Weights, work by type of layer, and the least time of an iteration and of the training."""
+    """Print weights, work by type of layer, and the minimum time of an iteration and of the training."""
     line = partial(print_line, console)
     size = " × ".join(map(str, work.input_shape)) or "1"
     line(f"{title}: {units.count(work.num_parameters)} weights; input of one sample: {size}")
@@ -292,7 +293,7 @@ def print_work(console: Console, title: str, work: Work, assumed: WorkAssumption
 
 
 def work_document(workload: str, title: str, work: Work, assumed: WorkAssumptions) -> WorkDocument:
-    """Return what `print_work` prints of the same."""
+    """Return the content of `print_work` as a document."""
 
     def least(num_samples: int) -> LeastTimeEntry:
         flop = work.flop * num_samples
@@ -326,7 +327,7 @@ def work_document(workload: str, title: str, work: Work, assumed: WorkAssumption
 
 
 def scaled(value: float, unit: str) -> str:
-    """Three significant digits with a prefix: ``4.09 GMAC``, ``112 TFLOP/s``."""
+    """Return three significant digits with an SI prefix: ``4.09 GMAC``, ``112 TFLOP/s``."""
     for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T")):
         if value >= factor * 0.9995:
             return f"{units.number(value / factor, 3)} {prefix}{unit}"

@@ -1,10 +1,10 @@
 """Live view of a running study.
 
-The view shares the machine with the trials that are being timed. So an event only changes a few fields; drawing is
-left to rich's own thread, once a second. Where the output is no terminal, there is no thread: a line with its time for
-each trial.
+The view shares the machine with the trials that are being timed. So an event only changes a few fields, and rich's
+thread draws once a second. If the output is not a terminal, there is no thread, only a line with its time for each
+trial.
 
-A line that is too long for the terminal loses parts from its end; a label alone that is too long is broken at a space.
+A line that is too long for the terminal loses parts from its end. A label that is too long by itself breaks at a space.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ACCURACY = Metric("accuracy")
 
 
 def progress_parts(spec: TrialSpec, report: Mapping[str, float], metric: Metric = ACCURACY) -> list[str]:
-    """Label, epoch, loss, metric and throughput of a running trial, as far as reported."""
+    """Return label, epoch, loss, metric and throughput of a running trial, as far as reported."""
     parts = [spec.label]
     if (epoch := report.get("epoch")) is not None:
         epochs = spec.config.get("epochs")
@@ -54,7 +54,7 @@ def progress_parts(spec: TrialSpec, report: Mapping[str, float], metric: Metric 
 
 
 def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
-    """Label, end and figures of a trial that has ended."""
+    """Return label, final state and figures of a trial that has ended."""
     parts = [result.spec.label]
     if result.failure and not result.is_complete:
         parts.append(f"FAILED: {result.reason or result.failure.kind}")
@@ -71,7 +71,7 @@ def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
 
 
 def interim_text(best: Interim, metric: Metric = ACCURACY) -> str:
-    """``leading: 1.52× at num_workers=2 (3 trials, unconfirmed)``."""
+    """Return ``leading: 1.52× at num_workers=2 (3 trials, unconfirmed)``."""
     shown = f"{best.quantity} {metric.read_from([best.value]).show(best.value)}"
     if best.quantity == SPEEDUP:
         shown = units.ratio(best.value) if best.value > 1 else "the baseline"
@@ -80,22 +80,22 @@ def interim_text(best: Interim, metric: Metric = ACCURACY) -> str:
 
 
 REFRESH_PER_S = 1
-MAX_SHOWN = 4  # running trials with a line of their own
-NUM_LAST = 3  # trials that have ended with a line of their own
+MAX_SHOWN = 4  # running trials that get a line each
+NUM_LAST = 3  # latest ended trials that get a line each
 BAR_WIDTH, MIN_BAR_WIDTH = 30, 5
 TIME_OF_LINE = "%Y-%m-%d %H:%M:%S"
 STARTING_RAY, STARTING_WORKERS = "starting Ray (usually 10-20 s)", "starting workers"
 
 
 class _ResizableLive(Live):
-    """Live display that also clears the rows into which a terminal has wrapped its lines when it was made narrower.
+    """Live display that also clears the rows added when a terminal gets narrower and wraps its lines.
 
     Attributes:
-        widths: cells of each line that is drawn next.
+        widths: width in cells of each line to draw next.
     """
 
     widths: Sequence[int] = ()
-    _drawn: Sequence[int] = ()  # cells of each line on the terminal
+    _drawn: Sequence[int] = ()  # width in cells of each line on the terminal
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         width = max(1, self.console.width)
@@ -107,7 +107,7 @@ class _ResizableLive(Live):
 
 @dataclass
 class _Running:
-    """A trial under way."""
+    """A running trial."""
 
     spec: TrialSpec
     since_s: float
@@ -115,16 +115,16 @@ class _Running:
 
 
 class LiveView:
-    """Shows the events of a run; give it to a runner as its listener.
+    """View of the events of a run; pass it to a runner as its listener.
 
     Args:
-        console: where to; a terminal gets a view that is drawn over, anything else plain lines.
-        num_trials: all trials of the study, those done before included.
-        done: results that were there already.
-        queued: the trials to come, where they are known: a search draws its own.
-        question: what the study asks, to say which point is leading.
-        starting: shown until the first gang or trial starts.
-        clock: monotonic seconds.
+        console: output; a terminal gets a live view, anything else plain lines.
+        num_trials: number of all trials of the study, including finished ones.
+        done: results from before the run.
+        queued: trials still to run, if known. A search draws them later.
+        question: the study's question, which determines the leading point.
+        starting: text to show until the first gang or trial starts.
+        clock: monotonic clock in seconds.
         now: time of day.
     """
 
@@ -146,7 +146,7 @@ class LiveView:
         self._num_lost: Counter[TrialState] = Counter()  # trials that failed or diverged
         self._num_skipped = 0
         self._has_said = False
-        self._errors: set[str] = set()  # those printed
+        self._errors: set[str] = set()  # already printed
         self._clock, self._now = clock, now
         self._begun_s = clock()
         self._starting_text = starting
@@ -160,15 +160,15 @@ class LiveView:
         self._extremes: list[float] = []  # of the metric so far
         for result in done:
             self._see(result.final)
-        self._open = ""  # what a study that runs until it is settled has open
-        self._later_s: float | None = None  # expected of its trials that are still to be decided on; None: unknown
-        self._is_decided = question is None or question.max_repeats is None  # all trials are those given
+        self._open = ""  # undecided part of a study that runs until it is settled
+        self._later_s: float | None = None  # expected time of trials not decided on yet; None: unknown
+        self._is_decided = question is None or question.max_repeats is None  # no trials will be added
         self._ended: list[TrialTime] = [
             (trial_kind(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None
         ]
-        self._num_slots = 1  # trials that were seen running side by side
-        self._idle_since_s: float | None = None  # since a trial ended that ran alone
-        self._waiting_since_s: float | None = self._begun_s  # since when no trial runs; None: one does
+        self._num_slots = 1  # most trials seen running side by side
+        self._idle_since_s: float | None = None  # since the end of a trial that ran alone
+        self._waiting_since_s: float | None = self._begun_s  # since when no trial is running; None: one is
         self._pauses_s: list[float] = []
         self._gang_starts_s: dict[Placement, float] = {}
         self._lock = threading.RLock()
@@ -191,18 +191,18 @@ class LiveView:
             if self._live:
                 self._live.stop()
             if self._has_said:
-                self._console.line()  # what follows is a report
+                self._console.line()  # before the report
 
     def __call__(self, event: runner.Event) -> None:
-        """Take an event, from any thread."""
+        """Handle an event, from any thread."""
         with self._lock:
             line = self._take(event)
-        # Printed outside: rich draws the view under its own lock, and the view takes ours.
+        # Printed outside our lock: rich holds its lock while it draws the view, which takes ours.
         if line:
             self._say(line)
 
     def _take(self, event: runner.Event) -> str | None:
-        """Change what is known; what to print for good, if anything."""
+        """Update the state; return a line to print permanently, if any."""
         if not isinstance(event, (runner.Notice, runner.ClusterChanged, runner.TrialsAdded)):
             self._starting_text = ""
         match event:
@@ -259,14 +259,14 @@ class LiveView:
         is_lost = failed or result.is_unusable
         if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
             self._num_skipped += 1
-            return None  # the notice of the stopped point says it all
+            return None  # the notice of the stopped point suffices
         self._last.append(result)
         self._num_lost[result.state] += is_lost
         if not failed:
             seen_s = now_s - started.since_s if started else 0.0
             took_s = seen_s if result.wall_s is None else result.wall_s
             self._ended.append((trial_kind(result.spec), took_s))
-            late_s = max(0.0, seen_s - took_s)  # reported after it was stored
+            late_s = max(0.0, seen_s - took_s)  # the event comes after it was stored
             if self._question:
                 self._interim = interim_best(self._question, self._results)
         if not self._running:
@@ -298,11 +298,11 @@ class LiveView:
         self._has_said = True
         if not self._live:
             line = f"{self._now():{TIME_OF_LINE}}  {line}"
-        with contextlib.suppress(OSError):  # a terminal that was closed: no reason to lose a trial
+        with contextlib.suppress(OSError):  # a closed terminal must not end a trial
             self._console.print(Text(ascii_fallback(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
     def remaining_s(self) -> float | None:
-        """Seconds until the last trial ends, going by those that have ended; None before the first."""
+        """Return the seconds until the last trial ends, estimated from ended trials; None before the first ends."""
         with self._lock:
             now_s = self._clock()
             queued = list(self._queued.values())[: self._num_queued]
@@ -313,7 +313,7 @@ class LiveView:
                 [(trial_kind(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
                 self._ended,
                 num_slots=self._num_slots,
-                overheads_s=self._pauses_s[1:],  # the first one holds the first use of the store
+                overheads_s=self._pauses_s[1:],  # the first pause includes the first use of the store
                 gang_starts_s=list(self._gang_starts_s.values()),
                 num_gang_starts=len({kind.placement for kind in queued if kind.placement} - started),
             )
@@ -323,12 +323,12 @@ class LiveView:
         return max(0, self._num_trials - self._num_done - len(self._running))
 
     def _finish_text(self) -> str:
-        """``finishes at about 14:32 (35 s left)``; empty where nobody knows."""
-        is_idle = not self._running and not self._num_queued  # until further trials are decided on
+        """Return ``finishes at about 14:32 (35 s left)``; empty if unknown."""
+        is_idle = not self._running and not self._num_queued  # until further trials are added
         if is_idle or (left_s := self.remaining_s()) is None:
             return ""
         left_s += self._later_s or 0.0
-        if self._waiting_since_s is not None:  # nobody knows how long still: as long again
+        if self._waiting_since_s is not None:  # unknown wait: assume as long again
             left_s += self._clock() - self._waiting_since_s
         if left_s < 1 and self._is_decided:
             return "finishes at any moment"
@@ -347,7 +347,7 @@ class LiveView:
         return Group(*lines)
 
     def _lines(self, width: int) -> list[Text]:
-        """Return the view's lines, each of at most `width` cells; as many as the terminal has room for."""
+        """Return as many lines of the view as fit on the terminal, each of at most `width` cells."""
         times = [f"{_whole_seconds(self._clock() - self._begun_s)} elapsed", self._finish_text()]
         head = [*self._summary(width), *self._wrapped(", ".join(filter(None, times)), 2)]
         if self._open:
@@ -390,7 +390,7 @@ class LiveView:
         return self._fitted("ended:   ", [label, *parts], least)
 
     def _fitted(self, head: str, parts: Sequence[str], least: str) -> list[Text]:
-        """Return one line of as many of the parts as there is room for; where that is one, `least` in its place."""
+        """Return one line with as many parts as fit; if only one fits, `least` replaces it."""
         for num in range(len(parts), 0, -1):
             line = "  " + head + ("  ".join(parts[:num]) if num > 1 else least)
             if cell_len(line := ascii_fallback(line, self._console.encoding)) <= self._console.width:
@@ -398,7 +398,7 @@ class LiveView:
         return self._wrapped(head + least, 2)
 
     def _wrapped(self, text: str, indent: int) -> list[Text]:
-        """Return the lines of a text; a word that is longer than one is folded."""
+        """Return the lines of a text; a word longer than a line is folded."""
         lines = wrap_hanging(ascii_fallback(text, self._console.encoding), self._console.width, indent)
         return [part for line in lines for part in Text(line).wrap(self._console, self._console.width)]
 

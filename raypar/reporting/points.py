@@ -25,7 +25,7 @@ class Layout:
     is_brief: bool = True  # short heads, and the rarer quantities without intervals
     wrap_heads: bool = True  # break heads at their underscores
     bounds: bool = False  # intervals of time and metric as [low, high]
-    dropped: tuple[str, ...] = ()  # keys of quantities, or of `_PLUS_MINUS` …
+    dropped: tuple[str, ...] = ()  # keys of quantities, or `_PLUS_MINUS` …
 
 
 _PLUS_MINUS, _EFFICIENCY, _SPEEDUP_BOUNDS = "±% of time", "efficiency", "bounds of speedup"
@@ -33,7 +33,7 @@ FULL = Layout(is_brief=False, wrap_heads=False, bounds=True)
 
 
 def layouts() -> list[Layout]:
-    """Return the layouts for terminals, from the widest table to the narrowest that is still an answer."""
+    """Return the layouts for terminals, from the widest table to the narrowest that still answers the question."""
     rarest = list(reversed(_quantities()))
     minor, major = ([q.key for q in rarest if q.importance == importance] for importance in (0, 1))
     dropped = (*minor, _PLUS_MINUS, *major, _EFFICIENCY, _SPEEDUP_BOUNDS)
@@ -42,7 +42,7 @@ def layouts() -> list[Layout]:
 
 
 def _quantities() -> list[Quantity]:
-    """Return the quantities of points in the order of the columns: what a summary leaves out stands last."""
+    """Return the quantities of points in column order; those that a summary omits come last."""
     return sorted(of_view(View.POINTS), key=lambda q: View.SUMMARY not in q.views)
 
 
@@ -54,8 +54,8 @@ def summary_layout() -> Layout:
 def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: int | None = None) -> list[Column]:
     """Return the table's columns: swept values, time, speedup, efficiency, metric, the quantities of `View.POINTS`, n.
 
-    A quantity that no point has is left out, time excepted. Instead of a time stands what became of the trials of a
-    point of which none finished: "diverged", "does not fit".
+    Quantities that no point has are omitted, except for time. If no trial of a point finished, the outcome replaces the
+    time: "diverged", "does not fit".
     """
     points = analysis.points[:max_points]
     columns = [value_column(key, [p.point.get(key) for p in points]) for key in analysis.question.space_keys]
@@ -91,24 +91,24 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
 
 
 def _differs(q: Quantity, points: Sequence[PointAnalysis]) -> bool:
-    """Return whether a quantity differs between points by as much as makes it worth a column."""
+    """Return whether a quantity differs enough between points to be worth a column."""
     values = [estimate.value for p in points if (estimate := p.of(q))]
     return bool(values) and (q.min_ratio <= 1 or max(values) > q.min_ratio * min(values))
 
 
 def estimates_of(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, Estimate | None]:
-    """Return a point's estimates by their names, the quantities that are stored and exported of it."""
+    """Return a point's estimates by name: the quantities that are stored and exported."""
     return {
         analysis.time_metric: point.time_s,
         "speedup": point.speedup,
-        "efficiency": point.efficiency and replace(point.efficiency, low=None, high=None),  # that of the speedup
+        "efficiency": point.efficiency and replace(point.efficiency, low=None, high=None),  # the speedup has it
         analysis.question.metric: point.metric,
         **{q.key: point.of(q) for q in of_view(View.SUMMARY)},
     }
 
 
 def standing_of(analysis: StudyAnalysis, point: PointAnalysis) -> str:
-    """Return ``recommended``, ``leading`` where that is still open, or nothing."""
+    """Return ``recommended``, ``leading`` if the choice is still open, or empty text."""
     advice = analysis.verdict.recommendation
     if advice is None or advice.chosen is None or point_key(advice.chosen.point) != point_key(point.point):
         return ""
@@ -116,7 +116,7 @@ def standing_of(analysis: StudyAnalysis, point: PointAnalysis) -> str:
 
 
 def _wrapped_head(key: str) -> str:
-    """The key on two lines, whose longer one is as short as can be."""
+    """Return the key on two lines, with the longer one as short as possible."""
     words = key.split("_")
     splits = [("_".join(words[:i]) + "_", "_".join(words[i:])) for i in range(1, len(words))]
     return "\n".join(min(splits, key=lambda pair: max(map(len, pair)), default=(key,)))
@@ -132,7 +132,7 @@ def _time(time_s: Estimate, layout: Layout) -> str:
 
 
 def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> str:
-    """``3``, or ``2/3`` where trials failed, were stopped or are still to come."""
+    """Return ``3``, or ``2/3`` if trials failed, were stopped or have not run yet."""
     num_finished, planned = len(point.samples), max(analysis.question.num_repeats or 0, len(point.results))
     if num_finished == planned:
         return str(planned)
@@ -140,12 +140,12 @@ def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> st
 
 
 def timed_part(time_metric: str) -> str:
-    """Return the part of a trial that its time is of."""
+    """Return the part of a trial that its time covers."""
     return "the training steps alone" if time_metric == TRAIN_TIME else "the whole trial, from launch to exit"
 
 
 def _laps(analysis: StudyAnalysis) -> str:
-    """Return what lies between the reports of training code that raypar didn't write: ``epochs 1 to 5``, or nothing."""
+    """Return the work between the reports of the user's training code: ``epochs 1 to 5``; empty for raypar's own."""
     works = {r.timed_work for point in analysis.points for r in point.measured} - {"raypar.step"}
     return "".join(filter(None, works)) if analysis.time_metric == TRAIN_TIME else ""
 
@@ -163,10 +163,10 @@ def _methods(estimates: Sequence[Estimate]) -> str:
     return " or ".join(dict.fromkeys(e.method for e in estimates))
 
 
-# In short, and in full.
+# Short and long form.
 BY_BLOCK = "speedups: medians of ratios within blocks"
 NOT_OF_TIMES = f"{BY_BLOCK}, which need not be the ratios of these times"
-MIN_APART = 0.02  # of a speedup from the ratio of the times beside it: less is no contradiction to a reader
+MIN_APART = 0.02  # visible difference between a speedup and the ratio of the times beside it
 
 
 def _differs_from_times(analysis: StudyAnalysis) -> bool:
@@ -183,7 +183,7 @@ def _differs_from_times(analysis: StudyAnalysis) -> bool:
 
 
 def brief_legend(analysis: StudyAnalysis) -> str:
-    """Return what the times and intervals are, in a line; empty without a finished trial."""
+    """Return a line on the times and intervals; empty without a finished trial."""
     counts = sorted({len(p.samples) for p in analysis.points if p.samples})
     repeats = f"{counts[0]} to {counts[-1]} repeats" if len(counts) > 1 else units.counted(sum(counts), "repeat")
     what = "training time" if analysis.time_metric == TRAIN_TIME else "time of the whole trial"
@@ -201,7 +201,7 @@ def brief_legend(analysis: StudyAnalysis) -> str:
 
 
 def legend(analysis: StudyAnalysis) -> str:
-    """Return the meaning of the columns, and what the intervals rest on."""
+    """Return the meaning of the columns and the basis of the intervals."""
     text = f"time: {_laps(analysis) or timed_part(analysis.time_metric)}, median"
     times, speedups = ([e for e in each if e and e.level] for each in zip(*_estimates(analysis), strict=True))
     if times:

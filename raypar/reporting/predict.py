@@ -184,7 +184,7 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column]:
 
 
 def _bar(prediction: Prediction) -> Text:
-    """Return a bar of `BAR_WIDTH` characters, a character per part, rounded so that the parts add up."""
+    """Return a bar of `BAR_WIDTH` characters, one kind per part, rounded so that the parts add up."""
     step, passed, end = prediction.step, 0.0, 0
     text = Text(f"{units.count(prediction.num_workers):>7} ")
     for name, mark, style, _ in PARTS:

@@ -16,8 +16,8 @@ from raypar.study.profile import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profil
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
-MAX_RANKS_SHOWN = 3  # one by one; otherwise the mean, minimum and maximum
-WORTH_A_WORD = 0.02  # share of a step that is shown
+MAX_RANKS_SHOWN = 3  # shown individually; otherwise mean, minimum and maximum
+WORTH_A_WORD = 0.02  # smallest share of a step that is shown
 NAMES: Mapping[str, str] = (
     {"data_wait": "waiting for data", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer"}
     | {"exposed_communication": "exposed communication", "stragglers": "waiting for stragglers"}

@@ -1,6 +1,7 @@
-"""Recommendation in a terminal: a row per point, the recommended one, and what would settle what is open.
+"""Recommendation in a terminal: a row per point, the recommended one, and how to settle what is open.
 
-Formulas aside, plain sentences; the command that would settle it stands in a line of its own, to be copied.
+The text is plain sentences, except for formulas. The command that would settle the choice has a separate line, for
+copying.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
 
 MAX_ROWS = 15
-MAX_TIED = 2  # points that a line names one by one
+MAX_TIED = 2  # tied points that a line lists
 
 
 def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
-    """The table's columns; a quantity that no row has is left out."""
+    """Return the table's columns; quantities that no row has are omitted."""
     metric = advice.question.metric
     marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front and not c.exclusion else " ") for c in rows]
     times = [units.seconds_interval(c.time_s, bounds=intervals) for c in rows]
@@ -54,7 +55,7 @@ def _count(c: Candidate) -> str:
 
 
 def ranked(advice: Recommendation) -> list[Candidate]:
-    """Return the chosen one, then the others that qualify, by their time, then the rest."""
+    """Return the chosen candidate, then other eligible ones, then the rest, each by time."""
     return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), c.median_s))
 
 
@@ -78,8 +79,8 @@ def print_recommendation(
     """Print what a study recommends.
 
     Args:
-        to_settle: the command that runs the trials that would settle it, or else what to do instead.
-        is_command: which of the two; a command's line is never broken.
+        to_settle: the command that runs the trials that would settle the choice, or advice if there is none.
+        is_command: True if it is the command, whose line is never broken.
     """
     only = [f"{key}={','.join(map(units.value_of, values))}" for key, values in advice.constraints.only.items()]
     study = " ".join([advice.question.study_name, *only])
@@ -111,7 +112,7 @@ def print_recommendation(
 def recommend_document(
     advice: Recommendation, to_settle: str = "", *, is_command: bool = True, scope: str = ""
 ) -> RecommendDocument:
-    """Return what `print_recommendation` prints of the same."""
+    """Return the content of `print_recommendation` as a document."""
     return {
         "schema": 1,
         "kind": "recommend",
@@ -139,7 +140,7 @@ def recommend_document(
 def recommendation_entry(
     advice: Recommendation, to_settle: str = "", *, is_command: bool = True
 ) -> RecommendationEntry:
-    """Return the recommended point and what would settle it, as `print_recommendation` has them."""
+    """Return the recommended point and how to settle the choice, as in `print_recommendation`."""
     settling: SettlingEntry | None = None
     if advice.settling is not None:
         settling = {
@@ -180,7 +181,7 @@ def _candidate(c: Candidate) -> CandidateEntry:
 
 
 def recommended_lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the recommended point, or the leading one and what would settle the choice."""
+    """Yield the recommended point, or the leading one and how to settle the choice."""
     advice = verdict.recommendation
     if advice is None:
         return
@@ -204,7 +205,7 @@ def recommended_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def _unchosen_metric(advice: Recommendation) -> Iterator[str]:
-    """Yield that the user did not choose the metric that a recommendation rests on."""
+    """Yield a note if a recommendation is based on a metric that the user did not choose."""
     question = advice.question
     is_judged = advice.constraints.target is None and any(c.metric for c in advice.candidates)
     if question.metric_chosen_by and is_judged:

@@ -1,4 +1,4 @@
-"""Sentences that every report shares: the verdict, effects, batch sizes; those on scaling stand in `fit`."""
+"""Sentences that all reports share: verdict, effects, batch sizes. Those on scaling are in `fit`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
-IndentedLine: TypeAlias = tuple[int, str]  # how far it is indented, and its text
+IndentedLine: TypeAlias = tuple[int, str]  # indentation and text
 
 
 def header(analysis: StudyAnalysis) -> str:
-    """Return what was run: ``quickstart: 4 points, 12 trials, settled, 46 s``."""
+    """Return a summary of the run: ``quickstart: 4 points, 12 trials, settled, 46 s``."""
     unmeasured = {state: num for state, num in analysis.num_by_state.items() if not state.traits.is_measured}
     parts = [
         units.counted(len(analysis.points), "point"),
@@ -46,7 +46,7 @@ def distrust(doubt: str, times: str = "Times") -> str:
 
 
 def caveats_line(analysis: StudyAnalysis) -> str:
-    """Return the caveats in short, but for those that stand in the answer or the table; empty where there is none."""
+    """Return the caveats in short, except those in the answer or the table; empty if there are none."""
     named = {"few_repeats", "not_separated", *(["other_load"] if analysis.verdict.doubt else [])}
     texts = [finding.subject for finding in analysis.warnings if finding.check not in named]
     if not texts:
@@ -57,7 +57,7 @@ def caveats_line(analysis: StudyAnalysis) -> str:
 
 
 def comparison_columns(verdict: Verdict) -> list[Column]:
-    """Return a row for each comparison: what is compared, the speedup, the outcome; empty for one, the answer's."""
+    """Return columns with the points, speedup and outcome of each comparison; empty for one, which is in the answer."""
     shown = verdict.comparisons
     if len(shown) < 2:
         return []
@@ -87,7 +87,7 @@ def _outcome(verdict: Verdict, comparison: BaselineComparison) -> str:
 
 
 def importance_line(analysis: StudyAnalysis) -> str:
-    """Return how much each hyperparameter of a search matters; empty where that is no question, or too few finished."""
+    """Return how much each hyperparameter of a search matters; empty if not applicable, or too few trials finished."""
     importances, metric = analysis.importances, analysis.question.metric
     if importances is None:
         return ""
@@ -98,7 +98,7 @@ def importance_line(analysis: StudyAnalysis) -> str:
 
 
 def reservation(comparison: Comparison) -> str:
-    """Return what follows a ratio that shows no difference; empty after one that does."""
+    """Return the note after a ratio that shows no significant difference; empty if it shows one."""
     if comparison.outcome is Outcome.UNCONFIRMED:
         return " (1 trial each, unconfirmed)"
     return "" if comparison.is_settled else f", {comparison.outcome}"
@@ -120,7 +120,7 @@ def batch_lines(group: BatchGroup) -> Iterator[str]:
 
 
 def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
-    """The section of a report; empty where no two batch sizes reached a target in all their trials."""
+    """Return the section on batch sizes; empty unless two batch sizes reached a target in all their trials."""
     target = analysis.target
     if target is None or not analysis.batches:
         return []
@@ -134,14 +134,14 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
     return lines
 
 
-MAX_LEVELS = 3  # shown of a hyperparameter whose values are no numbers
-MIN_RATIO = 0.005  # off 1: less is shown as 1.00×
+MAX_LEVELS = 3  # shown levels of a non-numeric hyperparameter
+MIN_RATIO = 0.005  # smallest deviation from 1; less is shown as 1.00×
 
 Leveled = TypeVar("Leveled", LevelEffect, Interaction)
 
 
 def effect_lines(analysis: StudyAnalysis) -> tuple[IndentedLine, ...]:
-    """The section of a report; empty where fewer than two hyperparameters are swept."""
+    """Return the section on effects; empty if fewer than two hyperparameters are swept."""
     effects = analysis.effects
     if effects is None:
         return ()
@@ -171,7 +171,7 @@ def _level(effect: MainEffect, of: LevelEffect, metric: Metric) -> str:
 
 
 def _change(change: Estimate, metric: Metric) -> str:
-    """``accuracy -2.1 points [-2.4, -1.8]``."""
+    """Return ``accuracy -2.1 points [-2.4, -1.8]``."""
     text = metric.show_change(change)
     if not _is_tied(change, METRIC_CHANGE, metric.smallest_shown):
         return f"{metric.name} {text}"
@@ -181,7 +181,7 @@ def _change(change: Estimate, metric: Metric) -> str:
 
 
 def _interactions(effects: Effects) -> Iterator[IndentedLine]:
-    """Yield the speedups that depend on a level, by how much; the others in one line, each with its largest change."""
+    """Yield how much speedups depend on levels; the independent ones are in one line, each with its largest change."""
     is_ordered = {effect.key: effect.is_ordered for effect in effects.main}
     tied: list[str] = []
     for key in dict.fromkeys(i.key for i in effects.interactions):
@@ -209,7 +209,7 @@ def _speedup(of: Interaction) -> str:
 
 
 def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bool) -> Sequence[Leveled]:
-    """Return the lowest and highest of ordered levels; of others all, or the first and the last."""
+    """Return the lowest and highest of ordered levels; for others all, or the first and the last."""
     if is_ordered:
         numbers = [float(v) for v in (reference, *(of.level for of in levels)) if isinstance(v, (int, float))]
         return [of for of in levels if of.level in (min(numbers), max(numbers))]
@@ -217,7 +217,7 @@ def _shown_levels(levels: Sequence[Leveled], reference: Value, *, is_ordered: bo
 
 
 def _is_tied(estimate: Estimate, scale: Scale, floor: float) -> bool:
-    """Return whether no difference is shown, or one too small to print; False without an interval."""
+    """Return whether there is no significant difference, or one too small to print; False without an interval."""
     outcome = Comparison(estimate, scale).outcome
     is_small = abs(estimate.value - scale.neutral) < floor
     return outcome is Outcome.INCONCLUSIVE or (outcome is not Outcome.UNCONFIRMED and is_small)

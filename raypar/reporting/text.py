@@ -22,17 +22,17 @@ from raypar import units
 from raypar.errors import RayparError
 from raypar.signals import EXIT_NOBODY_READS, Interrupted, discard
 
-# C0 but for tab and line feed, DEL and C1: the first byte of every escape sequence is among them.
+# C0 except tab and line feed, DEL and C1. They include the first byte of every escape sequence.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAND_INS = str.maketrans({"×": "x", "–": "-", "±": "+/-", "→": "->", "µ": "u", "─": "-", "…": "...", "∞": "inf"})
-MIN_WIDTH = 20  # cells of a paragraph, however narrow the console
-GAP = 2  # cells between the columns of a table; one where that makes it fit
+MIN_WIDTH = 20  # cells of a paragraph, even on a narrower console
+GAP = 2  # cells between the columns of a table; reduced to one if that makes it fit
 
 
 def ascii_fallback(text: str, encoding: str) -> str:
-    """Return the text unchanged if the encoding has all of it, else with plain stand-ins for what it lacks.
+    """Return the text unchanged if it can be encoded, else with plain substitutes for missing characters.
 
-    A stand-in may be longer than what it stands for, by two cells for ``±``.
+    A substitute may be longer than the original: that of ``±`` by two cells.
     """
     try:
         text.encode(encoding)
@@ -47,7 +47,7 @@ def as_utf8(text: str) -> str:
 
 
 def strip_control(text: str) -> str:
-    """Return the text with a question mark for each character that would steer a terminal."""
+    """Return the text with a question mark for each character that would control a terminal."""
     return _CONTROL.sub("?", text)
 
 
@@ -64,7 +64,7 @@ def no_break_values(text: str) -> str:
 def wrap(text: str, width: int) -> list[str]:
     """Return lines of at most `width` cells; a value stays with its unit and its interval.
 
-    A word that is longer than a line has a line to itself, unbroken.
+    A word longer than a line gets its own line, unbroken.
     """
     lines: list[str] = []
     for word in filter(None, no_break_values(" ".join(text.split())).split(" ")):
@@ -76,13 +76,13 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def wrap_hanging(text: str, width: int, indent: int = 0) -> list[str]:
-    """Return the lines of a paragraph for a console of this width, those after the first indented by two more."""
+    """Return the lines of a paragraph for a console of this width, with two more cells of indent after the first."""
     lines = wrap(text, max(MIN_WIDTH, width - indent - 2))
     return [" " * (indent + 2 * bool(i)) + line for i, line in enumerate(lines)]
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print a text that is never wrapped: a path or a command, to be copied."""
+    """Print a text without wrapping it, such as a path or command to copy."""
     console.print(Text(ascii_fallback(text, console.encoding), style=style), highlight=False, soft_wrap=True)
 
 
@@ -99,8 +99,8 @@ class Column:
     head: str  # may have several lines
     cells: Sequence[str]  # one for each row
     is_number: bool = False  # right-aligned
-    sort: Sequence[float | None] = ()  # what a page sorts its rows by; empty: the texts
-    is_prose: bool = False  # the first to be broken over several lines
+    sort: Sequence[float | None] = ()  # sort keys of the rows in a page; empty: the texts
+    is_prose: bool = False  # wrapped first if space is short
 
 
 def value_column(key: str, values: Sequence[object]) -> Column:
@@ -117,19 +117,19 @@ def terminal_table(
     rule: bool = False,
     heads: bool = True,
 ) -> Table:
-    """Return a table that fits into `width` cells and cuts nothing off.
+    """Return a table that fits into `width` cells without truncation.
 
     Args:
         styles: one for each row.
-        rule: a line below the heads.
-        heads: False: leave them out.
+        rule: draw a line below the heads.
+        heads: show the heads.
     """
     columns = [encoded(column, encoding) for column in columns]
     num_lines = max(column.head.count("\n") for column in columns)
     blank, dash = "    \n", ascii_fallback("─", encoding)
     box = Box(f"{blank}{blank} {dash}{dash} \n{blank * 4}    ", ascii=True) if rule else None
     gap = GAP if _least_width(columns, GAP) <= width else 1
-    # Between columns, a box has a character of its own.
+    # A box has a separate character between columns.
     table = Table(
         box=box,
         show_header=heads,
@@ -144,7 +144,7 @@ def terminal_table(
         table.add_column(head, justify=justify, width=column_width, overflow="fold")
     rows = list(zip(*(column.cells for column in columns), strict=True))
     for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
-        # Text, not markup: an interval's brackets would be taken for a style.
+        # Text, not markup, which would read the brackets of an interval as a style.
         table.add_row(*map(Text, cells), style=style)
     return table
 
@@ -155,18 +155,18 @@ def print_table(console: Console, columns: Sequence[Column], styles: Sequence[st
 
 
 def table_width(columns: Sequence[Column], encoding: str) -> int:
-    """Return the cells that a table takes with no line broken."""
+    """Return the width in cells of a table without wrapped lines."""
     return sum(_natural_width(encoded(column, encoding)) + GAP for column in columns) - GAP
 
 
 def encoded(column: Column, encoding: str) -> Column:
-    """Return the column in characters of the encoding, each cell a line: a value may hold a line's end."""
+    """Return the column in characters of the encoding, each cell on one line; values may contain line breaks."""
     cells = [ascii_fallback(" ".join(cell.split()) if "\n" in cell else cell, encoding) for cell in column.cells]
     return replace(column, head=ascii_fallback(column.head, encoding), cells=cells)
 
 
 def fits_at_words(columns: Sequence[Column], width: int, encoding: str) -> bool:
-    """Return whether a table fits with no number broken and prose broken between words."""
+    """Return whether a table fits if numbers are not wrapped, and prose is only wrapped between words."""
     return _least_width([encoded(column, encoding) for column in columns], GAP) <= width
 
 
@@ -184,7 +184,7 @@ def _word_width(column: Column) -> int:
 
 
 def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
-    """The widths of the columns: prose gives way first, then other cells at their blanks, words last of all."""
+    """Return the widths of the columns: prose is narrowed first, then other cells at spaces, then single words."""
     widths = list(map(_natural_width, columns))
     words = list(map(_word_width, columns))
     prose = [word if c.is_prose else full for c, word, full in zip(columns, words, widths, strict=True)]
@@ -199,7 +199,7 @@ def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new file beside `path` that replaces it at the end, and is removed on an error.
+    """Yield a new file beside `path` that replaces it at the end, or is removed on an error.
 
     Raises:
         RayparError: the file can't be written.
@@ -211,7 +211,7 @@ def replacing(path: Path) -> Iterator[Path]:
             yield Path(name)
             umask = os.umask(0)
             os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)  # as any new file; a temporary one is its owner's alone
+            Path(name).chmod(0o666 & ~umask)  # as for any new file; only the owner can read a temporary one
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def _unwritable(path: Path, error: OSError) -> RayparError:
 
 
 def check_file(path: Path, *, force: bool = True) -> None:
-    """Raise RayparError, before the work, where `replacing` could not write a file, or should not, without `force`."""
+    """Raise RayparError, before any work, if `replacing` can't write a file, or `force` is needed to replace one."""
     if path.is_dir():
         raise RayparError(f"{path}: is a folder", hint="name a file")
     _check_folder(path.parent, path)
@@ -234,7 +234,7 @@ def check_file(path: Path, *, force: bool = True) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise RayparError where no files can be written into a folder, which is made if need be."""
+    """Raise RayparError if files can't be written into a folder, which need not exist yet."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     _check_folder(there, folder)
 
@@ -248,24 +248,24 @@ def _check_folder(folder: Path, shown: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text, or raise RayparError; an existing file is replaced at once."""
+    """Write a text, or raise RayparError; an existing file is replaced atomically."""
     with replacing(path) as there:
         there.write_text(text, encoding="utf-8")
 
 
 class TerminalConsole(Console):
-    """Console that keeps its colours and cursor moves, strips others' control characters and reads no markup."""
+    """Console that keeps its own colours and cursor moves, strips other control characters and reads no markup."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
     def on_broken_pipe(self) -> None:
-        """End the command as a closed terminal does, quietly: rich would end the process."""
+        """End the command quietly, as for a closed terminal; rich would end the process."""
         self.quiet = True
         discard(self.file)
         raise Interrupted(EXIT_NOBODY_READS - 128)
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **kwargs):
-            # Its control segments hold moves and no text.
+            # rich's control segments contain cursor moves but no text.
             yield segment if segment.control else Segment(strip_control(segment.text), segment.style)

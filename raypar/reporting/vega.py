@@ -1,8 +1,8 @@
-"""Parts of figures: shared parts of their Vega-Lite specs, and drawing as SVG or PNG.
+"""Shared parts of the figures' Vega-Lite specs, and drawing as SVG or PNG.
 
 Fields have fixed names. A study's names appear only in values and titles, so that a name with a dot, a bracket or an
 expression stays text. Colours are those of Okabe and Ito, "Color Universal Design" (2008), without black and yellow,
-which are hard to see on one of the two backgrounds; every colour has its own shape.
+which are hard to see on one of the two backgrounds. Every colour has its own shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_SERIES = len(COLOURS)
 MAX_SHORT_NAME = 22  # characters: two names fit side by side on a phone
 WIDTH_PX, HEIGHT_PX = 560, 240
 TICK_PX = 70
-BESIDE_PX = 8  # from an interval to the dots of its trials
+BESIDE_PX = 8  # between an interval and the dots of its trials
 EDGE = 1.08  # factor from the outermost worker counts to the figure's sides
 MAX_BOUND_FACTOR = 4
 KINDS = ("svg", "png")
@@ -42,9 +42,9 @@ GREY = "#8a8f98"
 class Figure:
     """Figure of a study."""
 
-    key: str  # a word for files and links
+    key: str  # name in files and links
     title: str
-    caption: str  # its message, in a sentence or two
+    caption: str  # its message in one or two sentences
     spec: Mapping[str, Any]  # for Vega-Lite, without size and text colours
 
     def save(self, path: Path | str) -> None:
@@ -70,7 +70,7 @@ class OmittedFigure:
 
 
 def for_page(figure: Figure, width: int | str = "container") -> Spec:
-    """Return the spec for a page that draws it, with the page's width and text colour."""
+    """Return the spec for drawing in a page, with the page's width and text colour."""
     return {**_without_control(figure.spec), "width": width, "config": _config("currentColor")}
 
 
@@ -82,7 +82,7 @@ def static_svg(figure: Figure) -> str:
 
 
 def drawn(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
-    """Return the content of a file with the figure on white."""
+    """Return the content of a file with the figure on a white background."""
     import vl_convert
 
     spec = {**_without_control(figure.spec), "width": WIDTH_PX, "background": PAPER, "config": _config(INK)}
@@ -169,7 +169,7 @@ def tooltip(**titles: str) -> list[Spec]:
 
 
 def pick(field: str) -> list[Spec]:
-    """Return the parameters for a layer so that a click in the legend highlights a series."""
+    """Return the parameters that make a click in the legend of a layer highlight a series."""
     return [{"name": "picked", "select": {"type": "point", "fields": [field]}, "bind": "legend"}]
 
 
@@ -202,7 +202,7 @@ def trial_layer(rows: Sequence[Row], x: Spec, y: Spec, what: str, *, beside: str
 
     Args:
         what: title of the value in the tooltip.
-        beside: ``xOffset`` or ``yOffset``: direction of their offset from the interval; empty: no offset.
+        beside: direction of the offset from the interval, ``xOffset`` or ``yOffset``; empty: no offset.
     """
     mark = {"type": "point", "filled": True, "size": 28, "opacity": 0.75, "color": GREY}
     if beside:
@@ -211,7 +211,7 @@ def trial_layer(rows: Sequence[Row], x: Spec, y: Spec, what: str, *, beside: str
 
 
 def interval_layers(rows: Sequence[Row], along: Literal["x", "y"], x: Spec, y: Spec, **channels: Any) -> list[Spec]:
-    """Return the intervals of `within` along x or y, with an arrow where one is cut."""
+    """Return the intervals of `within` along x or y, with an arrow where an interval is cut."""
     scaled, other, across = (x, "y", y) if along == "x" else (y, "x", x)
     name, shapes = scaled["field"], ("left", "right") if along == "x" else ("down", "up")
     low, high = ({**scaled, "field": f"{name}_{side}"} for side in ("low", "high"))
@@ -246,10 +246,10 @@ def bounds(estimate: Estimate, name: str = "value") -> Row:
 def within(
     rows: Sequence[Row], name: str = "value", trials: Sequence[Row] = (), *, log: bool = False
 ) -> tuple[list[Row], Spec]:
-    """Return the rows with bounds cut to the range of the values, and the scale if one was cut.
+    """Return the rows with bounds cut to the range of the values, and the scale if a bound was cut.
 
-    The interval of two trials may span a factor of a million, which would hide everything else. Cut bounds are at the
-    ends of the scale, and marked by the fields ``value_low_is_cut`` and ``value_high_is_cut``.
+    The interval of two trials may span a factor of a million, which would hide everything else. Cut bounds lie at the
+    ends of the scale and are marked by the fields ``value_low_is_cut`` and ``value_high_is_cut``.
     """
     values = [row[name] for row in (*rows, *trials)]
     least, most = min(values), max(values)
@@ -279,7 +279,7 @@ def _config(ink: str) -> Spec:
     lines = {"domainColor": ink, "domainOpacity": 0.5, "tickColor": ink, "tickOpacity": 0.5}
     return {
         "background": "transparent",
-        "aria": False,  # describes each mark; a figure has its caption instead
+        "aria": False,  # would describe each mark; a figure has a caption instead
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "axis": {**words, **lines, "gridColor": ink, "gridOpacity": 0.15, "labelLimit": 220},
         "legend": {**words, "labelFontSize": 11, "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1},
