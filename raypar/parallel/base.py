@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Strategy:
-    """The parallel part of a step: without any in this base class, which a single rank uses.
+    """The parallel part of a step. This base class does nothing in parallel and serves a single rank.
 
     A step is `forward_backward` on this rank's share, `sync_gradients`, the optimizer where `runs_optimizer` is set,
     `sync_weights`.

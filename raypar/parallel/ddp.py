@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Option] = {
 
 
 def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
-    """Yield what static graphs and PowerSGD don't go with."""
+    """Yield the conflicts of static graphs and PowerSGD."""
     if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
         yield "powersgd_rank", "has no effect without PowerSGD", 'use compression="powersgd"'
     if config["num_workers"] == 1:

@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, Option] = {
 
 
 def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
-    """Yield what the schedule can't deal out, and what a pipeline does anyway."""
+    """Yield values that the schedule can't distribute, and options that have no effect in a pipeline."""
     layout, schedule, num = layout_of(config), config["pipeline_schedule"], config["num_microbatches"]
     stages, shares = layout.pipeline_size, layout.num_shares
     if schedule == "1f1b" and num < stages:

@@ -54,7 +54,7 @@ class DistContext:
 
 
 def wait_for_device(device: torch.device) -> None:
-    """Wait until an accelerator has done the work that was queued on it."""
+    """Wait until an accelerator has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

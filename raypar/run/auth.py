@@ -1,8 +1,7 @@
-"""Token authentication of Ray: a token for a private one, and the user's for a cluster.
+"""Ray's token authentication: a random token for a private Ray, the user's token for a cluster.
 
-Ray's own rules (https://docs.ray.io/en/latest/ray-security/token-auth.html): the token is in RAY_AUTH_TOKEN, in the
-file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token, and is looked for in this order; it is sent with
-RAY_AUTH_MODE=token only.
+Ray's rules (https://docs.ray.io/en/latest/ray-security/token-auth.html): Ray looks for the token in RAY_AUTH_TOKEN,
+then in the file that RAY_AUTH_TOKEN_PATH names, then in ~/.ray/auth_token. It sends it only with RAY_AUTH_MODE=token.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ GIVE_TOKEN = (
     "`ray get-auth-token` on the cluster's head shows it; give it in RAY_AUTH_TOKEN, in a file that "
     "RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token"
 )
-# Ray's limits of the first contact, in seconds. By default they add up to 40.
+# Ray's timeouts for the first contact, in seconds. The defaults add up to 40.
 FIRST_CONTACT = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_py_gcs_connect_timeout_s": "3"}
 
 
 @contextlib.contextmanager
 def own_token(folder: Path) -> Iterator[None]:
-    """Make a random token for a Ray that this process starts; its processes inherit the path, not the token.
+    """Create a random token for a Ray that this process starts. Its processes inherit the path, not the token.
 
-    What the user has set for a cluster is put aside meanwhile.
+    The user's settings for a cluster are disabled until the context ends.
 
     Args:
-        folder: for the token, which is removed at the end.
+        folder: where the token is written. It is removed at the end.
     """
     path = folder / "token"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -48,18 +47,18 @@ def own_token(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def admitted(address: str, connect: Callable[[str], object] | None = None) -> Iterator[bool]:
-    """Let Ray calls inside connect to the cluster at the address, with the user's token where it asks for one.
+    """Let Ray calls inside the context connect to the cluster, with the user's token if the cluster requires one.
 
     Args:
-        address: ``host:port``, where somebody listens.
-        connect: raises Ray's AuthenticationError where the cluster refuses us for lack of the right token; None: as
-            Ray itself does.
+        address: ``host:port`` of a listening server.
+        connect: raises Ray's AuthenticationError if the cluster rejects the token; None: connect as Ray does.
 
-    Yields whether the cluster takes everybody, without a token.
+    Yields:
+        True if the cluster accepts clients without a token.
 
     Raises:
-        ClusterError: it refuses us.
-        Exception: whatever else `connect` raises.
+        ClusterError: the cluster refuses the connection.
+        Exception: any other error of `connect`.
     """
     from ray.exceptions import AuthenticationError
 
@@ -94,11 +93,11 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
 
 
 def _connect(address: str) -> None:
-    """Let Ray connect to a cluster, briefly: `ray.init` would try for minutes.
+    """Let Ray connect to a cluster, with a short timeout: `ray.init` would try for minutes.
 
     Raises:
-        AuthenticationError: the cluster refuses us.
-        TimeoutError: whoever listens there doesn't answer.
+        AuthenticationError: the cluster refuses the connection.
+        TimeoutError: the server doesn't answer.
     """
     from ray.exceptions import RpcError
 
@@ -112,7 +111,7 @@ def _connect(address: str) -> None:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Discard standard error: Ray's core logs there that it was refused."""
+    """Discard standard error, where Ray's core logs the refusal."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
@@ -125,7 +124,7 @@ def _silenced() -> Iterator[None]:
 
 
 def token_source() -> str | None:
-    """Return where Ray finds the user's token; None where there is none."""
+    """Return where Ray finds the user's token; None if there is no token."""
     if os.environ.get(TOKEN, "").strip():
         return TOKEN
     name = os.environ.get(TOKEN_PATH)
@@ -137,7 +136,7 @@ def token_source() -> str | None:
 
 
 def token_file() -> Path:
-    """Return the file that holds the user's token. Raises ClusterError where it is in no file."""
+    """Return the file that holds the user's token. Raises ClusterError if the token is not in a file."""
     if token_source() == TOKEN:
         hint = f"write it to ~/.ray/auth_token, for you alone to read, and unset {TOKEN}"
         raise ClusterError(f"the token is in {TOKEN}, from which no other machine can copy it", hint=hint)
@@ -162,8 +161,8 @@ def _set(values: dict[str, str | None]) -> None:
         else:
             os.environ[name] = value
     raylet: Any = importlib.import_module("ray._raylet")
-    # Ray has read its variables when it was imported. First the mode: a thread of a Ray that ends may ask for the token
-    # meanwhile, and without one Ray would end this process.
+    # Ray read its variables at import. Set the mode first: a thread of a stopping Ray may ask for the token meanwhile,
+    # and Ray ends the process if there is none.
     raylet.Config.initialize("")
     if os.environ.get(MODE, "").lower() != "token" or token_source() is not None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()

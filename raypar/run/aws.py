@@ -1,10 +1,10 @@
-"""Ray's node provider for AWS, with the checks that `ray up cluster.yaml` needs before anything costs money.
+"""Ray's node provider for AWS, with checks for `ray up cluster.yaml` that run before anything costs money.
 
-Ray starts the head first and reads the files that it copies there afterwards: without the token, it would leave an
-instance running. The head then starts the workers with a role of its own, which may not read the parameters that
-``ImageId: resolve:ssm:…`` names (Ray attaches AmazonEC2FullAccess and AmazonS3FullAccess, no ``ssm:`` right). Hence the
-user's rights resolve them, and the head gets plain image ids. The head's image stays as it is written: its own launch
-is the user's, and another id would make a second `ray up` replace the running head.
+Ray starts the head first and only then reads the files to copy there. If the token were missing, an instance would be
+left running. The head starts the workers under a separate role, which can't read the parameters that
+``ImageId: resolve:ssm:…`` names (Ray attaches AmazonEC2FullAccess and AmazonS3FullAccess, no ``ssm:`` right). So the
+user's credentials resolve them here, and the head gets plain image ids. The head's own image id is not resolved: the
+user launches the head, and a changed id would make a second `ray up` replace the running head.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ except ImportError as error:
 PARAMETER = "resolve:ssm:"  # EC2's prefix of an image id that is the value of a parameter
 TOKEN = "~/.ray/auth_token"
 MAKE_TOKEN = "create the token: (umask 077 && ray get-auth-token --generate >/dev/null)"
-# Of the provider's section: Ray hands a provider no other part of the config when it creates the head.
+# Keys of the provider's section, the only part of the config that Ray gives a provider when it creates the head.
 FILES, IMAGES = "raypar_files", "raypar_images"
 
 
 class AwsProvider(AWSNodeProvider):  # type: ignore[misc]
-    """Node provider that starts no head whose files are missing, or whose workers' images can't be resolved."""
+    """Node provider that refuses to start a head if its files are missing or its workers' images can't be resolved."""
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Complete the config: role, key, subnets, security group. `ray exec` and `ray down` come here too.
+        """Complete the config: role, key, subnets, security group. `ray exec` and `ray down` call this too.
 
         Raises:
             ClickException: there are no credentials.
@@ -62,7 +62,7 @@ class AwsProvider(AWSNodeProvider):  # type: ignore[misc]
         return super().create_node(node_config, tags, count)
 
     def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Return the config of the head, with plain image ids for its workers."""
+        """Return the head's config, with plain image ids for its workers."""
         image_ids = self._image_ids()
         for node_config in _worker_configs(cluster_config):
             image = node_config.get("ImageId", "")
@@ -76,7 +76,7 @@ class AwsProvider(AWSNodeProvider):  # type: ignore[misc]
 
 
 def check_files(paths: Iterable[str]) -> None:
-    """Raise ClickException if one of the local files that nodes get is missing."""
+    """Raise ClickException if a local file that nodes need is missing."""
     missing = [path for path in paths if not Path(path).expanduser().exists()]
     if missing:
         hint = MAKE_TOKEN if TOKEN in missing else "create it, or take it out of file_mounts"
@@ -87,7 +87,7 @@ def resolve_images(images: Iterable[str], region: str, credentials: Mapping[str,
     """Return the id of each image that is given as ``resolve:ssm:NAME``, the value of a public parameter.
 
     Args:
-        credentials: of boto3's client; empty: those of the environment.
+        credentials: arguments for boto3's client; empty: the credentials of the environment.
 
     Raises:
         ClickException: a parameter can't be read.

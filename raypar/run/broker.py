@@ -1,7 +1,7 @@
-"""The broker actor: the calls with which driver, Tune's trials and gangs' workers reach a run's dispatcher.
+"""The broker actor: driver, Tune's trials and gang workers reach a run's dispatcher through it.
 
-Every method runs on one event loop, so that none is interrupted between two awaits. State is kept, and changed, by
-`raypar.run.dispatcher`; here is what waits for it.
+All methods run on one event loop, so a method is never interrupted between two awaits. `raypar.run.dispatcher` keeps
+and changes the state. This module only waits for changes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from raypar.study.trial import TrialSpec
 from raypar.trace import mark
 from raypar.train.position import Position
 
-POLL_S = 10.0  # how long a question waits for news before it is asked anew
+POLL_S = 10.0  # timeout of a call that waits for news; the caller then repeats it
 CHECK_S = 5.0
 CLOSE_S = 10.0
-MAX_PIECES = 4  # of a trial's artifacts, on their way to the driver
+MAX_PIECES = 4  # artifact pieces of a trial that may be in flight to the driver
 
 
 class Broker:
@@ -35,13 +35,14 @@ class Broker:
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config
         self._changed = asyncio.Event()
-        # Importing TorchTrainer takes seconds: alongside what else starts, not after it.
+        # Importing TorchTrainer takes seconds, so it runs in parallel with the rest of the start.
         threading.Thread(target=_import_trainer, daemon=True).start()
 
     async def start(self, specs: tuple[TrialSpec, ...]) -> int:
-        """Start gangs for the first of the specs while Tune is still starting.
+        """Start gangs for the first specs while Tune is still starting.
 
-        Returns how many trials can run at a time; `ClusterChanged` tells when that changes.
+        Returns:
+            The number of trials that can run at a time. A `ClusterChanged` event reports changes.
         """
         self._pool = GangPool(self._config.settings, self._config.gangs)
         later = asyncio.get_running_loop().call_later
@@ -53,13 +54,13 @@ class Broker:
     # ---- for the driver and Tune's trials
 
     async def define(self, uid: str, spec: TrialSpec | None) -> None:
-        """Add the Tune trial `uid`; it runs the spec, or the next of those from the start."""
+        """Add the Tune trial `uid`. It runs the spec, or the next spec from `start`."""
         self._dispatcher.define(uid, spec)
 
     async def follow(self, uid: str, after: int) -> tuple[list[Mapping[str, float]], str | None]:
-        """Return the reports after the first `after`, and the final state where the trial is over; wait for either.
+        """Wait for and return the reports after the first `after`, and the final state if the trial is over.
 
-        Asking with a larger `after` says that Tune wants the trial to go on past the reports before.
+        A larger `after` means that Tune lets the trial continue past the earlier reports.
         """
         await self._until(lambda: self._dispatcher.trial(uid) is not None, POLL_S)
         if (trial := self._dispatcher.trial(uid)) is None:
@@ -70,21 +71,21 @@ class Broker:
         return trial.reports[after:], trial.result.state.value if trial.result else None
 
     async def release(self, uid: str, *, let_finish: bool) -> None:
-        """Tune has done with a trial: end it, unless it may finish what it has begun."""
+        """End a trial that Tune no longer needs, unless it may finish."""
         self._dispatcher.release(uid, let_finish=let_finish)
 
     async def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
-        """Wait for events after the first `after`; return them with their Tune trials (or ""). Forget those before."""
+        """Wait for events after the first `after`; return them with their Tune trials (or ""). Drop earlier events."""
         await self._until(lambda: self._dispatcher.has_events(after), POLL_S)
         return self._dispatcher.events(after)
 
     async def piece_taken(self, uid: str, attempt: int, problem: str) -> None:
-        """The driver has taken a piece of a trial's artifacts, or will take no more (the problem; empty: none)."""
+        """Note that the driver accepted a piece of a trial's artifacts (empty problem), or refuses further ones."""
         if (running := self._dispatcher.attempt(uid, attempt)) is not None:
             self._dispatcher.piece_taken(running, problem)
 
     async def close(self) -> None:
-        """Stop what runs and close the gangs."""
+        """Stop running trials and close the gangs."""
         self._checks.cancel()
         self._dispatcher.close()
         await self._until(lambda: not self._pool.gangs, CLOSE_S)
@@ -92,7 +93,7 @@ class Broker:
     # ---- for the gangs' workers
 
     async def hello(self, gang_id: str, greeting: Greeting) -> str:
-        """A worker is up. Returns its node's fork server's address (empty where ranks are fresh interpreters)."""
+        """Register a worker. Returns the address of its node's fork server (empty if ranks are fresh interpreters)."""
         address = await self._pool.fork_address(gang_id, greeting)
         self._dispatcher.worker_is_up(gang_id, greeting)
         return address
@@ -100,13 +101,13 @@ class Broker:
     async def next_turn(
         self, gang_id: str, rank: int, num_turns: int, master_address: tuple[str, int] | None
     ) -> Turn | None:
-        """Wait for a worker's next trial, after so many. None: nothing more, leave."""
+        """Wait for a worker's next trial after `num_turns` trials. None: there are no more, so the worker leaves."""
         gang = self._dispatcher.worker_is_ready(gang_id, rank, master_address)
         await self._until(lambda: gang.num_turns > num_turns or gang.phase is GangPhase.CLOSING)
         return gang.turn if gang.num_turns > num_turns else None
 
     async def note_position(self, uid: str, attempt: int, rank: int, position: Position) -> None:
-        """A rank stands, has moved again, or has left its loop."""
+        """Note that a rank stands still, has moved again, or has left its loop."""
         if (running := self._dispatcher.attempt(uid, attempt)) is not None:
             self._dispatcher.note_position(running, rank, position)
 
@@ -119,7 +120,7 @@ class Broker:
         metrics: Mapping[str, float] | None,
         position: Position,
     ) -> bool:
-        """Take a rank's report. The answer (go on?) is the same for every rank, and depends on rank 0's report."""
+        """Accept a rank's report. Returns whether to continue: the same for all ranks, decided on rank 0's report."""
         if (running := self._dispatcher.attempt(uid, attempt)) is None:
             return False
         if rank == 0 and metrics is not None:
@@ -133,24 +134,24 @@ class Broker:
         return running.goes_on(index)
 
     async def wait_for_kill(self, uid: str, attempt: int) -> bool:
-        """Return True when a rank has to be killed, False when its trial is over without."""
+        """Return True when a rank has to be killed, False when its trial ends without that."""
         if (running := self._dispatcher.attempt(uid, attempt)) is None:
             return False
         await self._until(lambda: running.kill_requested or running.is_over)
         return running.kill_requested
 
     async def notify(self, text: str) -> None:
-        """A worker has something for the user to read."""
+        """Show the user a notice from a worker."""
         self._dispatcher.notify(text)
 
     async def send(self, uid: str, attempt: int, piece: Sequence[Any]) -> bool:
-        """Pass a piece of a trial's artifacts on to the driver, and wait until there is room for the next.
+        """Pass a piece of a trial's artifacts to the driver, and wait until there is room for the next.
 
         Args:
-            piece: a reference to it; empty: that was all, and the driver has it when this returns.
+            piece: a reference to it; empty: end of the artifacts. The driver has them all when this returns.
 
         Returns:
-            False where no more is taken.
+            False if the driver refuses further pieces.
         """
         running = self._dispatcher.attempt(uid, attempt)
         if running is None or not running.takes_artifacts:
@@ -161,7 +162,7 @@ class Broker:
         return running.takes_artifacts
 
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
-        """A rank has ended."""
+        """Note the end of a rank."""
         if (running := self._dispatcher.attempt(uid, attempt)) is not None:
             self._dispatcher.rank_ended(running, rank, end)
 
@@ -172,7 +173,7 @@ class Broker:
         self._changed = asyncio.Event()
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Wait for the condition, which is looked at whenever something has changed; no longer than the timeout."""
+        """Wait for the condition, up to the timeout. It is checked after every change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():

@@ -1,4 +1,4 @@
-"""Clusters: this machine, or a Ray cluster that is joined and whose head is monitored."""
+"""Clusters: this machine, or a Ray cluster that this process joins and whose head it monitors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from raypar.signals import Interrupted, abort, exit_now, is_running, reinstall_h
 from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 
-# Read by Train in the processes that start gangs. The first is the price of noticing a dead gang: polling more often
-# would take time from the trials that are being timed.
+# Train reads these in the processes that start gangs. The first sets how late a dead gang is noticed: polling more
+# often would slow down the trials that are being timed.
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -42,10 +42,10 @@ TRAIN_ENVIRONMENT = {
 }
 CONNECT_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
-START_LIMIT_S = 180.0  # of a Ray of our own, which takes 10 s; on a busy machine a minute
+START_LIMIT_S = 180.0  # for a private Ray, which takes 10 s, or a minute on a busy machine
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.5
-MAX_GROWTH = 1000  # nodes of one type, where an autoscaler has no limit
+MAX_GROWTH = 1000  # nodes of one type, if the autoscaler has no limit
 CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
 CLIENT_HINT = "from outside the cluster use --address http://HEAD:8265, on its head --address auto"
 
@@ -55,9 +55,9 @@ class NodeType:
     """Nodes of one kind that an autoscaler starts.
 
     Attributes:
-        min_count: it always has so many, or is starting them.
-        resources: totals of each; empty: only the nodes themselves know them.
-        labels: Ray's, of each.
+        min_count: number of nodes that are always up or being started.
+        resources: totals of each node; empty: known only once a node is up.
+        labels: Ray labels of each node.
     """
 
     min_count: int
@@ -79,12 +79,12 @@ class Cluster:
     """Resources to run on."""
 
     nodes: tuple[Mapping[str, float], ...]  # the totals of each node, ``{"CPU": 8, "GPU": 1}``
-    is_own: bool  # nobody else uses it
+    is_own: bool  # no one else uses it
     node_types: tuple[NodeType, ...] = ()  # what an autoscaler starts
     cores: tuple[Core, ...] | None = None  # what workers can be pinned to; None: only the machines know
     has_mps: bool = False  # there is an Apple GPU
-    labels: tuple[Mapping[str, str], ...] = ()  # Ray's, of each node; empty where no node has any
-    takes_everybody: bool = False  # it runs the code of whoever reaches it, without a token
+    labels: tuple[Mapping[str, str], ...] = ()  # Ray labels of each node; empty if no node has any
+    takes_everybody: bool = False  # it runs code of any client, without a token
     gpu_problem: str = ""  # why torch can't use the GPUs, as far as this process can see
 
     @property
@@ -93,17 +93,17 @@ class Cluster:
 
     @property
     def awaits_unknown_nodes(self) -> bool:
-        """True while nodes are being started whose resources only they themselves know."""
+        """True while nodes are being started whose resources are not known yet."""
         return len(self.nodes) < self.num_promised and any(t.min_count and not t.resources for t in self.node_types)
 
     @property
     def num_promised(self) -> int:
-        """Nodes, the head included, that are there or are being started."""
+        """Number of nodes, including the head, that are up or being started."""
         return 1 + sum(node_type.min_count for node_type in self.node_types)
 
     @cached_property
     def growth(self) -> tuple[NodeType, ...]:
-        """Nodes that the autoscaler may still add, by their type."""
+        """Nodes that the autoscaler may still add, by type."""
         present = Counter(map(_shape, self.nodes))
         added: list[NodeType] = []
         for node_type in self.node_types:
@@ -115,18 +115,18 @@ class Cluster:
 
     @property
     def nodes_to_be(self) -> tuple[Mapping[str, float], ...]:
-        """Totals of each node that is there or that the autoscaler may still add."""
+        """Totals of each node that is up or that the autoscaler may still add."""
         return (*self.nodes, *(each.resources for each in self.growth))
 
     @property
     def has_gpu(self) -> bool:
-        """True where a node with a GPU is up or being started."""
+        """True if a node with a GPU is up or being started."""
         promised = (each.resources for each in self.node_types if each.min_count)
         return any(node.get("GPU", 0) for node in (*self.nodes, *promised))
 
     @property
     def cores_per_gpu(self) -> int | None:
-        """Cores that every GPU's worker can have to itself, on whichever node; None: there is no GPU."""
+        """Cores that the worker of each GPU can have to itself on any node; None: there is no GPU."""
         shapes = set(map(_shape, self.nodes_to_be))
         return min((max(1, int(cpu // gpu)) for cpu, gpu in shapes if cpu >= 1 and gpu >= 1), default=None)
 
@@ -135,14 +135,14 @@ class Cluster:
         return bool(self.growth)
 
     def refusals(self, placements: Iterable[Placement]) -> dict[Placement, str]:
-        """Return the placements that can never run here, with the reason."""
+        """Return the placements that can never run here, each with the reason."""
         labels = (*(self.labels or [{}] * len(self.nodes)), *(each.labels for each in self.growth))
         reasons = {placement: refusal(placement, self.nodes_to_be, labels) for placement in placements}
         return {placement: reason for placement, reason in reasons.items() if reason}
 
 
 def this_machine() -> Cluster:
-    """Return what a private Ray would have, without starting it."""
+    """Return the resources that a private Ray would have, without starting it."""
     cores, visible = allowed_cores(), gpus.visible_gpus()
     node = {"CPU": len(cores)} | ({"GPU": len(visible)} if visible else {})
     return Cluster(
@@ -155,7 +155,7 @@ def this_machine() -> Cluster:
 
 
 def check_address(address: str) -> None:
-    """Raise ClusterError for what is no address of a running Ray; nothing is contacted."""
+    """Raise ClusterError if the text is not an address of a running Ray. Contacts nothing."""
     host, colon, port = address.rpartition(":")
     if address == "auto" or (host.strip() and "/" not in host and port.isdecimal() and 0 < int(port) < 65536):
         return
@@ -173,19 +173,19 @@ def check_address(address: str) -> None:
 
 
 def is_of_others(address: str) -> bool:
-    """Return whether another user of this machine may listen at an address of it (``auto``, ``host:port``).
+    """Return whether another user of this machine may listen at one of its addresses (``auto``, ``host:port``).
 
-    Ray finds ``auto`` in files and processes of this machine, whoever's they are. False where nobody listens.
+    Ray resolves ``auto`` from files and processes of this machine, whoever owns them. False if nothing listens.
     """
     try:
         host, _, port = _resolved(address).rpartition(":")
-    except ConnectionError:  # there is no Ray
+    except ConnectionError:  # Ray is not running
         return False
     addresses_here = {
         each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses
     }
     if not host.startswith("127.") and host.strip("[]") not in {"localhost", *addresses_here}:
-        return True  # another machine's, which only the user can know
+        return True  # on another machine: only the user can know
     try:
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
         pids = {c.pid for c in listening if c.laddr and c.laddr.port == int(port)}
@@ -195,7 +195,7 @@ def is_of_others(address: str) -> bool:
 
 
 def _resolved(address: str) -> str:
-    """Return an address, that of the Ray on this machine for ``auto``. Raises ConnectionError where there is none."""
+    """Resolve ``auto`` to the address of this machine's Ray. Raises ConnectionError if there is none."""
     if address != "auto":
         return address
     from ray._private.services import canonicalize_bootstrap_address
@@ -204,7 +204,7 @@ def _resolved(address: str) -> str:
 
 
 def _check_reachable(address: str) -> str:
-    """Resolve ``auto``; raise OSError where nobody listens: `ray.init` would wait for minutes."""
+    """Resolve ``auto``; raise OSError if nothing listens there, since `ray.init` would wait for minutes."""
     address = _resolved(address)
     if address.rpartition(":")[2].isdigit():  # otherwise Ray's own message is better
         _connect(address)
@@ -212,17 +212,17 @@ def _check_reachable(address: str) -> str:
 
 
 def _connect(address: str) -> str:
-    """Return this machine's address as ``host:port`` sees it. Raises OSError where nobody listens there."""
+    """Return this machine's address as ``host:port`` sees it. Raises OSError if nothing listens there."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as connection:
         return str(connection.getsockname()[0])
 
 
 def node_types() -> tuple[NodeType, ...]:
-    """Return what the autoscaler of the joined cluster starts; empty where there is none, or nobody says.
+    """Return the node types that the joined cluster's autoscaler starts; empty if there are none or they are unknown.
 
-    Some platforms report it to Ray. The autoscaler that `ray up` starts doesn't: its configuration is read, for which
-    this process has to be on the head.
+    Some platforms report them to Ray. The autoscaler that `ray up` starts doesn't, so its configuration file is read,
+    which works only on the head.
     """
     import ray
     from ray._private.state import state
@@ -247,7 +247,7 @@ def node_types() -> tuple[NodeType, ...]:
             )
             for each in config["available_node_types"].values()
         )
-    except Exception:  # another user's, or of another Ray
+    except Exception:  # another user's file, or another Ray version
         return ()
 
 
@@ -256,7 +256,7 @@ def _limited(count: int) -> int:
 
 
 def _autoscaling_file(gcs_address: str) -> Path | None:
-    """Return the configuration of the autoscaler of this address, if it runs on this machine."""
+    """Return the configuration file of the autoscaler of this address, if it runs on this machine."""
     flag = "--autoscaling-config="
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -275,9 +275,9 @@ class _NoFolders(list[str]):
 
 
 def job_config() -> Any:
-    """Return a configuration with which Ray's workers don't import from the current folder.
+    """Return a job configuration that keeps Ray's workers from importing from the current folder.
 
-    Ray puts that folder first, before its own late imports. Trials get the study's folder from `put_first`.
+    Ray puts that folder first on the path, before its own late imports. Trials get the study's folder from `put_first`.
     """
     from ray.job_config import JobConfig
 
@@ -288,10 +288,10 @@ def job_config() -> Any:
 
 @contextlib.contextmanager
 def joined_cluster(address: str) -> Iterator[Cluster]:
-    """Connect to a running Ray (``auto``, ``host:port``), which is left running.
+    """Connect to a running Ray (``auto``, ``host:port``) and leave it running.
 
     Raises:
-        ClusterError: it can't be reached, or refuses us.
+        ClusterError: it can't be reached, or refuses the connection.
     """
     check_address(address)
     import ray
@@ -307,7 +307,7 @@ def joined_cluster(address: str) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _errors_reported(address: str) -> Iterator[None]:
-    """Raise a ClusterError for whatever keeps this process from connecting."""
+    """Raise a ClusterError for any error that keeps this process from connecting."""
     try:
         yield
     except SystemExit:  # Ray's own answer to SIGTERM
@@ -321,12 +321,12 @@ def _errors_reported(address: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contact:
-    """Way for other machines to reach a running Ray.
+    """Access to a running Ray from other machines.
 
     Attributes:
-        address: of its head, ``host:port``.
-        from_ip: this machine's, as the head sees it.
-        takes_everybody: without a token.
+        address: ``host:port`` of its head.
+        from_ip: IP address of this machine as the head sees it.
+        takes_everybody: it accepts clients without a token.
     """
 
     address: str
@@ -335,10 +335,10 @@ class Contact:
 
 
 def contact(address: str) -> Contact:
-    """Return how others reach the cluster at the address (``auto``, ``host:port``), without joining it.
+    """Return how other machines reach the cluster at the address (``auto``, ``host:port``), without joining it.
 
     Raises:
-        ClusterError: it can't be reached, or from this machine alone.
+        ClusterError: it can't be reached, or only from this machine.
     """
     check_address(address)
     with _errors_reported(address):
@@ -353,7 +353,7 @@ def contact(address: str) -> Contact:
 
 
 def _as_it_is(cluster: Cluster) -> Cluster:
-    """Return the joined cluster with the nodes that it has now."""
+    """Return the joined cluster with its current nodes."""
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]
@@ -362,10 +362,10 @@ def _as_it_is(cluster: Cluster) -> Cluster:
 
 
 def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], object]) -> Cluster:
-    """Wait until the joined cluster has so many nodes, but no longer than `NODES_TIMEOUT_S`; return it as it is then.
+    """Wait up to `NODES_TIMEOUT_S` for the joined cluster to have `num_nodes` nodes; return it with its nodes then.
 
     Args:
-        notice: gets a line whenever nodes have joined.
+        notice: called with a line whenever nodes have joined.
     """
     until_s = time.monotonic() + NODES_TIMEOUT_S
     num_shown: int | None = None
@@ -381,7 +381,7 @@ def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], obj
 
 
 def shut_down(timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-    """Leave Ray; where it was lost, without waiting for an answer."""
+    """Leave Ray. If it was lost, don't wait for an answer."""
     import ray
 
     def leave() -> None:
@@ -399,7 +399,7 @@ VERSIONS_TIMEOUT_S = 60.0
 
 
 def versions_of_nodes() -> dict[str, dict[str, str]]:
-    """Return, by the address of each node of the joined cluster, what `raypar.provenance.versions` returns there.
+    """Return the result of `raypar.provenance.versions` on each node of the joined cluster, by node address.
 
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
@@ -408,7 +408,7 @@ def versions_of_nodes() -> dict[str, dict[str, str]]:
 
 
 def on_every_node(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> dict[str, Any]:
-    """Call a module's function on each node of the joined cluster; return the results by the nodes' addresses.
+    """Call a module's function on each node of the joined cluster; return the results by node address.
 
     Raises:
         ray.exceptions.GetTimeoutError: a node doesn't answer.
@@ -417,7 +417,7 @@ def on_every_node(function: Callable[..., Any], *arguments: Any, timeout_s: floa
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])  # nodes may have another raypar, or none
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])  # nodes may have a different raypar, or none
     remote = ray.remote(num_cpus=0)(function)
     answers = {
         node["NodeManagerAddress"]: remote.options(
@@ -430,21 +430,21 @@ def on_every_node(function: Callable[..., Any], *arguments: Any, timeout_s: floa
 
 
 GRACE_S = 15.0
-PATIENCE_S = 20.0  # a head that is away for less comes back unnoticed, as far as Ray can do without it
+PATIENCE_S = 20.0  # a shorter outage of the head goes unnoticed, as far as Ray can do without it
 CLUSTER_HINT = "start the cluster again: finished trials are kept"
 NAMES = {"gcs_server": "its head, gcs_server", "raylet": "its raylet"}
 
 
 class HeadWatch:
-    """Monitor of what Ray can't do without: aborts the study where it is lost.
+    """Monitor of the processes that Ray depends on. Aborts the study if one is lost.
 
     Args:
-        loss: what is lost; None as long as all is there.
-        every_s: how often to ask.
+        loss: returns what is lost; None while nothing is.
+        every_s: seconds between two calls of `loss`.
     """
 
     def __init__(self, loss: Callable[[], ClusterError | None], *, every_s: float) -> None:
-        self.lost = False  # or it was seen
+        self.lost = False  # a loss was noticed
         self._loss, self._every_s = loss, every_s
         self._over = threading.Event()
 
@@ -463,17 +463,17 @@ class HeadWatch:
         while not self._over.wait(self._every_s):
             if (loss := self._loss()) is not None:
                 self.lost = True
-                if abort(loss) and not self._over.wait(GRACE_S):  # the main thread waits in foreign code
+                if abort(loss) and not self._over.wait(GRACE_S):  # the main thread is stuck in foreign code
                     exit_now(1, f"error: {loss}\nbroke off; `raypar store resume` runs the rest\n")
                 return
 
 
 def watch_of_own(pids: Mapping[str, int], is_up: Callable[[], bool] = lambda: True) -> HeadWatch:
-    """Return a monitor of a Ray that this process has started, or starts.
+    """Return a monitor of a Ray that this process has started or is starting.
 
     Args:
         pids: process ids, by `NAMES`; may grow meanwhile.
-        is_up: tells whether it has started; it may take so long and no longer.
+        is_up: returns whether Ray has started; there is a time limit for this.
     """
 
     begun_s = time.monotonic()
@@ -492,12 +492,14 @@ def watch_of_own(pids: Mapping[str, int], is_up: Callable[[], bool] = lambda: Tr
 
 
 def watch_of_cluster(address: str = "", patience_s: float = PATIENCE_S) -> HeadWatch:
-    """Return a monitor of a cluster whose head listens at ``host:port``; lost is one unreachable for so long.
+    """Return a monitor of a cluster whose head listens at ``host:port``.
 
-    By then Tune may wait for it in a call that nothing interrupts: the process then ends without a report.
+    By the time of a loss, Tune may be waiting in a call that can't be interrupted. The process then ends without a
+    report.
 
     Args:
-        address: empty: of the cluster that this process has joined.
+        address: empty: the cluster that this process has joined.
+        patience_s: seconds after which an unreachable head counts as lost.
     """
     import ray
 

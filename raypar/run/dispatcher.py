@@ -1,10 +1,10 @@
 """State of a run's trials: queued, running in a gang, queued again after a failure, over.
 
-Which trial runs where, `raypar.run.scheduler` decides; here it is done. Cores are leased for the time of a trial, so
-that idle gangs hold none.
+`raypar.run.scheduler` decides which trial runs where; this module carries it out. Cores are leased per trial, so idle
+gangs hold none.
 
-The specs that are given beforehand are queued from the start, and each Tune trial is bound to the one whose turn it is:
-a good choice needs more than one to choose from. Nothing here waits, and nothing speaks to Ray.
+All specs that are known in advance are queued at the start, since good scheduling needs several trials to choose from.
+Each Tune trial is bound to the next spec to start. Nothing here blocks or calls Ray.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, Tri
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 from raypar.train.position import Position
 
-COME_BACK_S = 60.0  # a trial that lost nodes have left no place for waits so long for them
-LEASE_S = 60.0  # a trial whose Tune trainable asks nothing for so long has lost it
-GANG_START_S = 10.0  # how long a gang takes to start, before any has
-CORES_POLL_S = 5.0  # after so long, cores that another study had are tried again
+COME_BACK_S = 60.0  # how long a trial waits for lost nodes to return if no other place is left
+LEASE_S = 60.0  # a Tune trainable that makes no call for this long counts as lost
+GANG_START_S = 10.0  # assumed start-up time of a gang, before any has started
+CORES_POLL_S = 5.0  # time between attempts to get cores that another study holds
 NOT_KEPT = "{}: what it kept was not stored, {}; it is in {} on {}"
 WAITING_FOR_CORES = "a trial waits for cores: {}"
-HORIZON = 500  # queued trials that a decision looks at, however many there are
+HORIZON = 500  # maximum number of queued trials that a decision considers
 
 
 class Timer(Protocol):
@@ -63,10 +63,10 @@ class TrialPhase(Enum):
 
 @dataclass(frozen=True)
 class ArtifactPiece:
-    """Part of what a trial keeps, on its way to the driver.
+    """Part of a trial's artifacts, on its way to the driver.
 
     Attributes:
-        content: reference to a `raypar.files.FilePiece`; empty: that was all.
+        content: reference to a `raypar.files.FilePiece`; empty: end of the artifacts.
     """
 
     identity: str
@@ -85,18 +85,18 @@ class Attempt:
     started_at: float = field(default_factory=time.time)
     started_s: float = field(default_factory=time.monotonic)
     reports: list[Mapping[str, float]] = field(default_factory=list)
-    goes_on_at: dict[int, bool] = field(default_factory=dict)  # of report i: go on? The same for every rank
+    goes_on_at: dict[int, bool] = field(default_factory=dict)  # by report: whether to continue, the same for every rank
     kill_requested: bool = False  # its ranks are to be killed
     ends: dict[int, RankEnd] = field(default_factory=dict)  # of the ranks that have ended
-    failure: Failure | None = None  # why it failed, as far as the ranks that have ended show
-    timers: list[Timer] = field(default_factory=list)  # what would end it later
-    num_beside: int = 0  # other trials that ran on the cluster meanwhile, at most at a time
-    num_sharing: int = 0  # of those on one of its machines, at most at a time
-    num_sharing_network: int = 0  # of those over several machines where this is so too, at most at a time
+    failure: Failure | None = None  # why it failed, judging by the ranks that have ended
+    timers: list[Timer] = field(default_factory=list)  # timers that would end it
+    num_beside: int = 0  # maximum number of other trials on the cluster at the same time
+    num_sharing: int = 0  # the same for trials on one of its machines
+    num_sharing_network: int = 0  # the same for trials over several machines, if this one is too
     is_over: bool = False
-    is_sending: bool = False  # rank 0 has ended well, and its artifacts are on their way to the driver
-    is_refused: bool = False  # the driver could not take them
-    num_pieces: int = 0  # of them, that the driver has not taken yet
+    is_sending: bool = False  # rank 0 has succeeded, and its artifacts are on their way to the driver
+    is_refused: bool = False  # the driver could not store them
+    num_pieces: int = 0  # pieces that the driver has not accepted yet
     standstill: Standstill = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,12 +105,12 @@ class Attempt:
 
     @property
     def takes_artifacts(self) -> bool:
-        """Return whether its artifacts are still of use."""
+        """Return whether its artifacts are still needed."""
         return not (self.is_refused or self.kill_requested or self.is_over)
 
     @property
     def is_training(self) -> bool:
-        """Return whether any of its ranks still runs."""
+        """Return whether any of its ranks is still running."""
         return len(self.ends) + (self.is_sending and 0 not in self.ends) < self.gang.placement.num_workers
 
     @property
@@ -118,20 +118,20 @@ class Attempt:
         return time.monotonic() - self.started_s
 
     def is_reported(self, index: int) -> bool:
-        """Return whether rank 0 has made a report, or makes no more."""
+        """Return whether rank 0 has made this report, or will make no more reports."""
         return len(self.reports) > index or 0 in self.ends or self.kill_requested or self.is_over
 
     def is_decided(self, index: int) -> bool:
-        """Return whether Tune has decided on a report, or nobody does any more."""
+        """Return whether Tune has decided on this report, or will never decide."""
         trial = self.trial
         return trial.num_decided > index or trial.stop_requested or trial.released or self.kill_requested
 
     def goes_on(self, index: int) -> bool:
-        """Return whether the ranks go on after a report."""
+        """Return whether the ranks continue after this report."""
         return self.goes_on_at.setdefault(index, not self.trial.stop_requested)
 
     def kill(self, failure: Failure | None = None) -> None:
-        """Have its ranks killed; the failure explains it where nothing else has failed."""
+        """Request that its ranks be killed. The failure is the reason, unless something else failed first."""
         if not self.is_over:
             self.failure = self.failure or failure
             self.kill_requested = True
@@ -142,7 +142,7 @@ class Attempt:
             timer.cancel()
 
     def conditions(self) -> Conditions:
-        """Return where it ran, and beside what."""
+        """Return where it ran, and what ran beside it."""
         nodes = tuple(self.gang.hostnames.values())
         if self.gang.is_local:
             return Conditions(node=nodes)
@@ -158,18 +158,18 @@ class Attempt:
 
 @dataclass(eq=False)
 class Trial:
-    """A trial of the run, over all its attempts."""
+    """A trial of the run, across all its attempts."""
 
     spec: TrialSpec
-    uid: str = ""  # Tune's name for the trial that is bound to it; empty: none is yet
+    uid: str = ""  # name of the Tune trial that is bound to it; empty: none yet
     phase: TrialPhase = TrialPhase.QUEUED
     num_attempts: int = 0
-    attempt: Attempt | None = None  # the present one; None while it is queued
+    attempt: Attempt | None = None  # the current one; None while the trial is queued
     num_decided: int = 0  # reports that Tune has decided on
     stop_requested: bool = False  # it is to end at its next report
     failed_on: set[str] = field(default_factory=set)  # machines whose GPU failed while it ran there
-    released: bool = False  # Tune has done with it
-    # When Tune's trainable last asked for it; infinite while it is asking.
+    released: bool = False  # Tune no longer needs it
+    # Time of the last call of Tune's trainable for it; infinite during a call.
     followed_s: float = field(default_factory=time.monotonic)
     result: TrialResult | None = None
 
@@ -193,17 +193,17 @@ class DispatchConfig:
     gangs: GangPolicy
     max_retries: int
     in_lockstep: bool  # after each report a trial waits for Tune's decision (a scheduler decides on it)
-    max_trials: int | None = None  # so many at a time; None: every trial has its machines to itself
+    max_trials: int | None = None  # trials at a time; None: every trial has its machines to itself
     metric: str = ""  # the study's
 
 
 class Dispatcher:
-    """Brings the trials of a run to their end.
+    """Runs the trials of a run to completion.
 
     Args:
-        specs: what is to run beforehand; others come with `define`.
-        call_later: calls a function after so many seconds.
-        on_change: called whenever somebody may wait for what has changed.
+        specs: trials that are known in advance; `define` adds others.
+        call_later: calls a function after a number of seconds.
+        on_change: called after changes that a caller may be waiting for.
     """
 
     def __init__(
@@ -218,36 +218,36 @@ class Dispatcher:
         self._config, self._pool = config, pool
         self._call_later, self._on_change = call_later, on_change
         self._queue = [Trial(spec) for spec in specs]  # in their order
-        self._unbound: list[str] = []  # Tune's trials that run whatever comes next
-        self._trials: dict[str, Trial] = {}  # by Tune's trial
+        self._unbound: list[str] = []  # Tune trials that run the next spec to start
+        self._trials: dict[str, Trial] = {}  # by Tune trial
         self._stopped = StoppedPoints()
         self._walls_s: defaultdict[str, list[float]] = defaultdict(list)  # of the trials of a point that have ended
         self._first_gang_ready_s: float | None = None
         self._gang_starts_s: list[float] = []
-        self._placeable_s: dict[Placement, float] = {}  # when there was last a place for it
+        self._placeable_s: dict[Placement, float] = {}  # when it last had a place
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
         self._events: list[tuple[str, Event | ArtifactPiece]] = []
         self._num_forgotten = 0
-        self._is_paused = False  # while another study has the cores of a trial
-        self._last_wait = ""  # for cores of other studies, as last said
-        self._notices: set[str] = set()  # of workers, as shown
+        self._is_paused = False  # while another study holds cores of a trial
+        self._last_wait = ""  # last message about waiting for cores of other studies
+        self._notices: set[str] = set()  # notices of workers that were shown
 
     @property
     def num_slots(self) -> int:
-        """Trials that can run at a time; a `ClusterChanged` event says when that changes."""
+        """Number of trials that can run at a time. A `ClusterChanged` event reports changes."""
         return self._config.max_trials or max(1, num_machines(self._pool.nodes))
 
     @property
     def gang_start_s(self) -> float:
-        """Seconds that a gang is expected to take to start."""
+        """Expected start-up time of a gang, in seconds."""
         return statistics.median(self._gang_starts_s or [GANG_START_S])
 
     def trial(self, uid: str) -> Trial | None:
-        """Return the trial of a Tune trial, None where it is bound to none, or both were forgotten."""
+        """Return the trial of a Tune trial; None if it is not bound to one, or both were dropped."""
         return self._trials.get(uid)
 
     def attempt(self, uid: str, number: int) -> Attempt | None:
-        """Return a trial's attempt of this number, None where it is not the one that runs."""
+        """Return a trial's attempt of this number; None if it is not the running one."""
         trial = self._trials.get(uid)
         attempt = trial.attempt if trial else None
         return attempt if attempt and attempt.number == number and not attempt.is_over else None
@@ -258,7 +258,7 @@ class Dispatcher:
         return self._num_forgotten + len(self._events) > after
 
     def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
-        """Return the events after the first `after`, and forget those before."""
+        """Return the events after the first `after`, and drop earlier ones."""
         del self._events[: after - self._num_forgotten]
         self._num_forgotten = after
         return list(self._events)
@@ -266,10 +266,10 @@ class Dispatcher:
     def _tell(self, event: Event | ArtifactPiece, uid: str = "") -> None:
         self._events.append((uid, event))
 
-    # ---- what Tune and the driver do
+    # ---- calls from Tune and the driver
 
     def define(self, uid: str, spec: TrialSpec | None) -> None:
-        """Add a Tune trial; it runs the spec, or the next of those from the start."""
+        """Add a Tune trial. It runs the spec, or the next of the specs known in advance."""
         if spec is None:
             self._unbound.append(uid)
         else:
@@ -278,15 +278,15 @@ class Dispatcher:
         self.dispatch()
 
     def follow(self, trial: Trial, after: int) -> None:
-        """Tune's trainable waits for what comes after so many reports: it has decided on those."""
+        """Note that Tune's trainable waits for news after the first `after` reports, and so has decided on those."""
         trial.num_decided = max(trial.num_decided, after)
         trial.followed_s = math.inf
         self._on_change()
 
     def release(self, uid: str, *, let_finish: bool) -> None:
-        """Tune has done with a trial: end it, unless it may finish or is still to begin; forget it once it is over."""
+        """End a trial that Tune no longer needs, unless it may finish or hasn't begun. Drop it once it is over."""
         trial = self._trials.get(uid)
-        if trial is None:  # before its turn: it stands for the next trial that has none
+        if trial is None:  # not bound yet: it stands for the next unbound trial
             trial = next((trial for trial in self._queue if not trial.uid), None)
             if uid not in self._unbound or trial is None:
                 return
@@ -301,7 +301,7 @@ class Dispatcher:
         self.dispatch()
 
     def check(self) -> None:
-        """Stop trials whose Tune trainable was lost unnoticed; see which nodes have joined or were lost."""
+        """Stop trials whose Tune trainable was lost, and check which nodes have joined or were lost."""
         now_s = time.monotonic()
         for trial in list(self._trials.values()):
             if not trial.released and now_s - trial.followed_s > LEASE_S:
@@ -309,8 +309,8 @@ class Dispatcher:
         self.dispatch()
 
     def close(self) -> None:
-        """Stop what runs and close the gangs."""
-        self._queue = [trial for trial in self._queue if trial.uid]  # the others Tune has not started yet
+        """Stop running trials and close the gangs."""
+        self._queue = [trial for trial in self._queue if trial.uid]  # Tune has not started the others yet
         self._pool.request_nodes(())
         for trial in list(self._trials.values()):
             self._stop(trial)
@@ -319,7 +319,7 @@ class Dispatcher:
         self._pool.close()
         self.dispatch()
 
-    # ---- what gangs and ranks do
+    # ---- calls from gangs and ranks
 
     def worker_is_up(self, gang_id: str, greeting: Greeting) -> None:
         gang = self._pool.greet(gang_id, greeting)
@@ -327,27 +327,27 @@ class Dispatcher:
             now_s = time.monotonic()
             if self._first_gang_ready_s is None:
                 self._first_gang_ready_s = now_s
-            elif gang.started_s > self._first_gang_ready_s:  # those before also waited for the nodes' fork servers
+            elif gang.started_s > self._first_gang_ready_s:  # earlier gangs also waited for the nodes' fork servers
                 self._gang_starts_s.append(now_s - gang.started_s)
             self._tell(GangReady(gang.placement, now_s - gang.started_s))
             self._on_change()
 
     def worker_is_ready(self, gang_id: str, rank: int, master_address: tuple[str, int] | None) -> Gang:
-        """A worker asks for its gang's next trial; rank 0 has chosen an address for it."""
+        """Note that a worker is ready for its gang's next trial; rank 0 has chosen an address for it."""
         gang = self._pool.gangs[gang_id]
         gang.worker_is_ready(rank, master_address)
         self.dispatch()
         return gang
 
     def notify(self, text: str) -> None:
-        """Show the user a notice: once, however many workers have it."""
+        """Show the user a notice once, even if several workers send it."""
         if text not in self._notices:
             self._notices.add(text)
             self._tell(Notice(text))
             self._on_change()
 
     def report(self, attempt: Attempt, metrics: Mapping[str, float]) -> None:
-        """Rank 0 of a running trial reports."""
+        """Record a report of rank 0 of a running trial."""
         attempt.reports.append(metrics)
         self._tell(TrialReported(attempt.trial.spec, metrics), attempt.trial.uid)
         if ends_training(attempt.trial.spec, metrics, self._config.metric):
@@ -355,14 +355,14 @@ class Dispatcher:
         self._on_change()
 
     def send(self, attempt: Attempt, content: Sequence[Any]) -> None:
-        """Rank 0 has ended; what it has kept follows, piece by piece (see `ArtifactPiece`)."""
+        """Send a piece of the artifacts of a trial whose rank 0 has ended (see `ArtifactPiece`)."""
         attempt.is_sending = True
         attempt.num_pieces += 1
         self._tell(ArtifactPiece(attempt.trial.spec.identity, attempt.number, content), attempt.trial.uid)
         self._on_change()
 
     def piece_taken(self, attempt: Attempt, problem: str) -> None:
-        """The driver has taken a piece, or can't take this attempt's artifacts: the problem, which costs no result."""
+        """Note that the driver accepted a piece, or can't store the artifacts (`problem`). The result stays."""
         attempt.num_pieces -= 1
         if problem and not attempt.is_refused:
             attempt.is_refused = True
@@ -372,7 +372,7 @@ class Dispatcher:
         self._on_change()
 
     def note_position(self, attempt: Attempt, rank: int, position: Position) -> None:
-        """Note where a rank stands; kill the trial where its ranks wait for each other in vain."""
+        """Note a rank's position. Kill the trial if its ranks are deadlocked."""
         if (failure := attempt.standstill.note(rank, position)) is not None and not attempt.kill_requested:
             attempt.kill(failure)
             self._on_change()
@@ -389,19 +389,19 @@ class Dispatcher:
                 self._wait_for_cores(attempt)
                 return
             if attempt.trial.stop_requested and failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST):
-                failure = None  # killed because it didn't stop in time; an error of its own would be a failure
+                failure = None  # killed because it didn't stop in time; an error in its code would be a failure
             self._retry_or_conclude(attempt.trial, failure)
         self.dispatch()
 
     def gang_ended(self, gang: Gang, reason: str, error: str) -> None:
-        """A gang is no more: it was closed, was lost, or has never come up (the reason, and the whole error)."""
+        """Note the end of a gang that was closed, was lost or failed to start (the reason, and the whole error)."""
         trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
             failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, error)
             self._retry_or_conclude(trial, failure)
         elif not gang.num_turns and not gang.is_closing:
-            # It never served a trial: to try again for ever would help nobody.
+            # It never served a trial, so retrying forever would not help.
             same = (trial for trial in self._queue[:HORIZON] if trial.spec.placement == gang.placement)
             if (first := next(filter(self._bind, same), None)) is not None:
                 self._queue.remove(first)
@@ -413,7 +413,7 @@ class Dispatcher:
     # ---- inside
 
     def dispatch(self) -> None:
-        """Start what can be started."""
+        """Start all trials and gangs that can be started."""
         if self._queue and not self._is_paused:
             self._dispatch()
         self._on_change()
@@ -435,7 +435,7 @@ class Dispatcher:
             is_short_of_memory=self._pool.is_short_of_memory,
         )
         gang_of = {candidates[i]: self._pool.gangs[gang_id] for i, gang_id in decisions.starts}
-        is_turn = True  # nobody before it waits: nodes may have joined when its turn comes
+        is_turn = True  # no earlier trial waits; for later ones, nodes may have joined by then
         for trial in head:
             gang = gang_of.get(trial)
             failure = self._failure_of(trial, refused) if is_turn else None
@@ -457,11 +457,11 @@ class Dispatcher:
             self._tell(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
     def _failure_of(self, trial: Trial, refused: Mapping[Placement, Failure]) -> Failure | None:
-        """Return why a queued trial is not started, now that it is its turn; None where it can be."""
+        """Return why the next queued trial can't be started; None if it can."""
         return self._stopped.refusal(trial.spec) or refused.get(trial.spec.placement)
 
     def _refusals(self, placements: Collection[Placement]) -> tuple[dict[Placement, Failure], list[Placement]]:
-        """Return why placements can't run here (with lost nodes a place may come back), and those to add nodes for."""
+        """Return why placements can't run here (lost nodes may come back), and the placements to add nodes for."""
         resources, labels = [node.has for node in self._pool.nodes], [node.labels for node in self._pool.nodes]
         refused: dict[Placement, Failure] = {}
         lacking: list[Placement] = []
@@ -480,7 +480,7 @@ class Dispatcher:
         return refused, lacking
 
     def _avoided_nodes(self, trial: Trial) -> frozenset[str]:
-        """Return the nodes whose GPU failed under a trial; none where the others could never hold it."""
+        """Return the nodes whose GPU failed under a trial; none if the other nodes could never hold it."""
         if not trial.failed_on:
             return frozenset()
         rest = [node for node in self._pool.nodes if node.machine not in trial.failed_on]
@@ -489,7 +489,7 @@ class Dispatcher:
         return frozenset(node.id for node in self._pool.nodes if node.machine in trial.failed_on)
 
     def _bind(self, trial: Trial) -> bool:
-        """Bind a Tune trial to it. False where none is left."""
+        """Bind a Tune trial to it. Returns False if none is left."""
         if not trial.uid and self._unbound:
             trial.uid = self._unbound.pop(0)
             trial.unfollow()
@@ -511,7 +511,7 @@ class Dispatcher:
             gang.ends_in_s = None if expected_s is None else abs(expected_s - gang.busy_s)
 
     def _start(self, trial: Trial, gang: Gang) -> None:
-        """Let a queued trial run in the gang, where the cores that it needs are free."""
+        """Start a queued trial in the gang if the cores that it needs are free."""
         cores = self._pool.lease(gang, trial.spec)
         if cores is None:
             return
@@ -530,7 +530,7 @@ class Dispatcher:
             self._kill_later(attempt, limit_s, hung)
 
     def _note_company(self) -> None:
-        """Note in each running attempt that these run at the same time."""
+        """Record in each running attempt which others run at the same time."""
         running = [trial.attempt for trial in self._trials.values() if trial.phase is TrialPhase.RUNNING]
         hosts = {attempt: set(attempt.gang.hosts.values()) for attempt in running if attempt}
         spread = [attempt for attempt, mine in hosts.items() if len(mine) > 1]
@@ -550,7 +550,7 @@ class Dispatcher:
         attempt.timers.append(self._call_later(delay_s, kill))
 
     def _stop(self, trial: Trial) -> None:
-        """End a trial at its next report; kill it where it doesn't get there in time."""
+        """End a trial at its next report; kill it if it doesn't get there in time."""
         if trial.phase is TrialPhase.OVER or trial.stop_requested:
             return
         trial.stop_requested = True
@@ -561,7 +561,7 @@ class Dispatcher:
             self._kill_later(trial.attempt, self._config.settings.stop_grace_s)
 
     def _retry_or_conclude(self, trial: Trial, failure: Failure | None) -> None:
-        """An attempt is over: queue the trial again, or let that be its end. The failure: None where there was none."""
+        """Queue a trial again after an attempt, or conclude it. `failure` is None if the attempt succeeded."""
         if trial.attempt is not None:
             trial.attempt.end()
         notice = self._stopped.note(trial.spec, failure, has_reported=bool(trial.reports))
@@ -581,7 +581,7 @@ class Dispatcher:
             self._tell(Notice(notice))
 
     def _wait_for_cores(self, attempt: Attempt) -> None:
-        """Try a trial again later that has not begun, since other studies have its cores."""
+        """Retry a trial later that could not begin because other studies hold its cores."""
         trial, hostnames = attempt.trial, attempt.gang.hostnames
         attempt.end()
         trial.phase, trial.attempt, trial.num_attempts = TrialPhase.QUEUED, None, trial.num_attempts - 1
@@ -598,7 +598,7 @@ class Dispatcher:
         self.dispatch()
 
     def _conclude(self, trial: Trial, failure: Failure | None) -> None:
-        """The trial is over: make its result."""
+        """Build the result of a trial that is over."""
         attempt, ends = trial.attempt, trial.attempt.ends if trial.attempt else {}
         result = trial_result(
             trial.spec,

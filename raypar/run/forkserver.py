@@ -1,8 +1,8 @@
 """Main function of a fork server, and of the ranks that it becomes.
 
-What a rank starts ends with it. A process group holds most of that, but not processes in sessions of their own. On
-Linux these become children of their rank when their parent ends, and of the server when the rank has ended: every
-child of the server's that is no rank was left by one. (Elsewhere they go on.)
+Processes that a rank starts end with it. A process group covers most of them, but not those in a new session. On
+Linux these become children of their rank when their parent ends, and of the server when the rank has ended. So every
+child of the server that is not a rank was left by one. (On other systems they keep running.)
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from raypar.gpus import all_gpus
 from raypar.search_path import put_first
 from raypar.trace import mark
 
-# With it, torch.cuda.is_available() asks NVML, where there is one, and leaves CUDA alone.
+# Makes torch.cuda.is_available() use NVML, if present, without initialising CUDA.
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 TOUCHED_CUDA = (
     "{} touched CUDA when imported; ranks import it (and the modules after it) themselves, which delays every trial"
 )
 
 
-# Variable with the top folders of a working tree and of a checkout that stands for it, for a fork server.
+# Variable for a fork server: top folders of a working tree and of the checkout that replaces it.
 REPLACED_ROOT = "RAYPAR_REPLACED_ROOT"
 
 
 def replace_root(repository: Path, checkout: Path) -> None:
-    """Import from a checkout what this process would import from a working tree, for instance an editable install.
+    """Make this process import from a checkout instead of a working tree, for example for an editable install.
 
-    Entries of ``sys.path`` below the repository become those of the checkout, or go where it has no such folder;
-    likewise the folders of editable installs. Those of installed packages (an environment below the repository) stay.
+    Entries of ``sys.path`` and folders of editable installs below the repository are replaced by those of the checkout,
+    or removed if it has no such folder. Those of installed packages (an environment below the repository) stay.
     """
     sys.path[:] = [path for entry in sys.path if (path := replaced(entry, repository, checkout)) is not None]
     for finder in list(sys.meta_path):
@@ -57,7 +57,7 @@ def replace_root(repository: Path, checkout: Path) -> None:
 
 
 def replaced(entry: str, repository: Path, checkout: Path) -> str | None:
-    """Return the folder that stands for an entry of ``sys.path`` in a checkout; None where it has none."""
+    """Return the checkout's folder that replaces an entry of ``sys.path``; None if there is none."""
     folder = Path(entry or os.curdir).absolute()
     if not _is_replaced(folder, repository):
         return entry
@@ -90,12 +90,12 @@ def command(
 
     Args:
         listener: descriptor of the socket that clients connect to.
-        owner: descriptor of a pipe, which the owner holds open as long as it lives.
-        modules: to import, in this order.
-        late: another one, which ranks need and checks of a workload don't: a check that waits is forked before.
-        notice: for the user, of modules that it does not import.
+        owner: descriptor of a pipe that the owner keeps open as long as it lives.
+        modules: modules to import, in this order.
+        late: module that ranks need but workload checks don't. Waiting checks are forked before it is imported.
+        notice: message for the user about modules that it does not import.
         python: interpreter; empty: this one.
-        folders: from which modules are imported, before any others.
+        folders: folders that come first on the import path.
     """
     main = "from raypar.run.forkserver import serve; serve()"
     # Without the current folder in front, whose modules would hide Python's and torch's.
@@ -104,11 +104,11 @@ def command(
 
 
 def serve() -> None:
-    """Run a fork server: import, then fork on request until the owner has ended. Arguments: see `command`.
+    """Run a fork server: import, then fork on request until the owner ends. For the arguments, see `command`.
 
-    A client sends a number of descriptors, whether it wants a check, and the descriptors, for each rank (0: is it
-    ready?). The answers are pairs: a pid and None for a new rank, a pid and an exit code for one that has ended, and 0
-    and a notice when it is ready. SIGTERM ends the server with its ranks, too.
+    For each rank, a client sends the number of descriptors, whether it is a check, and the descriptors. The number 0
+    asks whether the server is ready. The answers are pairs: a pid and None for a new rank, a pid and an exit code for
+    one that has ended, 0 and a notice when the server is ready. SIGTERM also ends the server and its ranks.
     """
     mark("fork server: starts")
     if roots := os.environ.get(REPLACED_ROOT):
@@ -120,20 +120,20 @@ def serve() -> None:
     _import(modules, listener.fileno(), owner, folders, late)
     mark("fork server: imported")
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    helpers = _children()  # of what was imported
+    helpers = _children()  # processes that the imports started
     if not late:
-        gc.freeze()  # what is here stays: a fork's collector need not touch (and so copy) its pages
+        gc.freeze()  # keeps a fork's collector from touching (and so copying) these pages
     child_ended, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clients: list[Connection] = []
-    owners: dict[int, Connection] = {}  # pid of a rank: who asked for it
+    owners: dict[int, Connection] = {}  # by pid of a rank: the client that requested it
     server = os.getpid()
 
     def end(*_: object) -> None:
-        if os.getpid() == server:  # a rank takes the handler over for a moment
+        if os.getpid() == server:  # a new rank has this handler for a moment
             shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)  # its owner may have been killed
             _end_all(owners)
         os._exit(0)
@@ -175,12 +175,12 @@ def serve() -> None:
 
 
 def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence[str], late: str) -> None:
-    """Import the modules; start anew without the first, and those after it, after which forks can't use a GPU."""
+    """Import the modules. If forks can't use a GPU after one, restart without it and those after it."""
     environment = dict(os.environ)
     os.environ.setdefault(NVML_CHECK, "1")
     for i, name in enumerate(modules):
         is_new = name not in sys.modules
-        # A module that can't be imported fails in the trial that needs it.
+        # If a module can't be imported, the trial that needs it fails.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
         if is_new and _has_touched_cuda():
@@ -191,16 +191,16 @@ def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence
 
 
 def _import_late(name: str) -> str:
-    """Import what only ranks need, after which nothing is left to be imported."""
+    """Import the module that only ranks need; no imports remain after it."""
     with contextlib.suppress(Exception):
         importlib.import_module(name)
         importlib.import_module("raypar.study.quantity").quantities()
-    gc.freeze()  # as `serve` does
+    gc.freeze()  # see `serve`
     return ""
 
 
 def _has_touched_cuda() -> bool:
-    """Return whether a fork of this process could no longer use a GPU, by torch, which knows it in a fork only."""
+    """Return whether forks of this process can't use a GPU. Only a fork can ask torch that."""
     version = sys.modules.get("torch.version")
     if not (getattr(version, "cuda", None) or getattr(version, "hip", None)) or not _has_gpu():
         return False
@@ -236,7 +236,7 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
 
         main(Connection(connection), *listen)
         os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
-    except BaseException:  # of raypar, or raised by a handler of signals that the trial's code has left
+    except BaseException:  # in raypar, or from a signal handler that the trial's code has left
         with contextlib.suppress(Exception):
             os.write(2, traceback.format_exc().encode(errors="replace"))  # sys.stderr may be the trial's own
     finally:
@@ -244,20 +244,20 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
 
 
 def _reap(owners: dict[int, Connection], helpers: set[int]) -> None:
-    """Send the exit codes of the ranks that have ended, after what they left was killed."""
+    """Kill what ended ranks have left, then send the exit codes of these ranks."""
     exit_codes: dict[int, int] = {}
-    with contextlib.suppress(ChildProcessError):  # there is none left
+    with contextlib.suppress(ChildProcessError):  # no children left
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             exit_codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
     for pid in _children() - owners.keys() - helpers:
-        kill_group(pid)  # what it leaves in turn comes here at its end
+        kill_group(pid)  # its own orphans are reaped here when it ends
     for pid in exit_codes.keys() & owners.keys():
         with contextlib.suppress(OSError):
             owners.pop(pid).send((pid, exit_codes[pid]))
 
 
 def _end_all(ranks: Iterable[int]) -> None:
-    """Kill the ranks and all that they started, and wait for the end of it."""
+    """Kill the ranks and all processes that they started, and wait for their end."""
     for pid in ranks:
         kill_group(pid)
     with contextlib.suppress(ChildProcessError):
@@ -268,7 +268,7 @@ def _end_all(ranks: Iterable[int]) -> None:
 
 
 def _children() -> set[int]:
-    """Return the ids of this process's children; of none where the kernel doesn't list them."""
+    """Return the ids of this process's children; none if the kernel doesn't list them."""
     children: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
@@ -287,7 +287,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """End a process and every process of its group; harmless where there is none."""
+    """Kill a process and every process of its group. Does nothing if there is none."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""A gang: the workers of one TorchTrainer, which serve trial after trial of one placement.
+"""A gang: the workers of one TorchTrainer, which run one trial after another of the same placement.
 
-The Train workers themselves never train. Each takes one `TrialJob` after the other from the broker, has its rank run in
-a process of its own (see `raypar.run.ranks`), and passes reports and the end back. They import no torch, so that a gang
-starts in about a second and can stay parked at little cost.
+The Train workers themselves never train. Each takes one `TrialJob` after another from the broker, runs its rank in a
+separate process (see `raypar.run.ranks`), and passes back reports and the end. They don't import torch, so a gang
+starts in about a second and costs little while parked.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from raypar.train.affinity import cores_near_gpu, host_cores
 from raypar.train.job import RankContext, TrialJob
 from raypar.train.position import Position
 
-# Each would start an actor of its own, which takes seconds from a gang's start and, by polling, time from the trials.
-# The broker itself removes the placement group of a gang that was lost.
+# Each would start an actor, which delays a gang's start by seconds and takes time from the trials by polling.
+# The broker removes the placement group of a lost gang itself.
 UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 
 
 class _SharedGpus(Backend):  # type: ignore[misc]
-    """Backend whose workers on a node see each other's GPUs, as TorchConfig's do: LOCAL_RANK is the number of one."""
+    """Backend whose workers on a node see each other's GPUs, like TorchConfig's: LOCAL_RANK is a GPU's number."""
 
     share_cuda_visible_devices = True
 
 
 class GangBackend(BackendConfig):  # type: ignore[misc]
-    """Backend in place of TorchConfig: no process group in the workers, as every trial's ranks make their own."""
+    """Backend that replaces TorchConfig. Workers have no process group, since every trial's ranks create one."""
 
-    backend = "gloo"  # TorchTrainer looks at it, nothing else does
+    backend = "gloo"  # read by TorchTrainer only
     backend_cls = _SharedGpus
 
 
 def gpus_of_gang(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that show a rank its gang's GPUs on this node.
+    """Return the environment variables that make its gang's GPUs on this node visible to a rank.
 
     Args:
-        environment: of a gang's worker. On a node with AMD's GPUs, Ray has left HIP's variable at the worker's own.
+        environment: a gang worker's environment. With AMD GPUs, Ray leaves HIP's variable at the worker's own GPU.
     """
     shared = environment.get(VISIBLE) or environment.get(VISIBLE_AMD, "")
     return {name: shared for name in (VISIBLE, VISIBLE_AMD) if name == VISIBLE or name in environment}
@@ -70,12 +70,12 @@ def train_gang(
     *,
     fresh: bool,
 ) -> None:
-    """Run a gang to its end; blocks. Raises what `TorchTrainer.fit` raises when the gang is lost.
+    """Run a gang until it ends (blocking). Raises the error of `TorchTrainer.fit` if the gang is lost.
 
     Args:
-        resources: that each worker reserves.
-        strategy: Ray's, of the placement group.
-        labels: that the node of each worker has to have; empty: any.
+        resources: resources that each worker reserves.
+        strategy: Ray's placement group strategy.
+        labels: labels that the node of each worker must have; empty: any node.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -111,17 +111,17 @@ def train_gang(
 
 
 def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> str:
-    """Return in one line on which nodes a gang has lost workers, and why.
+    """Return one line that says on which nodes a gang lost workers, and why.
 
     Args:
-        error: raised by `train_gang`; None: it has returned.
-        hostnames: of each rank's node, as far as the workers have come up.
+        error: error of `train_gang`; None: it returned.
+        hostnames: host name of each rank's node, for workers that have started.
     """
     if error is None:
         return "its workers have left"
     ranks_by_reason: dict[str, list[int]] = {}
     for rank, failure in sorted(getattr(error, "worker_failures", {}).items()):
-        # Train wraps what Ray raised, and what the worker's own code did.
+        # Train wraps both Ray's errors and those of the worker's code.
         cause = getattr(failure, "health_check_failure", None) or getattr(failure, "_base_exc", None) or failure
         ranks_by_reason.setdefault(_in_one_line(cause), []).append(rank)
     if not ranks_by_reason:
@@ -134,13 +134,13 @@ def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> st
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return an error's name and text, without the ids that Ray lists on indented lines."""
+    """Return an error's name and text without the ids that Ray lists on indented lines."""
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]
     return f"{type(error).__name__}: {' '.join(filter(None, lines))}"
 
 
 def serve(config: Mapping[str, Any]) -> None:
-    """The ``train_loop_per_worker`` of a gang: greet the broker, then run its trials until it closes the gang."""
+    """Greet the broker, then run trials until it closes the gang. This is the gang's ``train_loop_per_worker``."""
     mark("gang: worker serves")
     broker, gang_id = config["broker"], config["gang_id"]
     worker, ip, on_gpu = ray.train.get_context(), ray.util.get_node_ip_address(), config["on_gpu"]
@@ -150,7 +150,7 @@ def serve(config: Mapping[str, Any]) -> None:
         local_rank=worker.get_local_rank(),
         local_world_size=worker.get_local_world_size(),
         node_rank=worker.get_node_rank(),
-        # Ray sets them for the worker; the rank is no child of it.
+        # Ray sets them for the worker, and the rank is not its child.
         environment=gpus_of_gang(os.environ) if on_gpu else {},
         node_ip=ip,
     )
@@ -166,14 +166,14 @@ def serve(config: Mapping[str, Any]) -> None:
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
     forks = None if config["fresh"] else ForkClient(fork_address)
-    if forks is not None and (notice := forks.wait_until_ready()):  # not in a trial's time, which may be limited
+    if forks is not None and (notice := forks.wait_until_ready()):  # before the trial's time, which may be limited
         ray.get(broker.notify.remote(notice))
     num_turns = 0
     while True:
         with socket.socket() as listen:
             address = None
             if rank == 0:
-                # Bound before anybody learns the port, and handed to the rank as it is: nobody can take it meanwhile.
+                # Bound before the port is announced, and passed to the rank open, so no other process can take it.
                 one_node = context.local_world_size == context.world_size
                 listen.bind(("127.0.0.1" if one_node else ip, 0))
                 listen.listen()
@@ -191,7 +191,7 @@ def serve(config: Mapping[str, Any]) -> None:
 def _run_turn(
     broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
 ) -> RankEnd:
-    """Run this worker's rank of a trial, unless another study has its cores."""
+    """Run this worker's rank of a trial, unless another study holds its cores."""
     me = Holder.here(turn.job.spec.study, ())
     with locked_cores(me, turn.to_lock.get(context.rank, ())) as holder:
         return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, context, listen)
@@ -226,10 +226,10 @@ def _run_rank(
 
 
 def _send_artifacts(broker: Any, job: TrialJob) -> None:
-    """Move a trial's artifacts to the driver, piece by piece; they stay here where it can't store them."""
+    """Move a trial's artifacts to the driver, piece by piece. They stay here if the driver can't store them."""
     if not job.artifact_dir.is_dir():
         return
-    # The bytes go straight to the driver: the broker passes on references, in a list, or Ray would resolve them.
+    # The bytes go straight to the driver. The broker passes references, in a list so that Ray doesn't resolve them.
     messages = chain(([ray.put(piece)] for piece in pieces(job.artifact_dir)), [[]])
     if all(ray.get(broker.send.remote(job.uid, job.attempt, message)) for message in messages):
         shutil.rmtree(job.artifact_dir, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Pool of gangs in Ray: starts them there, on the nodes of its cluster."""
+"""Pool of gangs in Ray, which starts them on the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.job import Revision, RunSettings
 
-NODE_ID_LABEL = "ray.io/node-id"  # every node of Ray's has it
-RAY_DELAY_S = 3.0  # what a gang that has ended gives back, Ray shows by then
+NODE_ID_LABEL = "ray.io/node-id"  # every Ray node has it
+RAY_DELAY_S = 3.0  # Ray shows an ended gang's resources as free within this time
 
 
 class GangPool(Pool):
@@ -35,15 +35,15 @@ class GangPool(Pool):
         self._broker = ray.get_runtime_context().current_actor
         self._agents: dict[tuple[str, str], Any] = {}  # by node and revision
         self._requested: dict[Placement, Any] = {}  # the placement groups that wait for nodes
-        # Also where all its nodes are there now: it replaces those that are lost.
+        # Even if all its nodes are up now, the autoscaler replaces lost ones.
         self.may_grow = not policy.owns_cluster and any(each.resources and each.max_count for each in node_types())
         if self._is_warm and not policy.fork_addresses:
-            for node in self.nodes:  # before the first gang asks for them
+            for node in self.nodes:  # before the first gang needs them
                 for revision in settings.revisions or (settings.revision(),):
                     self._agent(node.id, revision)
 
     def refresh(self) -> bool:
-        """Look up the nodes; return whether they have changed. (Nobody adds nodes to a Ray of our own.)"""
+        """Look up the nodes; return whether they have changed. (A private Ray never gets new nodes.)"""
         if self._policy.owns_cluster:
             return False
         before, self.nodes = self.nodes, alive_nodes()
@@ -53,9 +53,9 @@ class GangPool(Pool):
         return has_changed
 
     def give_up_lost(self) -> None:
-        """Close the gangs that are starting on a node that was lost; Ray would wait a minute for it.
+        """Close the gangs that are starting on a lost node; Ray would wait a minute for it.
 
-        What waits for them can have other gangs meanwhile. One that Ray has placed elsewhere leaves once it is up.
+        Waiting trials can then use other gangs. A gang that Ray has placed elsewhere leaves once it is up.
         """
         alive = {node.id for node in self.nodes}
         for gang in self.gangs.values():
@@ -64,9 +64,9 @@ class GangPool(Pool):
                 _free_place(gang)
 
     def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
-        """Let the autoscaler see what gangs of these need, as placement groups that wait; return the new ones."""
+        """Show the autoscaler what gangs of these placements need, as pending placement groups; return the new ones."""
         for placement in [p for p in self._requested if p not in placements]:
-            ray.util.remove_placement_group(self._requested.pop(placement))  # its nodes are there: they are for gangs
+            ray.util.remove_placement_group(self._requested.pop(placement))  # its nodes are up: free them for gangs
         new = [placement for placement in placements if placement not in self._requested]
         for placement in new:
             bundles, strategy = [needed(placement)] * placement.num_workers, _strategy(placement)
@@ -75,13 +75,13 @@ class GangPool(Pool):
         return new
 
     def _selection(self, placement: Placement, nodes: NodeAssignment) -> tuple[str, list[dict[str, str]]]:
-        """Return Ray's strategy and the labels of each worker's node; Ray chooses where others have taken the nodes."""
+        """Return Ray's strategy and the labels of each worker's node. If others took the nodes, Ray chooses."""
         if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, nodes)):
             return "PACK", [{NODE_ID_LABEL: node_id} for node_id, count in nodes.items() for _ in range(count)]
         return _strategy(placement) if len(self.nodes) > 1 else "PACK", _labels(placement) or []
 
     def _are_free(self, placement: Placement, nodes: NodeAssignment) -> bool:
-        """Return whether the nodes have in Ray what the gang reserves; wait a little, since Ray shows it late."""
+        """Return whether Ray's nodes have free what the gang reserves. Waits briefly, since Ray reports it late."""
         until_s = time.monotonic() + RAY_DELAY_S
         least = {kind: amount - ROUNDING for kind, amount in self.reserved(placement).items()}
         while True:
@@ -94,7 +94,7 @@ class GangPool(Pool):
             time.sleep(0.1)
 
     def start(self, placement: Placement, nodes: NodeAssignment, on_end: OnEnd) -> Gang:
-        """Start a gang on these nodes, in a thread of its own; `on_end` is called after its end."""
+        """Start a gang on these nodes, in a new thread; `on_end` is called after its end."""
         gang = super().start(placement, nodes, on_end)
         mark("broker: gang starts")
 
@@ -118,7 +118,7 @@ class GangPool(Pool):
         return gang
 
     async def fork_address(self, gang_id: str, greeting: Greeting) -> str:
-        """Return the address of the fork server of a worker's node; empty where ranks are fresh interpreters."""
+        """Return the address of the fork server of a worker's node; empty if ranks are fresh interpreters."""
         if not self._is_warm:
             return ""
         revision = self._settings.revision(self.gangs[gang_id].placement.revision)
@@ -130,12 +130,12 @@ class GangPool(Pool):
     def _ended(self, gang: Gang, error: BaseException | None, on_end: OnEnd) -> None:
         del self.gangs[gang.id]
         if not gang.is_closing:
-            # Train's own cleaner needs the dashboard; without it the group of a lost gang would hold its resources.
+            # Train's cleaner needs the dashboard. Without a cleaner, a lost gang's group would keep its resources.
             _free_place(gang)
         on_end(gang, loss_reason(error, gang.hostnames), str(error or ""))
 
     def _agent(self, node_id: str, revision: Revision) -> Any:
-        """The actor that owns the node's fork server of a revision, started where there is none yet."""
+        """Return the actor that owns the node's fork server of a revision; start it if there is none."""
         if (node_id, revision.label) not in self._agents:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -146,27 +146,27 @@ class GangPool(Pool):
 
 
 def _free_place(gang: Gang) -> None:
-    """Give what a gang's workers reserve back to Ray, and end those that still are there."""
+    """Release the resources of a gang's workers in Ray, and end workers that still exist."""
     group = next((w.placement_group for w in gang.workers.values() if w.placement_group), None)
     if group is not None:
         ray.util.remove_placement_group(group)
 
 
 def _strategy(placement: Placement) -> str:
-    """Return Ray's name for it; it has none for several workers on each of some nodes."""
+    """Return Ray's strategy name. Ray has none for several workers on each of several nodes."""
     if isinstance(nodes := placement.nodes, int):
         return "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD" if nodes == placement.num_workers else "SPREAD"
     return str(nodes).upper()
 
 
 def _labels(placement: Placement) -> list[dict[str, str]] | None:
-    """Return the labels that each worker's node has to have; None: any."""
+    """Return the labels that each worker's node must have; None: any node."""
     label = placement.node_label
     return [dict([node_label_of(label)])] * placement.num_workers if label else None
 
 
 def alive_nodes() -> tuple[Node, ...]:
-    """Return Ray's nodes that are up: those of one host name and address are on one machine."""
+    """Return Ray's nodes that are up. Nodes with the same host name and address are on one machine."""
     return tuple(
         Node(
             node["NodeID"],

@@ -1,7 +1,7 @@
 """Studies as Ray jobs: submitted, followed and stopped through the dashboard of a cluster's head.
 
-The job is a `raypar study` on the head, so nothing of a study depends on who submitted it. It runs in a folder of the
-study's own in the head's home: Ray removes what it uploaded when the job is over, and a store must outlive it.
+The job is a `raypar study` on the head, so a study doesn't depend on the machine that submitted it. It runs in the
+study's folder in the head's home: Ray removes the uploaded files when the job is over, and a store must outlive it.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ UPLOAD_HINT = (
 ANSWER_TIMEOUT_S = 4.0
 _DASHBOARD = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/@:?#\[\]]+)(:\d{1,5})?/?")
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray prefers them to the address that it is given
-# They write of every upload, and of files that Ray leaves out.
+# These loggers report every upload and every file that Ray skips.
 _TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env")
 
 STUDIES = "raypar-studies"  # in the head's home
 # Read by `raypar study` on the head: the command that submitted it, which also continues it.
 SUBMITTED_AS = "RAYPAR_SUBMITTED_AS"
 STUDY_KEY = "raypar_study"
-# A study that is asked to stop ends its trials, sends its records and writes a report. Ray would wait 3 s.
+# A stopping study ends its trials, sends its records and writes a report. Ray's default wait is 3 s.
 STOP_WAIT_S = 120
-# Where cluster.yaml installs raypar; a Ray that was started by its path doesn't have it on its own PATH.
+# Where cluster.yaml installs raypar. It is not on the PATH of a Ray that was started by its full path.
 USUAL_BIN = "$HOME/venv/bin"
-# Beside .git, .venv, venv, __pycache__ and what a .gitignore or .rayignore names. `.*` would match the folder itself.
+# In addition to .git, .venv, venv, __pycache__ and .gitignore or .rayignore. `.*` would match the folder itself.
 EXCLUDED = (".?*", "*.pem", "*.key", "*.pyc", "node_modules", "mlflow.db*", "mlruns", "mlartifacts")
 
 
 def check_dashboard(address: str) -> None:
-    """Raise ClusterError for what is not the address of a dashboard; nothing is contacted."""
+    """Raise ClusterError if the text is not the address of a dashboard. Contacts nothing."""
     if not _DASHBOARD.fullmatch(address):
         hint = "write http://127.0.0.1:8265; a token goes into RAY_AUTH_TOKEN_PATH"
         raise ClusterError(
@@ -65,10 +65,10 @@ def connect(address: str, notice: Callable[[str], object]) -> JobSubmissionClien
     """Return Ray's client for the jobs of the cluster whose dashboard is at the address.
 
     Args:
-        notice: gets warnings about the cluster.
+        notice: called with warnings about the cluster.
 
     Raises:
-        ClusterError: there is none, or it refuses us.
+        ClusterError: there is no dashboard, or it refuses the connection.
     """
     check_dashboard(address)
     try:
@@ -89,7 +89,7 @@ def connect(address: str, notice: Callable[[str], object]) -> JobSubmissionClien
             os.environ.update(hidden)
 
     try:
-        # Ray's client would wait without end for an answer.
+        # Ray's client would wait forever for an answer.
         requests.get(address, timeout=ANSWER_TIMEOUT_S, stream=True).close()
     except requests.RequestException as error:
         raise ClusterError(f"no Ray dashboard answers at --address {address}", hint=TUNNEL_HINT) from error
@@ -104,7 +104,7 @@ def connect(address: str, notice: Callable[[str], object]) -> JobSubmissionClien
 
 @contextlib.contextmanager
 def requesting(address: str, hint: str = TUNNEL_HINT) -> Iterator[None]:
-    """Turn any error of a request to a dashboard into one message, the last line of what it says."""
+    """Turn any error of a request to a dashboard into one message, its last line."""
     try:
         yield
     except RayparError:
@@ -115,15 +115,15 @@ def requesting(address: str, hint: str = TUNNEL_HINT) -> Iterator[None]:
 
 
 def submit(client: JobSubmissionClient, study: str, file: Path, command: str, environment: Mapping[str, str]) -> str:
-    """Start a study; Ray uploads the folder of its file. Returns the job's id.
+    """Start a study as a job. Ray uploads the folder of its file. Returns the job's id.
 
     Args:
-        file: absolute.
-        environment: can be seen by all who use the cluster.
+        file: absolute path.
+        environment: variables of the job, visible to all users of the cluster.
 
     Raises:
-        RayparError: the folder is not the study's alone, or has modules that would hide Python's on the cluster.
-        Exception: whatever Ray raises.
+        RayparError: the folder holds more than the study, or modules that would hide Python's on the cluster.
+        Exception: any error of Ray.
     """
     folder = file.parent
     if folder in (Path.home(), Path(folder.anchor)):
@@ -134,7 +134,7 @@ def submit(client: JobSubmissionClient, study: str, file: Path, command: str, en
     if hiding := sorted(each.stem for each in modules if is_reserved(each.stem)):
         names = " and ".join(f"the module `{name}` {owner_of(name)}" for name in hiding)
         raise RayparError(f"{file}: what lies beside it hides {names} on the cluster", hint="rename the file")
-    # Ray would follow links to other folders, and take a virtual environment of an unusual name for part of the study.
+    # Ray would follow links to other folders, and upload virtual environments with unusual names.
     folders = (path for path in folder.iterdir() if path.is_dir())
     others = [path for path in folders if path.is_symlink() or (path / "pyvenv.cfg").exists()]
     job_id: str = client.submit_job(
@@ -150,12 +150,12 @@ def submit(client: JobSubmissionClient, study: str, file: Path, command: str, en
 
 
 def _pattern(path: str) -> str:
-    """Return the pattern of a ``.gitignore`` that matches this path alone."""
+    """Return a ``.gitignore`` pattern that matches only this path."""
     return "/" + re.sub(r"([][*?!#\\ ])", r"\\\1", path)
 
 
 def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:
-    """Return the shell command that runs a study on the head, started in the folder that was uploaded.
+    """Return the shell command that runs a study on the head, started in the uploaded folder.
 
     ``~/`` at the start of a word is the head's home.
     """
@@ -172,21 +172,21 @@ def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:
 
 
 def latest_jobs(client: JobSubmissionClient) -> dict[str, JobDetails]:
-    """Return each study's job: the latest of those that run, or else the latest of all."""
+    """Return each study's job: the latest running one, or else the latest of all."""
     jobs = [job for job in client.list_jobs() if STUDY_KEY in (job.metadata or {})]
     jobs.sort(key=lambda job: (not job.status.is_terminal(), job.start_time or 0))
     return {job.metadata[STUDY_KEY]: job for job in jobs}
 
 
 def follow(client: JobSubmissionClient, job_id: str, write: Callable[[str], object], skip: int = 0) -> JobDetails:
-    """Pass on what a study writes, until it is over.
+    """Forward a study's output until it is over.
 
     Args:
         write: called with whole lines.
-        skip: characters at the beginning to leave out.
+        skip: number of characters to skip at the beginning.
 
     Raises:
-        ClusterError: the dashboard can't be reached any more.
+        ClusterError: the dashboard can no longer be reached.
     """
     import asyncio
 

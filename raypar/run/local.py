@@ -1,6 +1,6 @@
 """Trials on this machine without Ray: ranks are forked directly. For tests, debugging, and machines without Ray.
 
-What runs when, and what becomes of it, `raypar.run.dispatcher` decides. Its gangs are threads of this process here.
+`raypar.run.dispatcher` decides what runs when and what follows. Its gangs are threads of this process here.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from raypar.train.job import RankContext, Revision, RunSettings
 from raypar.train.position import Position
 from raypar.units import listed
 
-MAX_SERVER_STARTS = 5  # in a row, of a fork server that ends before it is ready
+MAX_SERVER_STARTS = 5  # consecutive starts of a fork server that ends before it is ready
 HERE = Node("here", "here", {"CPU": sys.maxsize, "GPU": sys.maxsize})  # ranks may share cores and GPUs
-# Gangs are there at once; what trials keep is in its place.
+# Not passed on: gangs start instantly, and artifacts are in their place already.
 UNTOLD = (GangStarting, GangReady, ArtifactPiece)
 
 
 class LocalRunner:
-    """Runs one trial after the other; a search needs Ray.
+    """Runs one trial after another; a search needs Ray.
 
     Args:
-        cores: that trials may use; None: all of this machine.
-        servers: fork servers by the label of their revision, which go on when this ends; None: it has its own.
+        cores: cores that trials may use; None: all of this machine.
+        servers: fork servers by revision label, which outlive this runner; None: the runner starts its own.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class LocalRunner:
             for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
                 this_run.run(spec)
         except KeyboardInterrupt:
-            this_run.pass_on()  # what has ended is kept
+            this_run.pass_on()  # keep the trials that have ended
             raise
 
     def _fork_address(self, revision: Revision, notify: Callable[[str], None]) -> str:
-        """Return where the revision's fork server is ready; empty where ranks are fresh interpreters.
+        """Return the address of the revision's ready fork server; empty if ranks are fresh interpreters.
 
         Raises:
-            BrokeOff: servers end before they are ready, one after the other.
+            BrokeOff: several servers in a row ended before they were ready.
         """
         if (server := self._servers.get(revision.label)) is None:
             return ""
@@ -101,7 +101,7 @@ class LocalRunner:
 
 
 class _Run:
-    """One run of the dispatcher. Its lock is held by the thread that speaks to the dispatcher or to the listener."""
+    """One run of the dispatcher. A thread that calls the dispatcher or the listener holds its lock."""
 
     def __init__(
         self, config: DispatchConfig, listener: Listener, fork_address: Callable[[Revision, Callable[[str], None]], str]
@@ -112,7 +112,7 @@ class _Run:
         self._dispatcher = Dispatcher(config, self._pool, (), call_later=self._call_later, on_change=self._on_change)
         self._num_events = 0
         self._attempt: Attempt | None = None  # the last one
-        self._processes: set[RankProcess] = set()  # its ranks that run
+        self._processes: set[RankProcess] = set()  # its running ranks
 
     def notify(self, text: str) -> None:
         with self._lock:
@@ -131,7 +131,7 @@ class _Run:
         """Run a trial to its end."""
         with self._lock:
             self._dispatcher.define(spec.identity, spec)
-            self._dispatcher.release(spec.identity, let_finish=True)  # once it is over, it is forgotten
+            self._dispatcher.release(spec.identity, let_finish=True)  # drop it once it is over
         while self._dispatcher.trial(spec.identity) is not None:
             (gang,) = self._pool.gangs.values()
             self._serve(gang)
@@ -139,7 +139,7 @@ class _Run:
         self.pass_on()
 
     def _serve(self, gang: Gang) -> None:
-        """Be a gang's workers, for one trial."""
+        """Act as a gang's workers for one trial."""
         address = self._fork_address(self._config.settings.revision(gang.placement.revision), self.notify)
         name, size, on_gpu = socket.gethostname(), gang.placement.num_workers, gang.placement.device == "cuda"
         with socket.socket() as listen:
@@ -167,7 +167,7 @@ class _Run:
                 ]
                 for each in ranks:
                     each.result()
-            except BaseException:  # here: at its end the executor waits for its threads, and they for the ranks
+            except BaseException:  # inside: at its end, the executor waits for its threads, which wait for the ranks
                 with self._lock:
                     attempt.kill()
                     attempt.end()

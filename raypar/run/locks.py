@@ -1,7 +1,7 @@
 """Locks between the studies of a machine: one execution of a study, and one study on the cores or on a GPU, at a time.
 
-A lock is a file in a folder that all users of the machine can write to. `flock(2)` holds it, so that it ends with its
-process, however that ends; its text says who holds it.
+A lock is a file in a folder that all users of the machine can write to. It is held with `flock(2)`, so it is released
+however its process ends. The file's text names the holder.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from raypar.run.runner import Listener, Notice
 from raypar.signals import is_running
 from raypar.train.affinity import Core
 
-# Not in the user's own folder of temporary files: users have to agree on it.
+# Not in the user's temporary folder: all users must use the same one.
 FOLDER = Path("/tmp/.raypar-locks")
 FOLDER_VARIABLE = "RAYPAR_LOCK_DIR"
 POLL_S = 1.0
 WAITING = {"core": "waiting for cores: {}", "GPU": "waiting for GPUs: {}"}
 INSTEAD_OF_WAITING = "; `raypar study --share-machine` would run at the same time"
-PRESENT = "present-"  # beginning of the names of the locks of studies that run trials
+PRESENT = "present-"  # name prefix of the locks of studies that run trials
 _MAX_TEXT_BYTES = 4096
 _MAX_CHARS = 500
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Process that holds a lock: the study that it runs, its user and its command line."""
+    """Process that holds a lock: its study, its user and its command line."""
 
     study: str
     pid: int
@@ -55,7 +55,7 @@ class Holder:
 
     @classmethod
     def parse(cls, text: bytes) -> Holder | None:
-        """Return whom a lock's file names; None where it names nobody. Others may have written anything there."""
+        """Return the holder that a lock file names; None if it names none. Other users may have written anything."""
         try:
             stored = json.loads(text)
             values = {name.name: stored[name.name] for name in fields(cls)}
@@ -77,7 +77,7 @@ class Holder:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # a container's user may have no name
         return str(os.getuid())
 
 
@@ -86,13 +86,13 @@ def _printable(text: str) -> str:
 
 
 class Lock:
-    """Lock of this name, which one process at a time can hold."""
+    """Named lock that one process at a time can hold."""
 
     def __init__(self, name: str) -> None:
         self._name, self._fd = name, -1
 
     def acquire(self) -> bool:
-        """Take the lock; return False where another process has it. Raises RayparError without a usable folder."""
+        """Take the lock; return False if another process has it. Raises RayparError without a usable folder."""
         while True:
             fd = _open(self._name, create=True)
             try:
@@ -103,14 +103,14 @@ class Lock:
             if os.fstat(fd).st_nlink:
                 self._fd = fd
                 return True
-            os.close(fd)  # its last holder has removed it meanwhile
+            os.close(fd)  # its previous holder removed the file meanwhile
 
     def sign(self, holder: Holder) -> None:
-        """Let others read who holds the lock."""
+        """Write the holder into the lock file."""
         self._write(json.dumps(asdict(holder)).encode())
 
     def release(self, *, remove: bool = False) -> None:
-        """Give the lock back, if it is held here; `remove`: nobody may need it soon."""
+        """Release the lock if it is held here; `remove`: delete its file, since it may not be needed soon."""
         if self._fd >= 0:
             self._write(b"")
             if remove:
@@ -120,15 +120,15 @@ class Lock:
             self._fd = -1
 
     def _write(self, text: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk, or a file that another user keeps from us: it is locked still
+        with contextlib.suppress(OSError):  # disk full, or not writable for us: it is locked anyway
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text, 0)
 
     def holder(self) -> Holder | None:
-        """Return who has signed it and still runs; None where nobody has, or it can't be read."""
+        """Return the running process that signed it; None if there is none, or the file can't be read."""
         try:
             fd = _open(self._name, create=False)
-        except RayparError:  # somebody tampers with the folder: that ends no study
+        except RayparError:  # tampering with the folder must not end a study
             return None
         if fd < 0:
             return None
@@ -144,15 +144,15 @@ def _folder() -> Path:
 
 
 def _open(name: str, *, create: bool) -> int:
-    """Open a lock's file; return -1 where there is none and none is to be made.
+    """Open a lock's file; return -1 if it doesn't exist and `create` is False.
 
-    Links are not followed, nor files taken that have a second name elsewhere: other users can put what they like there.
+    Refuses symbolic links and files with several hard links, since other users can put anything into the folder.
     """
     folder = _folder()
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
-            folder.chmod(0o1777)  # whatever the umask
+            folder.chmod(0o1777)  # regardless of the umask
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fd = _open_in(folder_fd, name, create)
@@ -171,19 +171,19 @@ def _open(name: str, *, create: bool) -> int:
 
 
 def _open_in(folder_fd: int, name: str, create: bool) -> int:
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a child that outlives this process must not hold the lock
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # children that outlive this process must not hold the lock
     while True:
-        # With O_CREAT alone, Linux refuses others' files in such a folder (fs.protected_regular).
+        # First without O_CREAT, with which Linux refuses others' files in such a folder (fs.protected_regular).
         with contextlib.suppress(FileNotFoundError):
             try:
                 return os.open(name, flags | os.O_RDWR, dir_fd=folder_fd)
-            except PermissionError:  # its owner was killed before it let others write
+            except PermissionError:  # its owner was killed before making it writable for others
                 return os.open(name, flags | os.O_RDONLY, dir_fd=folder_fd)
         if not create:
             return -1
         with contextlib.suppress(FileExistsError):
             fd = os.open(name, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder_fd)
-            os.fchmod(fd, 0o666)  # whatever the umask
+            os.fchmod(fd, 0o666)  # regardless of the umask
             return fd
 
 
@@ -192,7 +192,7 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
     """Hold the lock of a study's executions on this machine.
 
     Args:
-        store: where its results go; studies of other stores are other studies.
+        store: where its results go. Studies in different stores are different studies.
 
     Raises:
         RayparError: another process runs the study.
@@ -222,8 +222,8 @@ def leased_cores(me: Holder, machine: Sequence[Core], notice: Listener, *, share
 
     Args:
         machine: the cores that the study may use.
-        notice: gets the studies that this one waits for.
-        share: hold the free cores and wait for no others.
+        notice: called with the studies that this one waits for.
+        share: hold only the free cores, without waiting for others.
 
     Raises:
         RayparError: this machine has no usable folder for locks.
@@ -241,12 +241,12 @@ def leased_gpus(
 
     Args:
         machine: the GPUs that the study may use, `least` or more.
-        least: number that it waits for.
-        most: number that it takes where they are free.
+        least: number of GPUs to wait for.
+        most: number of GPUs to take if they are free.
         notice, share: as for `leased_cores`.
 
     Yields:
-        The study's GPUs: its own, and with `share` others' where too few are free.
+        The study's GPUs. With `share`, these include GPUs of other studies if too few are free.
     """
     by_name = {f"gpu-{gpu.uuid or gpu.bus_id}": gpu for gpu in machine}
     with _leased(me, "GPU", list(by_name), notice, least=0 if share else least, most=most) as held:
@@ -259,10 +259,10 @@ def leased_gpus(
 def _leased(
     me: Holder, kind: str, names: Sequence[str], notice: Listener, *, least: int, most: int
 ) -> Iterator[Collection[str]]:
-    """Hold the locks of free parts of this machine, all of one kind; studies that wait take turns.
+    """Hold the locks of free parts of this machine, all of one kind. Waiting studies take turns.
 
     Yields:
-        The names of the parts that are held.
+        The names of the held parts.
     """
     locks: dict[str, Lock] = {}
     turn, has_turn, last_text = Lock(f"turn-{kind}"), False, ""
@@ -274,7 +274,7 @@ def _leased(
             if has_turn:
                 turn.sign(me)
             ahead = None if has_turn else turn.holder()
-            if has_turn or ahead:  # else another study is just taking its parts
+            if has_turn or ahead:  # otherwise another study is just taking its parts
                 if (text := _obstacles(kind, names, ahead)) != last_text:
                     notice(Notice(WAITING[kind].format(text) + INSTEAD_OF_WAITING))
                 last_text = text
@@ -290,7 +290,7 @@ def _leased(
 
 
 def _take(locks: dict[str, Lock], names: Sequence[str], least: int, most: int) -> bool:
-    """Add the locks of free parts, up to `most`; none where fewer than `least` are free."""
+    """Add the locks of free parts, up to `most`; none if fewer than `least` are free."""
     for name in names:
         lock = Lock(name)
         if len(locks) < most and lock.acquire():
@@ -317,7 +317,7 @@ def present(me: Holder) -> Iterator[Callable[[], frozenset[Holder]]]:
     """Show other studies of this machine that this one runs trials on it.
 
     Yields:
-        A function that returns the other studies that do so at the moment.
+        A function that returns the other studies that run trials here at the moment.
     """
     lock = Lock(f"{PRESENT}{me.pid}")
     try:
@@ -337,13 +337,13 @@ def _present() -> Iterator[Holder]:
 
 @contextlib.contextmanager
 def locked_cores(me: Holder, numbers: Collection[int]) -> Iterator[str]:
-    """Hold cores of this machine for the time of a trial, all or none. Raises RayparError where none can be held.
+    """Hold cores of this machine during a trial, all or none. Raises RayparError if locks can't be used.
 
     Yields:
-        The holder of a core that the trial can't have; empty where it has its cores.
+        The holder of a core that is not free; empty if the trial has its cores.
     """
     with contextlib.ExitStack() as stack:
-        for number in sorted(numbers):  # of two trials that want the same ones, one gets the first and so the others
+        for number in sorted(numbers):  # of two trials in need of the same cores, one gets all
             lock = Lock(_core_name(number))
             if not lock.acquire():
                 stack.close()

@@ -16,11 +16,11 @@ from raypar.train.affinity import Core
 def eligible(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> tuple[Mapping[str, float], ...]:
-    """Return the nodes, those without the placement's label as empty ones.
+    """Return the nodes, with those that lack the placement's label as empty.
 
     Args:
-        nodes: the totals of each, ``{"CPU": 8, "GPU": 1}``.
-        labels: of each node; None: no node has any.
+        nodes: totals of each node, ``{"CPU": 8, "GPU": 1}``.
+        labels: labels of each node; None: no node has any.
     """
     if placement.node_label is None:
         return tuple(nodes)
@@ -35,15 +35,15 @@ def shares(
     """Return how many of the placement's workers each node takes; None: they don't fit.
 
     Args:
-        need: of a worker.
-        free: what each node has to give.
+        need: resources of a worker.
+        free: free resources of each node.
     """
-    # A place that is kept for one trial may leave a node less than nothing for the others.
+    # A reservation for one trial may leave a node with negative resources for the others.
     room = [
         max(0, min((int(node.get(kind, 0) // amount) for kind, amount in need.items() if amount), default=0))
         for node in free
     ]
-    order = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: largest first finds a way
+    order = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: largest first succeeds
     counts, left = [0] * len(room), placement.num_workers
     if isinstance(placement.nodes, int):
         base, more = divmod(left, placement.nodes)
@@ -65,7 +65,7 @@ def shares(
 def refusal(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> str | None:
-    """Return why a gang of this placement can never run on these nodes, with the numbers; None if it can."""
+    """Return why a gang of this placement can never run on these nodes, with numbers; None if it can."""
     need, some = needed(placement), [node for node in eligible(placement, nodes, labels) if node]
     where = f"nodes with {placement.node_label}" if placement.node_label else "cluster"
     if not some and placement.node_label:
@@ -89,14 +89,14 @@ def refusal(
 
 
 def needed(placement: Placement) -> dict[str, float]:
-    """Return what each of its workers takes of a node."""
+    """Return the resources that each of its workers takes from a node."""
     return {"CPU": placement.cpus_per_worker, **({"GPU": 1} if placement.device == "cuda" else {})}
 
 
 def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
-    """Choose cores on all sockets alike, a physical core's second thread only after every other's first.
+    """Choose cores evenly from all sockets, using second threads only after all physical cores are in use.
 
-    Cores of one socket stand together, so that equal parts of them lie close.
+    Cores of one socket are adjacent in the result, so that equal parts of it lie close together.
     """
     rest, chosen = set(free), list[Core]()
     of_physical, of_package = Counter[int](), Counter[int]()
@@ -110,7 +110,7 @@ def spread_out(free: Sequence[Core], count: int) -> tuple[Core, ...]:
 
 
 def close_together(free: Sequence[Core], count: int) -> tuple[Core, ...]:
-    """Choose cores of as few sockets as will do, and there of as few physical cores."""
+    """Choose cores of as few sockets as possible, and there of as few physical cores as possible."""
     return tuple(
         core
         for package, num_of_package in _fewest(free, count, lambda core: core.package)
@@ -120,11 +120,11 @@ def close_together(free: Sequence[Core], count: int) -> tuple[Core, ...]:
 
 
 def _fewest(free: Sequence[Core], count: int, part: Callable[[Core], int]) -> list[tuple[list[Core], int]]:
-    """Return as few parts (sockets, physical cores) as hold `count` cores, and how many to take of each."""
+    """Return the fewest parts (sockets, physical cores) that hold `count` cores, and how many to take of each."""
     parts = [list(cores) for _, cores in itertools.groupby(sorted(free, key=part), key=part)]
     taken: list[tuple[list[Core], int]] = []
     while count:
-        # The last one is the smallest that will do: the larger ones are left for what needs them.
+        # Take the last cores from the smallest part that has enough, and leave larger parts for others.
         holding = [cores for cores in parts if len(cores) >= count]
         best = min(holding, key=len) if holding else max(parts, key=len)
         taken.append((best, min(count, len(best))))
@@ -134,15 +134,15 @@ def _fewest(free: Sequence[Core], count: int, part: Callable[[Core], int]) -> li
 
 
 def near_first(free: Sequence[Core], near: Mapping[int, Collection[int]], count: int) -> dict[int, tuple[int, ...]]:
-    """Choose so many cores for each rank: the first that are near to it, and where these are too few, any others.
+    """Choose `count` cores for each rank: first those near its GPU, then any others.
 
     Args:
-        free: at least as many as all ranks need.
-        near: numbers of the cores that are near to each rank's GPU; empty: to a rank without one.
+        free: at least as many cores as all ranks need.
+        near: numbers of the cores near each rank's GPU; empty for a rank without a GPU.
     """
     left = [core.number for core in free]
     chosen: dict[int, tuple[int, ...]] = dict.fromkeys(near, ())
-    for only_near in (True, False):  # nobody gets other cores before all have what is near to them
+    for only_near in (True, False):  # all ranks get near cores before any rank gets others
         for rank, numbers in chosen.items():
             candidates = [number for number in left if number in near[rank] or not only_near]
             chosen[rank] = (*numbers, *candidates[: count - len(numbers)])
@@ -163,7 +163,7 @@ class CoreLeases:
             self._free[host] = list(self._all[host])
 
     def refusal(self, hosts: Mapping[int, str], affinity: Value) -> str | None:
-        """Return why ranks on these hosts can never get the cores that the affinity names; None if they can."""
+        """Return why ranks on these hosts can never get the cores that the affinity lists; None if they can."""
         cores = (self._all[host] for host in dict.fromkeys(hosts.values()))
         return next(filter(None, (absent_cores(affinity, [core.number for core in each]) for each in cores)), None)
 
@@ -174,15 +174,15 @@ class CoreLeases:
         affinity: Value = None,
         near: Mapping[int, Collection[int]] | None = None,
     ) -> dict[int, tuple[int, ...]] | None:
-        """Lease cores to every rank on its host; None where they are not free now.
+        """Lease cores to every rank on its host; return None if they are not free now.
 
-        Every rank gets `num_cores`: the first that are free, those near to its GPU before others, or as the affinity
-        "spread" or "compact" chooses. Cores that it lists are shared out among the ranks of each host, which has them
-        (see `refusal`). A gang that a machine's cores can never hold (several simulated Ray nodes) gets none and runs
-        unpinned, as its results show.
+        Every rank gets `num_cores` cores: the first free ones, preferably near its GPU, or those that the affinity
+        "spread" or "compact" selects. If the affinity lists cores, they are divided among the ranks of each host, which
+        must have them (see `refusal`). A gang that never fits a machine's cores (several simulated Ray nodes) gets none
+        and runs unpinned, which its results show.
 
         Args:
-            near: numbers of the cores that are near to the GPU of a rank.
+            near: numbers of the cores near each rank's GPU.
         """
         ranks: dict[str, list[int]] = {}
         for rank, host in hosts.items():
@@ -213,7 +213,7 @@ class CoreLeases:
 
 
 def _choose(free: Sequence[Core], count: int, affinity: Value) -> tuple[int, ...] | None:
-    """Return the numbers of so many free cores, or of those that the affinity lists; None where they are not free."""
+    """Return the numbers of `count` free cores, or of those that the affinity lists; None if they are not free."""
     if (listed := listed_cores(affinity)) is not None:
         return listed if {core.number for core in free}.issuperset(listed) else None
     if count > len(free):
@@ -222,12 +222,12 @@ def _choose(free: Sequence[Core], count: int, affinity: Value) -> tuple[int, ...
     return tuple(core.number for core in choose(free, count))
 
 
-NodeAssignment = Mapping[str, int]  # how many workers are on which node, by its id
+NodeAssignment = Mapping[str, int]  # number of workers by node id
 
 
 @dataclass(frozen=True)
 class Node:
-    """A Ray node: its resources (``{"CPU": 8, "GPU": 1}``), and the machine that it is on."""
+    """A Ray node: its resources (``{"CPU": 8, "GPU": 1}``) and its machine."""
 
     id: str
     machine: str
@@ -236,7 +236,7 @@ class Node:
 
 
 def num_machines(nodes: Sequence[Node]) -> int:
-    """Return how many machines can run something."""
+    """Return the number of machines that can run something."""
     return len({node.machine for node in nodes if node.has.get("CPU", 0) >= 1})
 
 
@@ -244,7 +244,7 @@ class FreeResources:
     """Resources of the nodes that are free for trials.
 
     Args:
-        exclusive: a machine that runs a trial has nothing to give.
+        exclusive: a machine that runs a trial has no free resources.
     """
 
     def __init__(self, nodes: Sequence[Node], exclusive: bool) -> None:
@@ -268,11 +268,11 @@ class FreeResources:
         )
 
     def find(self, placement: Placement) -> NodeAssignment | None:
-        """Return nodes for a new gang, None where there are none now.
+        """Return nodes for a new gang; None if there are none now.
 
-        An exclusive trial gets as many nodes as it would have on the empty cluster: what "pack" and "spread" mean must
-        not depend on who is there already. Of the nodes that will do, the smallest, so that the large ones are left for
-        what needs them.
+        An exclusive trial gets as many nodes as on an empty cluster, so that the meaning of "pack" and "spread" doesn't
+        depend on what else is running. Among suitable nodes, the smallest are chosen, which leaves large ones for
+        others.
         """
         labels = [node.labels for node in self._nodes]
         free = list(eligible(placement, [self._free(node.id) for node in self._nodes], labels))

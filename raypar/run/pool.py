@@ -1,6 +1,6 @@
-"""Pool of a run's gangs as its dispatcher sees it: where gangs run, what state they are in, and which cores they lease.
+"""Pool of a run's gangs as its dispatcher sees it: where gangs run, their states, and the cores that they lease.
 
-There are two kinds: processes of this machine alone (`raypar.run.local`), and gangs in Ray (`raypar.run.gang_pool`).
+There are two kinds: processes of this machine (`raypar.run.local`), and gangs in Ray (`raypar.run.gang_pool`).
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from raypar.study.trial import Placement, TrialSpec
 from raypar.train.affinity import Core
 from raypar.train.job import RankContext, RunSettings, TrialJob
 
-MIN_FREE_MEMORY = 0.25  # with less of this machine's memory left, a new gang takes the place of an idle one
-MACHINE_LABEL = "raypar-machine"  # names a node's machine where its host doesn't (pods, simulated clusters)
-TINY_CPU = 0.001  # what a worker reserves in Ray where the broker alone decides about the cores
+MIN_FREE_MEMORY = 0.25  # if less of this machine's memory is free, a new gang replaces an idle one
+MACHINE_LABEL = "raypar-machine"  # names a node's machine if its host name doesn't (pods, simulated clusters)
+TINY_CPU = 0.001  # what a worker reserves in Ray if only the broker assigns cores
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """A gang's worker and its machine, as it introduces itself to the dispatcher."""
+    """A gang's worker and its machine, as the worker describes them to the dispatcher."""
 
     node_id: str
     host: str  # the machine: nodes of one host share its cores
     hostname: str
-    context: RankContext  # of its ranks, without what is the turn's
+    context: RankContext  # of its ranks, without the parts that depend on the turn
     cores: tuple[Core, ...]  # of the host
-    near: frozenset[int] = frozenset()  # numbers of those of its GPU's NUMA node; empty: none, or unknown
+    near: frozenset[int] = frozenset()  # numbers of the cores of its GPU's NUMA node; empty: no GPU, or unknown
     placement_group: Any = None
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One trial of a gang, as the dispatcher hands it to each of its workers.
+    """One trial of a gang, as the dispatcher gives it to each worker.
 
     Attributes:
-        cores: of each rank; those without are not pinned.
-        to_lock: cores that a rank's worker locks for the trial: the first rank on a machine those of all its ranks.
+        cores: cores of each rank; ranks without an entry are not pinned.
+        to_lock: cores that a rank's worker locks for the trial. The first rank on a machine locks those of all its
+            ranks.
     """
 
     job: TrialJob
@@ -59,15 +60,15 @@ class Turn:
 def start_rank(
     job: TrialJob, turn: Turn, context: RankContext, forks: ForkClient | None, listen: socket.socket
 ) -> tuple[RankProcess, RankContext]:
-    """Start a rank of a turn; return it with its whole context. Raises as `ForkClient.fork` does.
+    """Start a rank of a turn; return it with its complete context. Raises the errors of `ForkClient.fork`.
 
     Args:
-        job: the turn's, on this node.
-        context: of the worker's greeting.
-        forks: where it is forked; None: it is a fresh interpreter.
+        job: the turn's job on this node.
+        context: context of the worker's greeting.
+        forks: client of the fork server to use; None: start a fresh interpreter.
         listen: socket of the turn's address, which rank 0 gets.
     """
-    first = context.rank - context.local_rank  # the workers of a node are numbered in a row
+    first = context.rank - context.local_rank  # the workers of a node are numbered consecutively
     node_ranks = range(first, first + context.local_world_size)
     context = replace(
         context,
@@ -86,10 +87,10 @@ class GangPolicy:
     """Resources of gangs."""
 
     owns_cluster: bool  # this Ray was started for the run, on one machine
-    max_parked: int  # idle gangs on a machine; where another is to start, the one that is needed last is closed
+    max_parked: int  # idle gangs on a machine; to start another, the one needed last is closed
     fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
-    cores: Sequence[Core] | None = None  # that trials may use; None: all of each machine
-    is_local: bool = False  # a gang is part of the driver's process, and serves one trial
+    cores: Sequence[Core] | None = None  # cores that trials may use; None: all of each machine
+    is_local: bool = False  # a gang is part of the driver's process and serves one trial
 
 
 @dataclass(eq=False)
@@ -97,13 +98,13 @@ class Gang(GangState):
     """A gang that was started."""
 
     serves_once: bool = False  # it closes after its first trial
-    is_local: bool = False  # see `GangPolicy`; its trials' results don't name it, and nothing runs beside it
+    is_local: bool = False  # see `GangPolicy`; results don't name it, and nothing runs beside it
     started_s: float = field(default_factory=time.monotonic)
     workers: dict[int, Greeting] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)  # ranks that are ready for the next turn
     master_address: tuple[str, int] = ("", 0)
-    num_turns: int = 0  # trials that it has begun
-    turn: Turn | None = None  # the one that it is busy with
+    num_turns: int = 0  # number of trials that it has begun
+    turn: Turn | None = None  # its running trial
     is_closing: bool = False
 
     @property
@@ -143,13 +144,13 @@ class Gang(GangState):
         self.phase = GangPhase.CLOSING if self.is_closing else GangPhase.RETURNING
 
     def close(self) -> None:
-        """Let its workers leave, after the trial that it is busy with."""
+        """Let its workers leave after the current trial."""
         self.is_closing = True
         if self.phase is not GangPhase.BUSY:
             self.phase = GangPhase.CLOSING
 
 
-# Gets a gang after its end: why it was lost in one line, and the whole error.
+# Called with a gang after its end, the reason for its loss in one line, and the whole error.
 OnEnd: TypeAlias = Callable[[Gang, str, str], object]
 
 
@@ -190,7 +191,7 @@ class Pool:
         return False
 
     def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
-        """Ask for nodes that can hold gangs of these, and no others; return the placements that are new."""
+        """Request nodes for gangs of exactly these placements; return the new placements."""
         return []
 
     @property
@@ -199,12 +200,12 @@ class Pool:
         return bool(memory.available < MIN_FREE_MEMORY * memory.total)
 
     def reserved(self, placement: Placement) -> dict[str, float]:
-        """Return what a worker of a gang reserves in Ray: what it needs, or a sliver where leases keep trials apart."""
+        """Return what a gang's worker reserves in Ray: what it needs, or a sliver if leases keep trials apart."""
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
         return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 
     def greet(self, gang_id: str, greeting: Greeting) -> Gang:
-        """Take in a worker that is up, with the cores of its machine."""
+        """Register a started worker and the cores of its machine."""
         gang = self.gangs[gang_id]
         node = next((node for node in self.nodes if node.id == greeting.node_id), None)
         if node is not None:
@@ -215,22 +216,21 @@ class Pool:
         return gang
 
     def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
-        """Return why the trial can never have the cores that it names where the gang is; None if it can."""
+        """Return why the trial can never get the cores that it lists on the gang's machines; None if it can."""
         return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
 
     def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
-        """Lease cores to every rank of the gang; None where they are not free now."""
+        """Lease cores to every rank of the gang; return None if they are not free now."""
         num_cores, near = gang.placement.cpus_per_worker, {rank: each.near for rank, each in gang.workers.items()}
         return self._cores.lease(gang.hosts, num_cores, spec.config.get("cpu_affinity"), near)
 
     def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]] | None) -> dict[int, tuple[int, ...]]:
         """Return the cores that each rank's worker locks for a trial: the first rank on a machine locks for all.
 
-        The driver itself locks those of its own machine. Labelled machines (pods) don't share the numbers of their
-        cores.
+        The driver locks the cores of its own machine. Labelled machines (pods) don't share core numbers.
 
         Args:
-            cores: of the trial's ranks; None: the trial has its machines to itself.
+            cores: cores of the trial's ranks; None: the trial has its machines to itself.
         """
         labelled = {node.machine for node in self.nodes if MACHINE_LABEL in node.labels}
         to_lock: dict[int, tuple[int, ...]] = {}
@@ -246,7 +246,7 @@ class Pool:
         return to_lock
 
     def release(self, gang: Gang) -> None:
-        """Take back the cores of the gang's trial, which is over."""
+        """Release the cores of the gang's finished trial."""
         if gang.turn is not None:
             self._cores.release(gang.hosts, gang.turn.cores)
             gang.end_turn()

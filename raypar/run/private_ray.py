@@ -1,4 +1,4 @@
-"""Private Ray: started for one study on this machine, and ended with all its processes, whatever happens."""
+"""Private Ray: started for one study on this machine, and stopped with all its processes in every case."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ RAY_SOCKET_LENGTH = 67  # of the longest: ray/session_2026-01-31_12-59-59_123456
 DEFAULTS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # The account of each call is for a dashboard, which there is none of: the head's memory would grow with the trials.
-    # (Without any account at all this process would end with a segmentation fault when Ray loses its head: Ray 2.60.)
+    # Ray records each call for the dashboard, which is off: the head's memory would grow with the trials.
+    # (Without any records, this process segfaults when Ray loses its head: Ray 2.60.)
     "RAY_task_events_max_num_task_in_gcs": "1000",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
-LOST_TIMEOUT_S = 2.0  # a minute after it has lost its head, Ray ends this process
-# More than once: processes that are ending may still write into the folder.
+LOST_TIMEOUT_S = 2.0  # Ray ends this process a minute after it has lost its head
+# Several attempts: processes that are ending may still write into the folder.
 CLEAN_UP = 'read line || { kill -9 "$@"; for i in 1 2 3 4 5; do rm -rf -- "$0" && break; sleep 1; done; }'
 AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "runtime_env/agent/main.py")
 
 
 @contextlib.contextmanager
 def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
-    """Run a private Ray: loopback only, with its own token, quiet, without secrets, ended at the end.
+    """Run a private Ray: loopback only, with its own token, quiet, without secrets, stopped at the end.
 
     Args:
-        machine: from `this_machine`.
-        taken: the cores that trials will be on. Where this process may use others too, it keeps to those, and so do
-            Ray's own, which inherit it.
+        machine: result of `this_machine`.
+        taken: cores that trials will use. This process moves to other cores if it has any, and Ray's processes
+            inherit that.
 
     Raises:
         ClusterError: Ray doesn't start.
-        BrokeOff: it was lost, as early as while it started.
+        BrokeOff: Ray was lost, possibly while it was starting.
     """
     before = os.sched_getaffinity(0) if CAN_PIN else set()
     if CAN_PIN and taken and (free := before.difference(taken)):
@@ -84,9 +84,9 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a folder for Ray's token, sockets and logs that only the user can look into.
+    """Create a folder for Ray's token, sockets and logs that only the user can read.
 
-    It is removed at the end; where Ray did not start or was lost, its logs may tell why: the next study removes it.
+    It is removed at the end. If Ray did not start or was lost, it stays for its logs, and the next study removes it.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     folder = make_folder(parent, socket=RAY_SOCKET_LENGTH)
@@ -101,18 +101,18 @@ def private_folder() -> Iterator[Path]:
 
 
 def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, int]) -> None:
-    """Start Ray; `processes` gets the ids of those that it can't do without, by `NAMES`, each as soon as it exists."""
+    """Start Ray. The ids of its essential processes are added to `processes`, by `NAMES`, as soon as they exist."""
     import ray
     from ray._private import ray_constants
 
-    # What Ray does on macOS and Windows, where clusters are off: every port of it on 127.0.0.1. On Linux it would
-    # listen on all interfaces.
+    # As on macOS and Windows, where clusters are off, Ray then listens on 127.0.0.1 only. On Linux it would listen on
+    # all interfaces.
     ray_constants.ENABLE_RAY_CLUSTER = False
     mark("ray: init")
     try:
         with processes_noted(processes), _without_secrets():
             ray.init(
-                address="local",  # a bare init would join whatever cluster it finds
+                address="local",  # without it, init would join any cluster that it finds
                 job_config=job_config(),
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
@@ -120,7 +120,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
                 log_to_driver=False,
                 logging_level="ERROR",
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(folder),  # Ray opens it to everybody, but not what it is in
+                _temp_dir=str(folder),  # Ray makes it accessible to all, but not its parent
             )
     except SystemExit:  # Ray's own answer to SIGTERM
         raise Interrupted(signal.SIGTERM) from None
@@ -134,14 +134,14 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
 
 @contextlib.contextmanager
 def processes_noted(processes: dict[str, int]) -> Iterator[None]:
-    """Note Ray's processes as they start, in groups of their own.
+    """Record Ray's processes as they start, in separate process groups.
 
-    A signal to our group (a closed terminal's, `timeout`'s) is not for them.
+    Signals to our group (from a closed terminal or `timeout`) must not reach them.
     """
     from ray._private import services
 
     plain = services.ConsolePopen
-    # Elsewhere Ray itself needs them in our group, to end them with us.
+    # On other systems Ray needs them in our group, to end them with us.
     group = {"process_group": 0} if sys.platform == "linux" else {}
 
     def start(command: Sequence[str], *arguments: Any, **flags: Any) -> subprocess.Popen[bytes]:
@@ -158,7 +158,7 @@ def processes_noted(processes: dict[str, int]) -> Iterator[None]:
 
 
 def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
-    """Shut Ray down, by force where it is lost and won't answer; older: this process's children that are not Ray's."""
+    """Shut Ray down, by force if it is lost. `older`: children of this process that don't belong to Ray."""
     import ray
 
     if is_lost:
@@ -170,7 +170,7 @@ def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:
 
 @contextlib.contextmanager
 def _without_secrets() -> Iterator[None]:
-    """Hide secrets from what is started meanwhile: a process listing may show a piece of its environment."""
+    """Hide secrets from processes started meanwhile: a process listing may show part of their environment."""
     hidden = secret_variables(os.environ)
     for name in hidden:
         del os.environ[name]
@@ -182,9 +182,9 @@ def _without_secrets() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leavings_end_with_us(folder: Path) -> Iterator[None]:
-    """End the raylet's agents, and remove the folder, where this process is killed: a shell waits for that.
+    """Have a shell end the raylet's agents and remove the folder if this process is killed.
 
-    Ray's other processes end with this one; the agents try for a minute to reach a GCS that has ended.
+    Ray's other processes end with this one. The agents would try for a minute to reach a GCS that has ended.
     """
     agents = []
     for process in psutil.Process().children(recursive=True):

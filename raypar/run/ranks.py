@@ -1,8 +1,8 @@
 """Rank processes: forked from a warm server or started fresh, and supervised to their end.
 
-The fork server is a single-threaded process that has imported torch (and what the study's files import) and does
-nothing else. A fork of it has torch's 1-3 s of imports behind it, and is otherwise pristine: generators, default dtype,
-threads, environment, working folder and memory are the server's, which no trial ever touched.
+The fork server is a single-threaded process that only imports torch and the packages that the study's files import.
+Its forks skip torch's 1-3 s of imports and are otherwise pristine: generators, default dtype, threads, environment,
+working folder and memory are those of the server, which no trial has touched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from raypar.train.breakdown import profile_of
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
 
-# DDP wants nn.parallel; the first optimizer imports torch._dynamo (0.6 to 1.6 s), which no check needs.
+# DDP needs nn.parallel. The first optimizer imports torch._dynamo (0.6 to 1.6 s), which checks don't need.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "raypar.train.loop")
 LATE_PRELOAD = "torch._dynamo"
 
@@ -49,8 +49,8 @@ LOG_TAIL_CHARS = 4000
 LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6
 LOG_CHECK_S = 1.0
 
-# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors go back to the kernel and
-# are paged in again, step by step: up to a third of a step's time, and how much of it is a matter of luck.
+# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors are returned to the kernel
+# and paged in again in each step, which takes a varying share of its time, up to a third.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
 
 
@@ -58,12 +58,12 @@ class RankProcess:
     """A started rank.
 
     Attributes:
-        connection: leads to `raypar.train.worker.main`.
+        connection: connection to `raypar.train.worker.main`.
         was_killed: `kill` has ended it.
         resources: closed when it has ended.
 
     Args:
-        exit_code: waits for its end, so many seconds at most (None: it goes on).
+        exit_code: waits for its end, up to a number of seconds (None: still running).
     """
 
     def __init__(self, pid: int, connection: socket.socket, exit_code: Callable[[float], int | None]) -> None:
@@ -72,12 +72,12 @@ class RankProcess:
         self.resources = contextlib.ExitStack()
 
     def kill(self) -> None:
-        """End the rank and every process that it started; harmless where it has ended."""
+        """Kill the rank and every process that it started. Does nothing if it has ended."""
         self.was_killed = self.was_killed or is_running(self.pid)
         kill_group(self.pid)
 
     def join(self, timeout_s: float) -> int | None:
-        """Wait for its end; the exit code (negative: a signal), or None after the time-out."""
+        """Wait for its end; return the exit code (negative: a signal), or None after the timeout."""
         code = self._exit_code(timeout_s)
         if code is not None:
             kill_group(self.pid)  # loader processes that outlived the rank
@@ -86,7 +86,7 @@ class RankProcess:
 
 
 class ForkServerLost(ConnectionError):
-    """End of a fork server whose answer was awaited."""
+    """The fork server ended before it answered."""
 
     def __init__(self) -> None:
         super().__init__("the fork server, the process that starts ranks, has ended")
@@ -94,7 +94,7 @@ class ForkServerLost(ConnectionError):
 
 @contextlib.contextmanager
 def _loss_noticed() -> Iterator[None]:
-    """Raise ForkServerLost for what a connection to a fork server raises once that has ended."""
+    """Turn connection errors of an ended fork server into ForkServerLost."""
     try:
         yield
     except (EOFError, ConnectionError, FileNotFoundError):
@@ -116,17 +116,17 @@ class ForkClient:
         self.is_lost = False  # the server has ended, and that was noticed
 
     def wait_until_ready(self) -> str:
-        """Wait while the server is still importing; before the first fork. Raises like `fork`.
+        """Wait until the server has imported its modules, before the first fork. Raises like `fork`.
 
         Returns:
-            A notice of what it has not imported, for the user; mostly empty.
+            A notice for the user about modules that it has not imported; usually empty.
         """
         with _loss_noticed():
             self._connection.send((0, False))
             return str(self._connection.recv()[1])
 
     def fork(self, log_path: Path, listen: socket.socket | None = None, *, is_check: bool = False) -> RankProcess:
-        """Start a rank, or a check; waits while the server is still importing.
+        """Start a rank or a check, after the server has imported its modules.
 
         Raises:
             ForkServerLost: the server has ended.
@@ -175,11 +175,11 @@ def check_workload(server: str, job: CheckJob, log_path: Path, limit_s: float = 
     """Return the mistakes in a workload's data and model, found by a fork of a server.
 
     Args:
-        server: its address.
-        log_path: of what the workload's functions print.
+        server: address of the fork server.
+        log_path: file for the output of the workload's functions.
 
     Returns:
-        Nothing where the check takes longer than the limit, or its process dies: the trials will show why.
+        The mistakes; none if the check exceeds the limit or its process dies. The trials will show why.
     """
     try:
         with contextlib.closing(ForkClient(server)) as client:
@@ -207,11 +207,11 @@ class ForkServer:
         base_preload: tuple[str, ...] = BASE_PRELOAD,
         revision: Revision | None = None,
     ) -> None:
-        # Nobody else can look into it, and so ask for a fork.
+        # Other users can't read this folder, and so can't request forks.
         self.address = str(make_folder(socket=len("fork")) / "fork")
         server_end, self._owner_end = os.pipe()
         modules = (*base_preload, *preload)
-        # OpenBLAS starts threads on import otherwise, and a fork of several threads is not pristine.
+        # Otherwise OpenBLAS starts threads on import, and forks of a multithreaded process are not pristine.
         replaced = {**({"OPENBLAS_NUM_THREADS": "1"} if modules else {}), **ALLOCATOR}
         environment = {
             **os.environ,
@@ -250,7 +250,7 @@ class ForkServer:
 
     def close(self) -> None:
         os.close(self._owner_end)
-        self._process.terminate()  # while it imports, it sees no end of its owner
+        self._process.terminate()  # while importing, it doesn't notice its owner's end
         try:
             self._process.wait(CLOSE_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -260,14 +260,14 @@ class ForkServer:
 
 
 class ForkAgent:
-    """Owner of a fork server, which it replaces where that has ended. With Ray an actor, one per node and revision."""
+    """Owner of a fork server, which it replaces if it ends. With Ray, an actor per node and revision."""
 
     def __init__(self, revision: Revision) -> None:
         self._make = partial(ForkServer.of, revision)
         self._server = self._make()
 
     def address(self) -> str:
-        """Return where the fork server listens; a dead one is replaced."""
+        """Return the fork server's address; replace a dead server."""
         if not answers(self._server.address):
             self._server.close()
             self._server = self._make()
@@ -278,7 +278,7 @@ class ForkAgent:
 
 
 def revision_environment(revision: Revision) -> dict[str, str]:
-    """Return the variables with which an interpreter imports a checkout's code, and this process's raypar."""
+    """Return the environment variables that make an interpreter import a checkout's code and this process's raypar."""
     assert revision.repository is not None and revision.checkout is not None
     kept = (
         replaced(entry, revision.repository, revision.checkout)
@@ -292,7 +292,7 @@ def revision_environment(revision: Revision) -> dict[str, str]:
 
 
 def spawn(log_path: Path, listen: socket.socket | None = None, revision: Revision | None = None) -> RankProcess:
-    """Start a rank in a fresh interpreter, a fork server that imports nothing and has one rank."""
+    """Start a rank in a fresh interpreter: a fork server that imports nothing and runs one rank."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(contextlib.closing(ForkServer(base_preload=(), revision=revision)))
         client = stack.enter_context(contextlib.closing(ForkClient(server.address)))
@@ -308,7 +308,7 @@ class RankEnd:
     outcome: RankOutcome | None = None
     failure: Failure | None = None
     cores_held_by: str = ""  # another study that has cores of its machine, so that it could not begin
-    was_killed: bool = False  # from here, so that its end explains nothing
+    was_killed: bool = False  # by raypar, so its end explains nothing
     load: tuple[LoadSample, ...] = ()  # of its machine, from the first rank there
     position: Position = field(default_factory=Position)  # in its collective operations, as last said
 
@@ -316,7 +316,7 @@ class RankEnd:
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
     """Return why a trial failed, as far as its ranks that have ended show.
 
-    A rank that lost its peers may be heard before the peer that died, which is why it did.
+    A rank that lost its peers may report before the peer whose death is the cause.
 
     Args:
         first: the cause before this rank ended.
@@ -341,20 +341,20 @@ def trial_result(
     conditions: Conditions = NO_CONDITIONS,
     failure: Failure | None = None,
 ) -> TrialResult:
-    """Combine the ends of a trial's ranks: the slowest rank's of each time, the conditions of each rank.
+    """Combine the ends of a trial's ranks: each time is the slowest rank's, and conditions are kept per rank.
 
     Args:
         metric: the study's.
         started_at: Unix time.
-        conditions: what the runner knows, without the ranks' own.
-        failure: why the trial as a whole failed, or does not fit; None: it did not fail, where a rank has an outcome,
-            or it diverged.
+        conditions: conditions known to the runner, without those of the ranks.
+        failure: why the trial as a whole failed, or does not fit; None: it did not fail if a rank has an outcome, or it
+            diverged.
     """
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None and not end.outcome.is_idle]
     ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
     ended = end_state(ended, reports, metric)
     if ended is TrialState.DIVERGED:
-        # A rank that waits for those that have stopped loses its connections, or is killed.
+        # A rank that waits for stopped ranks loses its connections or is killed.
         failure = None if failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST) else failure
     elif failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
@@ -392,7 +392,7 @@ def trial_result(
 
 
 def _measured(conditions: Conditions, outcomes: Sequence[RankOutcome]) -> tuple[Conditions, float | None]:
-    """Return the conditions with those of the ranks, and the energy in joules, as their counters give it together."""
+    """Return the conditions including those of the ranks, and the total energy of their counters in joules."""
     ranks = [outcome.conditions for outcome in outcomes]
     counters = [outcome.counters for outcome in outcomes if outcome.counters is not None]
     if not counters or len(counters) < len(outcomes):
@@ -418,11 +418,11 @@ def supervise(
     """Run a started rank to its end.
 
     Args:
-        on_report: gets the index, the metrics and the position of each report; its answer (go on?) goes back to the
-            rank.
-        on_position: gets the rank's position where it stands, has moved again, or has left its loop.
+        on_report: called with the index, the metrics and the position of each report; returns whether the rank
+            continues.
+        on_position: called with the rank's position when it stands still, has moved again, or has left its loop.
 
-    Killing the process from another thread ends this, with a failure.
+    If another thread kills the process, this returns a failure.
     """
     end: RankEnd | None = None
     position = Position()
@@ -459,7 +459,7 @@ def supervise(
         code = process.join(EXIT_GRACE_S)
     process.connection.close()
     drop_middle(log_path)
-    # The kernel counts for the whole machine: what it killed may have been another's, in the same moment.
+    # The kernel's count is for the whole machine: it may have killed another program's process at the same moment.
     took_too_much = not process.was_killed and num_memory_kills() > kills_before
     if end is None:
         end = RankEnd(failure=_crash(rank, log_path, code, took_too_much), was_killed=process.was_killed)
@@ -481,9 +481,9 @@ def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> 
 
 
 def free_middle(log_path: Path) -> None:
-    """Give the middle of a long log, which goes on being written, back to the disk, where the system can (Linux).
+    """Free the disk space of the middle of a long log that is still being written (on Linux).
 
-    The rank writes to the file itself, C code included: nothing stands between, and nothing takes its time.
+    The rank, including its C code, writes directly to the file, so nothing slows it down.
     """
     with contextlib.suppress(OSError):
         length = log_path.stat().st_size - LOG_HEAD_BYTES - LOG_TAIL_BYTES
@@ -497,7 +497,7 @@ def free_middle(log_path: Path) -> None:
 
 
 def drop_middle(log_path: Path) -> None:
-    """Put the size of a long log's middle in its place, once nobody writes to it any more."""
+    """Replace the middle of a long log with its size, once the log is complete."""
     with contextlib.suppress(OSError), log_path.open("r+b") as log:
         length = os.fstat(log.fileno()).st_size - LOG_HEAD_BYTES - LOG_TAIL_BYTES
         if length > 0:

@@ -44,14 +44,14 @@ class TrialRetried:
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial is over, and what it keeps is in the driver's folder."""
+    """A trial is over, and its artifacts are in the driver's folder."""
 
     result: TrialResult
 
 
 @dataclass(frozen=True)
 class ClusterChanged:
-    """Nodes have joined (or left): so many there are now, and so many trials can run at a time."""
+    """Nodes have joined or left: the current number of nodes, and of trials that can run at a time."""
 
     num_nodes: int
     num_slots: int
@@ -59,7 +59,7 @@ class ClusterChanged:
 
 @dataclass(frozen=True)
 class TrialsAdded:
-    """Trials that were decided on while the study runs, and why; `later_s`: expected seconds of those after them."""
+    """Trials added while the study runs, and why. `later_s`: expected seconds of the trials after them."""
 
     specs: Sequence[TrialSpec]
     reason: str
@@ -68,7 +68,7 @@ class TrialsAdded:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that a person should know while the study runs (waiting for nodes, say)."""
+    """Message to the user while the study runs, for example that it waits for nodes."""
 
     text: str
 
@@ -89,8 +89,8 @@ More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 
 SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # in the message of one error
-NUM_ALIKE = 2  # attempts that end alike: a third would, too
+VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # varying parts of an error's message
+NUM_ALIKE = 2  # after this many attempts with the same error, a third would fail too
 SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
 NOT_RUN = "not run: its point does not fit: {}"
 STOPPED = "{} stopped: its first {} attempts failed alike: {}"
@@ -101,18 +101,18 @@ class Runner(Protocol):
         """Run the specs in their order (a search draws its own); every trial ends in exactly one `TrialEnded`.
 
         Args:
-            more: returns further specs, once all have ended and their ends were reported; none: the study is over.
+            more: returns further specs after all have ended and were reported; none: the study is over.
 
         Raises:
-            KeyboardInterrupt: on Ctrl-C (`raypar.signals.Interrupted`), every trial that ended having been
-                reported, with nothing left running.
-            ClusterError: the runner itself can't go on.
+            KeyboardInterrupt: on Ctrl-C (`raypar.signals.Interrupted`), after every ended trial was reported and
+                everything was stopped.
+            ClusterError: the runner itself can't continue.
         """
         ...
 
 
 def ends_training(spec: TrialSpec, report: Mapping[str, float], metric: str) -> bool:
-    """Return whether a trial is over with a report of rank 0, because its loss is not finite.
+    """Return whether a report of rank 0 ends the trial because its loss is not finite.
 
     Args:
         metric: the study's.
@@ -126,11 +126,11 @@ def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
 
 
 class StoppedPoints:
-    """Points of a run that are given up: their first attempts all ended with one error before a report, or one of
+    """Points of a run that are given up: their first attempts all ended with the same error before a report, or one of
     their trials does not fit.
 
-    An attempt that ends well, after a report or with another error keeps its point going for good; one that others
-    have ended (a lost node, a timeout) shows nothing.
+    Once an attempt succeeds, reports or fails with another error, its point is never given up. Attempts that were
+    ended from outside (a lost node, a timeout) don't count.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class StoppedPoints:
         self._refusals: dict[str, Failure] = {}
 
     def note(self, spec: TrialSpec, failure: Failure | None, *, has_reported: bool) -> str | None:
-        """Note the end of an attempt at a trial; return a notice if that stops the trial's point."""
+        """Note the end of a trial's attempt; return a notice if that stops the trial's point."""
         label = point_label(spec.point)
         errors = self._errors.setdefault(label, [])
         if failure is not None and failure.kind is FailureKind.DOES_NOT_FIT:
@@ -153,5 +153,5 @@ class StoppedPoints:
         return None
 
     def refusal(self, spec: TrialSpec) -> Failure | None:
-        """Return why a trial is not started (again), None where its point goes on."""
+        """Return why a trial is not started (again); None if its point is not stopped."""
         return self._refusals.get(point_label(spec.point))

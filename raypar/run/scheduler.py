@@ -1,21 +1,20 @@
 """Scheduling of a run: which queued trial starts where, and which gangs are started and closed for it.
 
-A trial runs *exclusively* where it has its machines to itself: one trial at a time on a machine, since trials on one
-machine share its memory bus, caches and clocks even where they share no cores. Where a study says how many trials may
-run side by side, they may share machines, though never cores.
+By default a trial runs *exclusively*: it has its machines to itself, since trials on one machine share its memory bus,
+caches and clocks even if they share no cores. If a study sets the number of concurrent trials, they may share machines,
+but never cores.
 
-Trials start in their order as far as resources are free. Blocks are not waited for: a barrier after each would leave
-every machine but the slowest idle, and what runs side by side was started within minutes. The first trial that has to
-wait, a gang over several machines maybe, gets a *reservation*: the place that is expected to be ready first is kept for
-it. Others pass it only where they don't delay it (backfilling; Lifka, "The ANL/IBM SP scheduling system", 1995): on
-other machines, or on its own if trials alike have been short enough to be over in time. So nobody waits for ever. How
-far they may come from is bounded, so that a drift meets all points of a block alike.
+Trials start in order as resources become free. There is no barrier between blocks: it would leave every machine but
+the slowest idle, and concurrent trials start within minutes of each other anyway. The first trial that has to wait,
+for example for a gang over several machines, gets a *reservation*: the place expected to be ready first is kept for it.
+Later trials may pass it only if they don't delay it (backfilling; Lifka, "The ANL/IBM SP scheduling system", 1995):
+on other machines, or on the reserved ones if similar trials were short enough to end in time. So no trial starves.
+How far a trial may move up is bounded, so that a drift over time affects all points of a block alike.
 
-The start of a gang is a set-up time: it takes seconds of its machines' cores, so that no exclusive trial runs there
-meanwhile, and once it is over the gang stays parked. Three rules follow. A trial waits for a gang of its placement that
-is expected to be free sooner than a new one would have started. Gangs that later trials need are started *ahead* on
-machines that are idle for long enough. And at the beginning, when nothing is timed, one gang of each placement starts
-at once, not one after the other.
+Starting a gang is a set-up time: it takes seconds of its machines' cores, so no exclusive trial runs there meanwhile.
+Afterwards the gang stays parked. Three rules follow. A trial waits for an existing gang of its placement if that is
+expected to be free sooner than a new one would be ready. Gangs for later trials are started *ahead* on machines that
+are idle for long enough. And at the beginning, when nothing is timed, one gang of each placement starts at once.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from enum import Enum
 from raypar.run.placement import FreeResources, Node, NodeAssignment, needed, num_machines, shares
 from raypar.study.trial import Placement
 
-LOOKAHEAD = 8  # trials per machine that may come after one that has to wait, and start before it
-SLACK = 0.1  # of a trial's time: estimates are out by so much anyway
+LOOKAHEAD = 8  # trials per machine that may pass a waiting trial
+SLACK = 0.1  # share of a trial's time; estimates are off by that much anyway
 MAX_STARTS = 2  # gangs that start on a machine at a time: one imports while the other waits for its machines
-MIN_TRIALS = 2  # that wait for each gang of a placement, where more than one is started ahead
+MIN_TRIALS = 2  # waiting trials per gang of a placement, if several gangs are started ahead
 ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
 
 
@@ -41,8 +40,8 @@ class Waiting:
     """A queued trial.
 
     Attributes:
-        expected_s: how long trials alike took; None where none has ended.
-        avoided: ids of nodes that it must not run on, all of their machines.
+        expected_s: seconds that similar trials took; None if none has ended.
+        avoided: ids of nodes whose machines it must not use.
     """
 
     placement: Placement
@@ -63,16 +62,16 @@ class GangPhase(Enum):
 
 @dataclass(eq=False)
 class GangState:
-    """State of a gang, as far as decisions go by it."""
+    """State of a gang that decisions depend on."""
 
     id: str
     placement: Placement
     phase: GangPhase
-    nodes: NodeAssignment  # of its workers; empty for one that Ray places, and that has not said where
+    nodes: NodeAssignment  # of its workers; empty if Ray places it and the nodes are not known yet
     last_used_s: float = 0.0  # of a clock that all gangs share
-    # Until its trial will be over, going by trials alike; one that is overdue, as long again as it is. None: unknown.
+    # Expected seconds until its trial ends, from similar trials; for an overdue trial, its time so far. None: unknown.
     ends_in_s: float | None = None
-    busy_s: float = 0.0  # since its trial has begun
+    busy_s: float = 0.0  # since its trial began
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,9 @@ class Decisions:
 class SchedulingPolicy:
     """Rules for all trials of a run."""
 
-    max_trials: int | None  # at most so many at a time; None: every trial runs exclusively
+    max_trials: int | None  # maximum at a time; None: every trial runs exclusively
     reserved: Callable[[Placement], Mapping[str, float]]  # what a gang's worker holds in Ray, busy or not
-    max_parked: int  # so many idle gangs may be on a machine when another is to start there
+    max_parked: int  # maximum number of idle gangs on a machine where another is to start
 
     @property
     def exclusive(self) -> bool:
@@ -107,10 +106,10 @@ def decide(
     gang_start_s: float = 0.0,
     is_short_of_memory: bool = False,
 ) -> Decisions:
-    """Decide what to do now; see the module. What has to wait for a gang's end is decided at the next call.
+    """Decide what to do now; see the module. Anything that has to wait for a gang's end is decided at the next call.
 
     Args:
-        gang_start_s: how long a gang is expected to take until it can run a trial.
+        gang_start_s: expected seconds until a new gang can run a trial.
     """
     this_round = _Round(queue, gangs, nodes, policy, gang_start_s)
     this_round.match()
@@ -130,7 +129,7 @@ class _Held:
 
     @property
     def likely_s(self) -> float:
-        """Return the seconds for which it will be taken; by a trial of unknown length, as long again as it has run."""
+        """Return the seconds until it is free. For a trial of unknown length, that is its time so far."""
         return self.busy_s if self.ends_in_s is None else self.ends_in_s
 
 
@@ -161,7 +160,7 @@ class _Round:
                 self._hold(gang.placement, gang.nodes, gang.ends_in_s, gang.busy_s)
         self._starts: list[tuple[int, str]] = []
         self._to_open: list[tuple[Placement, NodeAssignment]] = []
-        self._ahead: list[tuple[Placement, NodeAssignment]] = []  # to be opened where that is in nobody's way
+        self._ahead: list[tuple[Placement, NodeAssignment]] = []  # to open if that delays no trial
         self._without_place: list[Placement] = []
         self._reservation: tuple[Placement, NodeAssignment] | None = None
         self._ready_s = 0.0
@@ -169,7 +168,7 @@ class _Round:
     # ---- places for trials
 
     def match(self) -> None:
-        """Give the trials places, in their order."""
+        """Assign places to the trials, in order."""
         stuck: set[tuple[Placement, frozenset[str], bool, bool]] = set()
         for i, trial in enumerate(self._queue):
             if i > self._last or (self._policy.max_trials is not None and self._num_active >= self._policy.max_trials):
@@ -190,16 +189,16 @@ class _Round:
                 stuck = {(trial.placement, trial.avoided, False, False)}
 
     def _is_over_in_time(self, takes_s: float) -> bool:
-        """Return whether what takes so long now delays the trial that a place is kept for by no more than estimates
-        are out anyway."""
+        """Return whether work of `takes_s` seconds delays the trial with the reservation by no more than the usual
+        error of estimates."""
         return self._reservation is not None and takes_s * (1 - SLACK) <= self._ready_s
 
     def _place(self, i: int, trial: Waiting, *, in_time: bool, in_time_if_started: bool) -> bool:
-        """Give the trial a place, in a gang that is there or one to be started. False where there is none.
+        """Place the trial in an existing gang or one to be started. Returns False if there is no place.
 
         Args:
-            in_time: it may have the place that is kept for another one.
-            in_time_if_started: it may have that place even if a gang is to be started there first.
+            in_time: it may use the place that is reserved for another trial.
+            in_time_if_started: it may use that place even if a gang must be started there first.
         """
         alike = [gang for gang in self._available.values() if trial.may_run_in(gang)]
         gang = self._first_at_hand(alike, self._unreserved)
@@ -207,7 +206,7 @@ class _Round:
             gang = self._first_at_hand(alike, self._free)
         if gang is None and (coming := self._gang_that_comes_free(trial)) is not None:
             if coming.id in self._available:
-                return False  # its machines may be used meanwhile, as those of any place that is kept
+                return False  # its machines may be used meanwhile, like those of any reservation
             self._awaited.append(coming)
             ends_in_s = next(held.ends_in_s for held in self._held if held.nodes is coming.nodes)
             self._hold(trial.placement, coming.nodes, _sum(ends_in_s, trial.expected_s))
@@ -229,7 +228,7 @@ class _Round:
         return True
 
     def _first_at_hand(self, gangs: Sequence[GangState], free: FreeResources) -> GangState | None:
-        """Return the gang that can run a trial soonest; one that is starting has its place already."""
+        """Return the gang that can run a trial soonest. A starting gang already has its place."""
         places = (
             gang
             for phase in (GangPhase.IDLE, GangPhase.RETURNING, GangPhase.STARTING)
@@ -239,7 +238,7 @@ class _Round:
         return next(places, None)
 
     def _free_for(self, trial: Waiting, *, with_reserved: bool) -> FreeResources:
-        """Return what is free on the nodes that the trial may use."""
+        """Return the free resources of the nodes that the trial may use."""
         if not trial.avoided:
             return self._free if with_reserved else self._unreserved
         free = FreeResources(self._nodes_for(trial), self._policy.exclusive)
@@ -269,7 +268,7 @@ class _Round:
         return None
 
     def _note_waiting(self, i: int) -> None:
-        """Bound how far those may come from that start before a trial that waits."""
+        """Limit which later trials may start before a waiting trial."""
         self._last = min(self._last, i + LOOKAHEAD * max(1, num_machines(self._nodes)))
 
     def _hold(self, placement: Placement, nodes: NodeAssignment, ends_in_s: float | None, busy_s: float = 0.0) -> None:
@@ -278,8 +277,8 @@ class _Round:
             free.take(placement, nodes)
 
     def _reserve(self, trial: Waiting) -> bool:
-        """Keep the place that is free first. False for a trial that doesn't even fit on the empty cluster: it waits for
-        nodes."""
+        """Reserve the place that is free first. Returns False if the trial doesn't fit even on the empty cluster: it
+        waits for nodes."""
         leaving = sorted(self._held, key=lambda held: (held.ends_in_s is None, held.likely_s))
         gangs = [gang.nodes for gang in self._gangs if trial.may_run_in(gang)]
         place, ready_s = None, 0.0
@@ -294,7 +293,7 @@ class _Round:
             new = free.find(trial.placement) if place is None else None
             if warm is not None or new is not None:
                 place, ready_s = warm or new, free_s
-                # Where it is unknown when it will be free, it may be at once: nobody is short enough.
+                # If the time is unknown, the place may be free at once, so no trial is short enough to pass.
                 self._ready_s = 0.0 if any(held.ends_in_s is None for held in leaving[:num_gone]) else free_s
             if warm is not None:
                 break
@@ -307,10 +306,10 @@ class _Round:
     # ---- gangs for trials that come later
 
     def start_ahead(self) -> None:
-        """Have gangs started that trials without a place need, on machines where that delays no trial.
+        """Start gangs for trials without a place, on machines where that delays no trial.
 
-        First one gang of each placement; then more, where several of its trials could run side by side. Only gangs that
-        are parked next to nothing: others would hold what trials that come before theirs need.
+        First one gang of each placement, then more if several of its trials could run side by side. Only gangs that
+        hold next to nothing while parked: others would hold what earlier trials need.
         """
         if not self._policy.exclusive:
             return
@@ -333,7 +332,7 @@ class _Round:
         return all(reserved.get(kind, 0) < amount for kind, amount in needed(placement).items())
 
     def _open_ahead(self, placement: Placement, *, is_first: bool) -> bool:
-        """Have a gang started on machines that are idle or, at the run's beginning, where other gangs start as well."""
+        """Start a gang on idle machines or, at the beginning of the run, where other gangs are starting too."""
         opens = [*self._to_open, *self._ahead]
         all_gangs = [(gang.placement, gang.nodes) for gang in self._gangs] + opens
         num_parked = Counter(machine for _, nodes in all_gangs for machine in self._machines(nodes))
@@ -356,7 +355,7 @@ class _Round:
         return False
 
     def _idle_machines(self, placement: Placement) -> set[str]:
-        """Return the machines that nobody uses, nor will before a gang of the placement has started there."""
+        """Return the machines that are idle and will stay so until a gang of the placement has started there."""
         machines = set(self._machine_of.values()) - {m for held in self._held for m in self._machines(held.nodes)}
         if self._reservation is None:
             return machines
@@ -372,8 +371,8 @@ class _Round:
 
         Args:
             opens: the machines of each gang that starts now.
-            is_first: there is no gang of its placement yet. Another must not make those wait that start now: it may
-                only use machines that are ready sooner than others of the same gang.
+            is_first: there is no gang of its placement yet. Further gangs must not delay those that start now: they
+                may only use machines that are ready sooner than others of the same gang.
         """
         num_starts = Counter(machine for machines in opens for machine in machines)
         if is_first:
@@ -382,7 +381,7 @@ class _Round:
         return {machine for machine, count in num_starts.items() if count < slowest[machine]}
 
     def _most_side_by_side(self) -> Counter[Placement]:
-        """Return how many trials of each placement run at a time at most, if they come in rounds that each fill the
+        """Return the maximum number of concurrent trials of each placement, if trials run in rounds that each fill the
         machines."""
         empty = [node.has for node in self._nodes]
         rest = [trial.placement for trial in self._queue[: self._last + 1]]
@@ -409,7 +408,7 @@ class _Round:
     # ---- gangs to start and to close
 
     def decisions(self, is_short_of_memory: bool) -> Decisions:
-        """Return the trials and the gangs to start that have what they need, and the idle gangs to close for others."""
+        """Return the trials and gangs that can start now, and the idle gangs to close for others."""
         left = {node.id: dict(node.has) for node in self._nodes}  # for gangs
         coming = {node.id: dict(node.has) for node in self._nodes}  # with what closing gangs leave
         for gang in self._all_gangs:
@@ -461,7 +460,7 @@ class _Round:
                 left[node_id][kind] = left[node_id].get(kind, 0) - amount * count * times
 
     def _next_use(self, placement: Placement) -> float:
-        """Return the position in the queue of the first trial of the placement; infinity where there is none."""
+        """Return the queue position of the first trial of the placement; infinity if there is none."""
         return next((i for i, trial in enumerate(self._queue) if trial.placement == placement), math.inf)
 
 

@@ -1,6 +1,6 @@
-"""Ranks that wait in a collective operation for others that never come, found long before torch's time-out.
+"""Detection of ranks that wait in a collective for others that never join, long before torch's timeout.
 
-The usual cause: uneven numbers of batches, so that a rank is done, or at its report, while another is still in a step.
+The usual cause is an uneven number of batches: a rank is done, or at its report, while another is still in a step.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from raypar.study.trial import Failure, FailureKind
 from raypar.train.position import STANDS_S, Position
 from raypar.units import listed
 
-DIFFER_S = 45.0  # ranks in different operations are given up; each may be a slow one until then
+DIFFER_S = 45.0  # ranks in different operations for this long are deadlocked; until then, one may be slow
 UNEVEN = "uneven numbers of batches per rank: {}"
 FIX = (
     "give every rank as many batches as the others (DistributedSampler, drop_last=True), or let those that are done "
     "wait in torch.distributed.algorithms.join.Join"
 )
 GLOO_MISMATCH = "Is there a distributed collective mismatch in your code?"
-# A pair of these is no difference.
+# Such a pair matches.
 POINT_TO_POINT = ("send", "recv")
 
 
 class Standstill:
-    """Positions of a trial's ranks, as they were last said.
+    """Last known positions of a trial's ranks.
 
     Args:
-        log_path: of the trial's first rank.
+        log_path: log of the trial's first rank.
     """
 
     def __init__(self, world_size: int, log_path: str) -> None:
@@ -35,7 +35,7 @@ class Standstill:
         self._positions: dict[int, Position] = {}
 
     def note(self, rank: int, position: Position) -> Failure | None:
-        """Note a rank's position; return why the trial can't go on, if that is certain now."""
+        """Note a rank's position; return why the trial can't continue, if that is certain."""
         self._positions[rank] = position
         positions = dict(sorted(self._positions.items()))
         out = {rank: each for rank, each in positions.items() if each.is_out}
@@ -47,7 +47,7 @@ class Standstill:
 
 
 def _waiting_for(standing: Mapping[int, Position], out: Mapping[int, Position]) -> str:
-    """Return which rank waits in an operation that one that is out never begins; empty: maybe none."""
+    """Return which rank waits in an operation that a rank outside its loop never begins; empty: possibly none."""
     for rank, position in standing.items():
         for other, there in out.items():
             if not _is_ahead(position.calls, there.calls):
@@ -60,7 +60,7 @@ def _waiting_for(standing: Mapping[int, Position], out: Mapping[int, Position]) 
 
 
 def _apart(standing: Mapping[int, Position]) -> str:
-    """Return in which operations the ranks wait for each other, where these differ; empty: maybe they go on."""
+    """Return in which different operations the ranks wait for each other; empty: they may still continue."""
     positions = list(standing.values())
     operations = [each.operation for each in positions]
     is_certain = (
@@ -90,8 +90,8 @@ def uneven(text: str, rank: int, log_path: str, traceback: str = "") -> Failure:
 def explained(failure: Failure | None, ends: Mapping[int, RankEnd]) -> Failure | None:
     """Return why a trial failed, given the ends of all its ranks.
 
-    A rank that lost connections to ranks that had left their loops was in an operation that they never began. Gloo
-    aborts a rank that receives more than its operation has.
+    If a rank lost its connections to ranks that had left their loops, it was in an operation that they never began.
+    Gloo aborts a rank that receives more data than its operation expects.
     """
     if failure is None or (rank := failure.rank) is None:
         return failure
@@ -111,5 +111,5 @@ def explained(failure: Failure | None, ends: Mapping[int, RankEnd]) -> Failure |
 
 
 def _is_ahead(calls: Mapping[str, int], others: Mapping[str, int]) -> bool:
-    """Return whether a rank has begun an operation in a group that another one of the group has not."""
+    """Return whether a rank has begun an operation in a group that another member has not begun."""
     return any(count > others.get(group, count) for group, count in calls.items())

@@ -1,7 +1,7 @@
-"""Lease of a study: a file in its store's folder, for the nodes that share this folder, which have no lock in common.
+"""Lease of a study: a file in its store's folder, for nodes that share this folder but have no common lock.
 
-Shared file systems need not have locks, so the file is made exclusively (``O_EXCL``), and its time of modification is
-the holder's sign of life. Ages are differences of such times, which one clock sets: the file system's.
+Shared file systems may lack locks, so the file is created exclusively (``O_EXCL``), and its modification time is the
+holder's heartbeat. Ages are differences of such times, which all come from the file system's clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STALE_S = 120.0
 
 @dataclass(frozen=True)
 class _Owner:
-    """Owner of a lease; `machine` tells boots and containers apart, whose process ids mean different processes."""
+    """Owner of a lease. `machine` distinguishes boots and containers, which reuse process ids."""
 
     study: str
     user: str
@@ -48,7 +48,7 @@ class _Owner:
 
     @classmethod
     def read(cls, path: Path) -> _Owner | None:
-        """Return whom a file names; None where there is none, or it names nobody (yet)."""
+        """Return the owner that a file names; None if the file doesn't exist or names none (yet)."""
         try:
             owner = cls(**json.loads(path.read_text()))
             holder = Holder.parse(json.dumps({**asdict(owner), "pid": int(owner.pid)}).encode())
@@ -58,7 +58,7 @@ class _Owner:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it is a process of this machine that has ended; of other machines nobody knows."""
+        """Return whether it is an ended process of this machine. For other machines this is unknown."""
         if self.machine != _machine():
             return False
         try:
@@ -72,7 +72,7 @@ class _Owner:
 
 
 def _machine() -> str:
-    """Return what the processes have in common that see each other: a boot of a machine, and a container of it."""
+    """Return an id shared by processes that see each other: those of the same boot and container."""
     parts = []
     for read in (Path("/proc/sys/kernel/random/boot_id").read_text, Path("/proc/self/ns/pid").readlink):
         with contextlib.suppress(OSError):
@@ -84,13 +84,13 @@ def _machine() -> str:
 def leased_study(me: Holder, path: Path) -> Iterator[None]:
     """Hold the lease of a study, a file in a folder that other machines may share.
 
-    Where it can't be written there is no lease: the message of the store, which is there too, is better.
+    If the file can't be written, there is no lease: the store is in the same place, and its error message is better.
 
     Args:
-        path: its two folders are made where the store's is there, and removed at the end if they are empty then.
+        path: its two folders are created if the store's exists, and removed at the end if they are empty.
 
     Raises:
-        RayparError: another process has it, and has shown signs of life.
+        RayparError: another process holds it and has a recent heartbeat.
     """
     owner, over = _Owner.here(me), threading.Event()
     missing = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
@@ -112,14 +112,14 @@ def leased_study(me: Holder, path: Path) -> Iterator[None]:
 
 
 def _take(owner: _Owner, path: Path) -> None:
-    """Make the file, or take it over. Raises RayparError where its owner lives, OSError where it can't be written."""
+    """Create the file or take it over. Raises RayparError if its owner is alive, OSError if it can't be written."""
     try:
         _write(owner, path, os.O_EXCL)
         return
     except FileExistsError:
         pass
     _check_abandoned(owner, path)
-    # Of several that find it abandoned one takes it over: the one that makes this file.
+    # If several processes find it abandoned, the one that creates this file takes it over.
     takeover = path.with_name(f"{path.name}.takeover")
     with contextlib.suppress(FileNotFoundError):
         if _age_s(takeover, owner) > STALE_S:
@@ -164,7 +164,7 @@ def _age_s(path: Path, me: _Owner) -> float:
     probe = path.with_name(f"{path.name}.{me.token}.now")
     try:
         os.close(open_private(probe, os.O_EXCL))
-        # Opening it brings what this node knows of it up to date.
+        # Opening the file refreshes this node's cached attributes.
         with path.open("rb") as file:
             return probe.stat().st_mtime - os.fstat(file.fileno()).st_mtime
     finally:
@@ -173,6 +173,6 @@ def _age_s(path: Path, me: _Owner) -> float:
 
 def _beat(owner: _Owner, path: Path, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
-        if _Owner.read(path) == owner:  # not taken over, while this process was stopped, say
+        if _Owner.read(path) == owner:  # not taken over, for example while this process was suspended
             with contextlib.suppress(OSError):
                 os.utime(path)

@@ -1,7 +1,7 @@
 """Trials as a Ray Tune study over warm gangs.
 
-Tune sees thin trainables on the head node, which ask the broker to run something and wait. So whatever searches,
-schedules or stops in Tune works as ever. All of them are alike, so that Tune's actor cache always hits.
+Tune sees thin trainables on the head node, which ask the broker to run a trial and wait. So Tune's searchers,
+schedulers and stoppers work as usual. All trainables are alike, so Tune's actor cache always hits.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
 
 
 class TrialFailed(RuntimeError):
-    """End of a trial without a usable result, for Tune (and a searcher); the broker's result has the reason."""
+    """A trial ended without a usable result, for Tune and searchers. The broker's result has the reason."""
 
 
 class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
     """Tune's trainable: waits for a trial's reports at the broker, and passes on those that can be compared.
 
-    A loss or metric that is not finite is kept from searchers and schedulers: ASHA would let it go on for ever, as NaN
-    is not less than any other value, and Optuna never hear of the trial's end. A trial that ends with one is an error
-    to them, which all know how to take.
+    Searchers and schedulers don't see losses or metrics that are not finite: ASHA would never stop the trial, as NaN is
+    not less than any other value, and Optuna would never learn of its end. If a trial ends with one, they see an error,
+    which all of them can handle.
     """
 
     _last: Mapping[str, float]
@@ -72,7 +72,7 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
                 self._seen += 1
                 if not is_comparable(report, metric):
                     continue
-                self._last = report  # a trial's end repeats it: a searcher learns from that alone
+                self._last = report  # repeated at the trial's end, the only report that a searcher learns from
                 if in_lockstep:
                     return {**report, "done": False}
             if state is None:
@@ -98,14 +98,14 @@ def is_comparable(report: Mapping[str, float], metric: str) -> bool:
 
 
 class BlockSearcher(Searcher):  # type: ignore[misc]
-    """Tune's searcher that gives out trials that are there, and then asks for more.
+    """Tune's searcher that suggests the given trials, and then asks for more.
 
-    One run of Tune, so that gangs stay warm from block to block.
+    All blocks run in one Tune run, so that gangs stay warm between them.
 
     Args:
-        specs: the first ones; further ones are added to the list.
-        num_ended: returns of how many of them the end was passed on.
-        max_concurrent: so many at a time.
+        specs: the first trials; further ones are added to the list.
+        num_ended: returns the number of trials whose end was passed on.
+        max_concurrent: maximum number of trials at a time.
     """
 
     def __init__(self, specs: list[TrialSpec], more: More, num_ended: Callable[[], int], max_concurrent: int) -> None:
@@ -116,7 +116,7 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
         self.max_concurrent = max_concurrent
 
     def suggest(self, trial_id: str) -> dict[str, int] | str | None:
-        """Return the next trial's place among the specs, None while there is none, or `FINISHED`."""
+        """Return the next trial's index in the specs, None while there is none, or `FINISHED`."""
         if len(self._live) >= self.max_concurrent:
             return None
         if self._num_given == len(self._specs):
@@ -143,9 +143,9 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
 
 
 class Inbox:
-    """Artifacts of trials on other machines, as they arrive in the driver's folder of logs.
+    """Artifacts of trials on other machines, as they arrive in the driver's log folder.
 
-    Those of a trial are in their place once they are complete.
+    A trial's artifacts are moved into place once they are complete.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -156,15 +156,15 @@ class Inbox:
         return self._log_dir / identity / f"{ARTIFACT_FOLDER}.partial"
 
     def begin(self, identity: str) -> None:
-        """Take the artifacts of a trial that starts; forget those of an attempt before."""
+        """Accept artifacts of a starting trial; drop those of an earlier attempt."""
         self.close(identity)
         self._open.add(identity)
 
     def take(self, identity: str, piece: FilePiece | None) -> None:
-        """Write a piece; None: that was all.
+        """Write a piece; None: end of the artifacts.
 
         Raises:
-            ValueError: the trial is closed, or the piece is not one that could come next.
+            ValueError: the trial is closed, or the piece is not a valid next one.
             OSError: it can't be written.
         """
         if identity not in self._open:
@@ -177,7 +177,7 @@ class Inbox:
             partial.rename(folder)
 
     def close(self, identity: str) -> None:
-        """Take nothing more of a trial, and remove what is incomplete."""
+        """Accept no more artifacts of a trial, and remove incomplete ones."""
         self._open.discard(identity)
         shutil.rmtree(self._partial(identity), ignore_errors=True)
 
@@ -190,9 +190,9 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
     """Tune's callback on the driver: defines trials, and passes the broker's events on in the main thread.
 
     Args:
-        spec_of: makes a trial of what a search drew; None where the broker has the specs, or has that of a trial.
-        generator: draws points or gives out trials; its limit of concurrent trials follows the cluster.
-        inbox: for what trials on other machines keep.
+        spec_of: makes a trial from a point that a search drew; None if the broker already has the spec or specs.
+        generator: draws points or suggests trials; its limit of concurrent trials follows the cluster.
+        inbox: receives artifacts of trials on other machines.
     """
 
     def __init__(
@@ -230,8 +230,8 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self._end(trial.trial_id, let_finish=False)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Where it is only the trainable that was lost, its trial runs all the same, and has a result in the end. The
-        # trainable may not even have started.
+        # If only the trainable was lost, its trial keeps running and will have a result. The trainable may not even
+        # have started.
         self.on_trial_start(iteration, trials, trial)
         self._end(trial.trial_id, let_finish=True)
 
@@ -273,7 +273,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
                     raise
 
     def _take(self, uid: str, piece: ArtifactPiece) -> None:
-        """Store a piece of what a trial has kept, and let the next one come; not if that fails."""
+        """Store a piece of a trial's artifacts and request the next one, unless storing fails."""
         problem = ""
         try:
             self._inbox.take(piece.identity, ray.get(piece.content[0]) if piece.content else None)
@@ -307,9 +307,9 @@ class TuneRunner:
     """Runs a study on the Ray that this process is connected to.
 
     Args:
-        owns_cluster: nobody else uses that Ray (see `GangPolicy`).
-        fork_addresses: of the fork servers of this machine that are there already, by the label of their revision.
-        cores: that trials may use, of the machine of a Ray that nobody else uses; None: all.
+        owns_cluster: no one else uses that Ray (see `GangPolicy`).
+        fork_addresses: addresses of this machine's running fork servers, by revision label.
+        cores: cores that trials may use, if no one else uses that Ray; None: all.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class TuneRunner:
         self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
-        """Run the specs (see `raypar.run.runner.Runner`); replace a broker that is lost, and run again what ran."""
+        """Run the specs (see `raypar.run.runner.Runner`). Replace a lost broker and rerun its running trials."""
         ended: list[TrialSpec] = []
         given = list(specs)
 
@@ -363,8 +363,8 @@ class TuneRunner:
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None) -> None:
         """Raises BrokerLost."""
         os.environ.update(QUIET)
-        # Tune gives its actors the keys of AWS, which Ray then writes into its logs and onto command lines. What a
-        # trial's code needs, its ranks have from the `RunSettings`.
+        # Tune gives its actors the AWS keys, which Ray then writes into its logs and onto command lines. Ranks get
+        # what the trial's code needs from the `RunSettings`.
         class_cache.ENV_VARS_TO_PROPAGATE -= {
             name for name in class_cache.ENV_VARS_TO_PROPAGATE if is_secret(name, "-")
         }
@@ -419,14 +419,14 @@ class TuneRunner:
         order, drawn = itertools.count(), Counter(tuple(spec.point.items()) for spec in specs)
 
         def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
-            """Make a trial of what Tune drew; a point that was drawn before gives a repeat."""
+            """Make a trial from a point that Tune drew. A point that was drawn before gives a repeat."""
             point = {key: tune_config[key] for key in study.space}
             repeat = drawn[tuple(point.items())]
             drawn[tuple(point.items())] += 1
             return study.trial(point, repeat, order=next(order), auto=self._settings.auto)
 
         def added_spec(tune_config: Mapping[str, Any]) -> TrialSpec | None:
-            """Return the trial that was added after the start; None for one that the broker has."""
+            """Return the trial if it was added after the start; None if the broker has it."""
             place: int = tune_config["order"]
             return given[place] if place >= len(specs) else None
 
@@ -483,7 +483,7 @@ class TuneRunner:
         callback: ResultCallback,
         num_slots: int,
     ) -> tune.Tuner:
-        """Return the tuner of a study's trials, of which as many are known to Tune as can run at a time."""
+        """Return the tuner of a study's trials. Tune knows as many of them as can run at a time."""
         needs_metric = study.searcher is not None or study.scheduler is not None
         return tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),

@@ -1,4 +1,4 @@
-"""Commands as workloads: any program, with hyperparameters in braces, and how its output is read."""
+"""Commands as workloads: any program with hyperparameters in braces, and the rules that read its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from raypar.errors import Mistake
 
-# Braces besides hyperparameters, with what stands for them in a trial.
+# Other names in braces, with what replaces them in a trial.
 PLACES = {
     "num_nodes": "number of machines",
     "node_rank": "number of this machine, from 0",
@@ -25,7 +25,7 @@ PLACES = {
     "output_dir": "empty folder, whose files are kept with the trial",
 }
 
-# What stands for them where a command is only checked.
+# Values that replace them when a command is only checked.
 EXAMPLES: Mapping[str, Any] = {
     **dict.fromkeys(("node_rank", "seed", "repeat"), 0),
     **dict.fromkeys(("num_nodes", "workers_per_node"), 1),
@@ -36,7 +36,7 @@ EXAMPLES: Mapping[str, Any] = {
 MAX_WORD_BYTES = 128 * 1024 - 1  # of one argument, on Linux
 
 
-# Parts of a regular expression: what is escaped, classes of characters, and the brackets of groups.
+# Parts of a regular expression: escapes, character classes, and the brackets of groups.
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<|\?)?|\)")
 
 
@@ -45,12 +45,12 @@ class Command:
     """A program to run as a trial, once on each machine.
 
     Attributes:
-        template: the command line, with hyperparameters and `PLACES` in braces; a literal brace is written twice. A
-            text is split into words as a shell does, before values are filled in: a value never becomes two words.
+        template: the command line, with hyperparameters and `PLACES` in braces; literal braces are doubled. A text is
+            split into words like in a shell before values are filled in, so a value never becomes two words.
         shell: hand the text to ``/bin/sh``; values are quoted.
-        metrics: name to a regular expression whose first group is the value, looked for in each line of output.
+        metrics: name to a regular expression whose first group is the value, searched in each line of output.
         tensorboard: folder of event files to read at the end, with braces like the template; empty: none.
-        folder: in which it runs, from the study file's folder on, with braces like the template; empty: that one.
+        folder: working folder, relative to the study file's folder, with braces like the template; empty: that folder.
     """
 
     template: str | tuple[str, ...]
@@ -61,14 +61,14 @@ class Command:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The template's words; with a shell, the one text. Raises ValueError where a quote is not closed."""
+        """Words of the template; with a shell, its whole text. Raises ValueError if a quote is not closed."""
         if not isinstance(self.template, str):
             return tuple(map(str, self.template))
         return (self.template,) if self.shell else tuple(shlex.split(self.template))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Hyperparameters in braces, in their order; none where the template is faulty."""
+        """Hyperparameters in braces, in order; none if the template is faulty."""
         try:
             names = [name for text in (*self.words, self.tensorboard, self.folder) for name in _names(text)]
         except (ValueError, AttributeError):
@@ -77,26 +77,26 @@ class Command:
 
     @property
     def scripts(self) -> tuple[str, ...]:
-        """Paths of scripts among its words, from the study's folder on."""
+        """Paths of scripts among its words, relative to the study's folder."""
         paths = (word for word in self._split() if word.endswith(".py") and word[0] != "-")
         return self._from_study(path for path in paths if not PurePath(path).is_absolute())
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths from the study's folder on that may be Python files: its scripts, and modules after ``-m``."""
+        """Paths, relative to the study's folder, of possible Python files: its scripts, and modules after ``-m``."""
         words = self._split()
         modules = (f"{word.replace('.', '/')}.py" for flag, word in pairwise(words) if flag == "-m")
         return (*self.scripts, *self._from_study(modules))
 
     def _split(self) -> Sequence[str]:
-        """Return its words as a shell would see them; none where the template is faulty."""
+        """Return its words as a shell would see them; none if the template is faulty."""
         try:
             return shlex.split(self.template) if isinstance(self.template, str) else self.words
         except ValueError:
             return ()
 
     def _from_study(self, paths: Iterable[str]) -> tuple[str, ...]:
-        """Return the paths with the command's folder; those that only a trial knows are left out."""
+        """Return the paths with the command's folder, without those that are known only in a trial."""
         return tuple(str(PurePath(self.folder, path)) for path in paths if "{" not in self.folder + path)
 
     @property
@@ -132,7 +132,7 @@ class Command:
         return tuple(word.format_map(values) for word in self.words)
 
     def problem(self, config: Mapping[str, Any]) -> str:
-        """Return what keeps it from being started with a trial's hyperparameters; empty where nothing does."""
+        """Return why it can't be started with a trial's hyperparameters; empty if it can."""
         values = {**config, **EXAMPLES}
         try:
             for text in (*self.words, self.tensorboard, self.folder):
@@ -151,7 +151,7 @@ class Command:
         return ""
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield what is wrong with it, before any trial."""
+        """Yield its mistakes that can be found before any trial."""
         where = "workload.command"
         hint = 'such as "python train.py --lr {lr}"'
         texts = self.template if isinstance(self.template, tuple) else (self.template,)
@@ -178,7 +178,7 @@ class Command:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names in braces. Raises ValueError where braces are unbalanced, or hold no plain name."""
+    """Return the names in braces. Raises ValueError if braces are unbalanced or hold anything but a plain name."""
     names: list[str] = []
     for _, name, form, _ in Formatter().parse(text):
         if name is not None and not name.isidentifier():
@@ -195,7 +195,7 @@ def _names_or_none(text: str) -> list[str]:
         return []
 
 
-# A number as it is printed, whole: with its sign, thousands and exponent.
+# A complete printed number, with sign, thousands separators and exponent.
 _NUMBER = re.compile(
     r"(?:(?<![\w.)\]])[-+])?"
     r"(?:(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -203,9 +203,9 @@ _NUMBER = re.compile(
 
 
 def number_in(pattern: re.Pattern[str], line: str) -> float | None:
-    """Return the number that the first group of an expression finds in a line; None where it finds none.
+    """Return the number that the first group of an expression matches in a line; None if there is none.
 
-    It is read whole, also where the expression takes a part of it: 1.25e-05, not the 1.25 of ``([0-9.]+)``.
+    The whole number is read even if the group matches only a part: 1.25e-05, not the 1.25 of ``([0-9.]+)``.
     """
     if not (match := pattern.search(line)) or match[1] is None:
         return None

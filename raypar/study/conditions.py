@@ -1,4 +1,4 @@
-"""Conditions of a trial: what it ran on and with, and what was measured of its machines while it was timed."""
+"""Conditions of a trial: its hardware and software, and measurements of its machines while it was timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
-Stored: TypeAlias = Mapping[str, Any]  # as JSON has it; others may have written anything there
+Stored: TypeAlias = Mapping[str, Any]  # parsed JSON; other programs may have written anything
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,31 +16,31 @@ class RankConditions:
     """Conditions of one rank; None: unknown, or not measured.
 
     Attributes:
-        cores: that it was pinned to; empty: to none.
+        cores: cores that it was pinned to; empty: not pinned.
         cpu_wait_share: share of its threads' runnable time in which they waited for a core.
         foreign_cpu_share: share of its cores' time that other processes took.
         raypar_load_cores: cores that raypar and Ray kept busy, on average.
         other_load_cores: cores of its machine that were busy with other work, on average.
         num_node_cores: cores of its machine.
         cpu_mhz_first, cpu_mhz_mean, cpu_mhz_last: clock of its cores at the ends of the timed regions.
-        throttles: times that a core or its package slowed down because it was too hot.
+        throttles: number of times that a core or its package slowed down because of heat.
         gpu_mhz_first, gpu_mhz_mean, gpu_mhz_last: clock of its GPU at the ends of the timed regions.
         gpu_max_mhz: highest clock that the GPU has.
         gpu_slowdowns: timed regions after which heat or a power brake slowed the GPU down.
         gpu_celsius: highest temperature of the GPU.
-        gpu_other_processes: most processes of others on the GPU at a time.
-        peak_memory_bytes: what its training allocates at its peak, see `raypar.train.memory`.
-        peak_rss_bytes: what it takes from the machine at its peak.
-        peak_reserved_bytes: what it takes from its GPU at its peak.
-        steps_from, laps_cover: what the times of training code cover that raypar didn't write, by `raypar.train.laps`;
+        gpu_other_processes: maximum number of other users' processes on the GPU at a time.
+        peak_memory_bytes: peak memory allocated by its training, see `raypar.train.memory`.
+        peak_rss_bytes: peak memory taken from the machine.
+        peak_reserved_bytes: peak memory taken from its GPU.
+        steps_from, laps_cover: what the times cover in training code that raypar didn't write, by `raypar.train.laps`;
             None for raypar's own loop.
-        batch_norm_parts: parts of a batch over each of which batch norm normalises.
+        batch_norm_parts: number of parts of a batch that batch norm normalises separately.
         without_gradient: parameters that get no gradient in some step.
-        finds_unused: DDP looks for these in each step.
+        finds_unused: DDP searches for these in each step.
         resumed_at_epoch: epoch of the checkpoint from which it continued.
         checkpoint_s: seconds that saving checkpoints took.
         not_resumed: why it could not continue from a checkpoint.
-        quantities: what monitors measured, by `Quantity.key`.
+        quantities: values measured by monitors, by `Quantity.key`.
     """
 
     cores: tuple[int, ...] | None = None
@@ -83,16 +83,16 @@ class Conditions:
     """Conditions of a trial.
 
     Attributes:
-        ranks: those that have ended with an outcome, in their order.
+        ranks: ranks that ended with an outcome, in order.
         node: host name of each rank's machine.
-        gang: the gang that it ran in; empty: in none.
+        gang: the gang that it ran in; empty: none.
         nth_in_gang: position among the gang's trials, from 1.
-        num_beside: most other trials of the study that ran at the same time.
-        num_sharing: most of those on one of its machines.
-        num_sharing_network: most of those over several machines, if it ran on several itself.
+        num_beside: maximum number of other trials of the study at the same time.
+        num_sharing: the same for trials on one of its machines.
+        num_sharing_network: the same for trials over several machines, if it ran on several itself.
         shared_with: names of other studies on its machine, separated by commas; empty: none.
-        stalls_s: seconds of each timed step in which it stood still, see `raypar.train.telemetry`.
-        energy_of: what its energy is of: "CPU packages", "GPUs" or both; empty: it has none.
+        stalls_s: stalled seconds of each timed step, see `raypar.train.telemetry`.
+        energy_of: what its energy includes: "CPU packages", "GPUs" or both; empty: it has none.
         no_energy: why some energy can't be read.
     """
 
@@ -113,15 +113,15 @@ class Conditions:
         return [value for rank in self.ranks if (value := getattr(rank, name)) is not None]
 
     def largest(self, name: str) -> float | None:
-        """Return the largest value of any rank; None where none is known."""
+        """Return the largest value of any rank; None if none is known."""
         return max(self.of_ranks(name), default=None)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """Return what the ranks have under ``node``, ``device_name`` or ``cpu_model``, each once."""
+        """Return the ranks' distinct values of ``node``, ``device_name`` or ``cpu_model``."""
         return tuple(dict.fromkeys(self.node if key == "node" else self.of_ranks(key)))
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the conditions as JSON has them: lists by rank under the fields' names, without what is unknown."""
+        """Return the conditions for JSON: lists by rank under the fields' names, without unknown values."""
         stored = {name: value for name in _OF_TRIAL if (value := getattr(self, name)) not in (None, "", ())}
         for name in _OF_RANKS:
             if self.of_ranks(name):
@@ -130,7 +130,7 @@ class Conditions:
 
     @classmethod
     def from_stored(cls, stored: Stored) -> Conditions:
-        """Return what `to_stored` returned; values that are none of their kind are unknown."""
+        """Restore conditions from the result of `to_stored`; values of a wrong type become unknown."""
         by_rank = {name: value for name in _OF_RANKS if isinstance(value := stored.get(name), (list, tuple))}
         ranks = [
             {name: _read(_OF_RANKS[name], values[i]) for name, values in by_rank.items() if i < len(values)}
@@ -142,7 +142,7 @@ class Conditions:
 
 
 def _kinds(of: type, names: Iterable[str]) -> dict[str, Any]:
-    """Return the type of each field, None left out."""
+    """Return the type of each field, without None."""
     hints = get_type_hints(of)
     return {n: get_args(hints[n])[0] if isinstance(hints[n], UnionType) else hints[n] for n in names}
 
@@ -152,7 +152,7 @@ _OF_TRIAL = _kinds(Conditions, [field.name for field in fields(Conditions) if fi
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """Return a stored value of this kind; None where it is another."""
+    """Return a stored value if it has this type, else None."""
     if get_origin(kind) is tuple:
         if not isinstance(value, (list, tuple)):
             return (value,) if isinstance(value, str) and get_args(kind)[0] is str else None

@@ -1,4 +1,4 @@
-"""Loading of a study file, which gives a `Study`."""
+"""Loading of a study file into a `Study`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from raypar.study.workload import CommandWorkload
 from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
-EXTRAS = {"optuna": "search", "transformers": "text", "deepspeed": "deepspeed"}  # that bring a package
+EXTRAS = {"optuna": "search", "transformers": "text", "deepspeed": "deepspeed"}  # extras that install a package
 _MAX_NAMES_SHOWN = 8
 _MAX_SHOWN = 100  # characters of a line
 
@@ -45,8 +45,8 @@ class LoadedStudy:
     Attributes:
         path: the file, absolute.
         source: the file's text.
-        module_name: what the file is called in ``sys.modules``.
-        imported_modules: `SourceFiles.packages`, worth importing ahead of a trial. One may be absent.
+        module_name: the file's name in ``sys.modules``.
+        imported_modules: `SourceFiles.packages`, worth importing before a trial. Some may be missing.
         local_modules: modules that the file imported from its own folder.
         code: `SourceFiles.digests`.
     """
@@ -61,7 +61,7 @@ class LoadedStudy:
 
     @property
     def module_files(self) -> tuple[Path, ...]:
-        """Files of the local modules, and those that its command runs."""
+        """Files of the local modules, and files that its command runs."""
         modules = (Path(str(sys.modules[name].__file__)) for name in self.local_modules)
         return tuple(dict.fromkeys((*modules, *(self.path.parent / name for name in self._command_files))))
 
@@ -115,7 +115,7 @@ def load_study(path: Path, settings: Sequence[str] = (), changes: Mapping[str, A
 
 
 def name_of(path: Path) -> str:
-    """Return the name of the study in a file that can't be run here, by its text; else its default name."""
+    """Return the study's name from the text of a file that can't be run here; else its default name."""
     tree = ast.parse(read_python(path))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     studies = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Study"]
@@ -129,12 +129,12 @@ def _default_name(path: Path) -> str:
 
 
 def read_python(path: Path, what: str = "study file") -> str:
-    """Return the text of a Python file; `what` it is, for messages. Raises RayparError."""
+    """Return the text of a Python file; `what` names it in messages. Raises RayparError."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = None
-    except (OSError, ValueError) as error:  # links in a circle, too long a name; a null byte in it
+    except (OSError, ValueError) as error:  # circular links, a name that is too long or has a null byte
         reason = getattr(error, "strerror", None) or error
         raise RayparError(f"{cut(str(path))}: can't be read: {reason}", hint=f"check the path to the {what}") from None
     if mode is not None and stat.S_ISDIR(mode):
@@ -147,7 +147,7 @@ def read_python(path: Path, what: str = "study file") -> str:
         close = closest(path.name if path.suffix else path.name + ".py", names)
         hint = f"did you mean {folder / close[0]}?" if close else _files_in(folder)
         raise RayparError(f"{path}: there is no such file", hint=hint)
-    if not stat.S_ISREG(mode):  # to read a pipe would wait, a device would not end
+    if not stat.S_ISREG(mode):  # reading a pipe would block, reading a device would not end
         raise RayparError(f"{path}: is no regular file", hint=f"a {what} is a text that ends in .py")
     if path.suffix != ".py":
         defines = " and defines a Study" if what == "study file" else ""
@@ -173,7 +173,7 @@ def _module_name(path: Path) -> str:
     name = MODULE_PREFIX + re.sub(r"\W", "_", path.stem)
     other = sys.modules.get(name)
     if other is not None and getattr(other, "__file__", None) != str(path.resolve()):
-        # The same stem in another folder: both stay importable.
+        # A file of the same stem in another folder: both stay importable.
         name += "_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     return name
 
@@ -198,18 +198,18 @@ def _execute(path: Path, source: str, module_name: str) -> types.ModuleType:
         exec(code, module.__dict__)  # the file is the user's own program
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit too: a script's sys.exit() must not end raypar without a word
+    except BaseException as error:  # SystemExit too: a script's sys.exit() must not end raypar silently
         del sys.modules[module_name]
         for folder in added:
             sys.path.remove(folder)
         raise _load_error(path, error) from None
     finally:
-        os.chdir(here)  # results go where the command was given
+        os.chdir(here)  # results go to the folder where the command was run
     return module
 
 
 def _load_error(path: Path, error: BaseException) -> RayparError:
-    """Return an exception of the file as one message: its last line and where, without a traceback."""
+    """Return an exception of the file as one message: its last line and location, without a traceback."""
     if isinstance(error, StudyError):
         return error
     if isinstance(error, SyntaxError) and error.filename != str(path.resolve()):  # in a module that it imports
@@ -224,7 +224,7 @@ def _load_error(path: Path, error: BaseException) -> RayparError:
 
 
 def _hiding_error(path: Path, names: Sequence[str]) -> RayparError:
-    """Return the error of a study that imports what its folder has, and Python's library or a dependency too."""
+    """Return the error for a module in the study's folder that hides one of Python's library or a dependency."""
     texts = [f"{file_of(path.resolve().parent, name)} hides the module `{name}` {owner_of(name)}" for name in names]
     return RayparError(f"{path}: beside it {' and '.join(texts)}", hint=f"rename {'it' if len(names) == 1 else 'them'}")
 
@@ -254,7 +254,7 @@ def _hint_for(error: BaseException) -> str:
         if closest(match[1], names) or match[2].startswith("raypar"):
             return suggest(match[1], getattr(module, "__all__", names))
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if match := re.search(r"(\w+) must be installed!", text):  # which Tune's searchers assert
+    if match := re.search(r"(\w+) must be installed!", text):  # raised by assertions in Tune's searchers
         package = match[1].lower()
     if package in EXTRAS:
         return f"pip install 'raypar[{EXTRAS[package]}]'"

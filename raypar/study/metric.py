@@ -1,4 +1,4 @@
-"""Metrics: what trials are judged by, with direction, unit, margin and the way they are shown."""
+"""Metrics that trials are judged by, with direction, unit, margin and display format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6  # by which a share may exceed 1
 
 
 def direction_of(name: str) -> str:
-    """Return "max" or "min" where the name of a metric shows which of them is better, else an empty text."""
+    """Return "max" or "min" if the name of a metric shows which is better, else an empty text."""
 
     def has(words: str) -> bool:
         return bool(re.search(rf"(?:^|[\W_])(?:{words})(?:$|[\W_\d])", name, re.IGNORECASE))
@@ -39,11 +39,11 @@ def direction_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that trials report, and all that follows from its kind.
+    """A metric that trials report, with everything that follows from its kind.
 
     Attributes:
         name: its key in the reports.
-        mode: "max" or "min" of it is better; empty: as its name shows, else "max".
+        mode: whether "max" or "min" is better; empty: inferred from its name, else "max".
         unit: "share" (0.93 is 93 %), "percent" (93 is 93 %) or "number"; empty: read from the values, see `read_from`.
     """
 
@@ -69,15 +69,15 @@ class Metric:
         return f"{self.name}, {self.goal}{unit.get(self.unit, '')}"
 
     def read_from(self, values: Iterable[float]) -> Metric:
-        """Return the metric with the unit that the values show, where it is not declared.
+        """Return the metric with a unit inferred from the values, unless one is declared.
 
-        What is called an accuracy is a share where all values lie within 0 and 1, and per cent where some lie above 1
-        and none above 100; so is what is called ``…_percent``, however small. Everything else is a plain number: so is
-        a declared share with other values.
+        A metric named as an accuracy is a share if all values are between 0 and 1, and per cent if some are above 1 and
+        none above 100. A name that ends in ``_percent`` means per cent, however small the values. Everything else is a
+        plain number, including a declared share with other values.
 
         Args:
-            values: all that trials of a study have reported of it. One alone may mislead: 0.8 may be a share, or the
-                per cent of a model that has learned nothing yet.
+            values: all values that trials of a study have reported. A single value may mislead: 0.8 may be a share,
+                or the per cent of a model that has learned nothing yet.
         """
         if self.unit in (PERCENT, NUMBER):
             return self
@@ -93,12 +93,12 @@ class Metric:
 
     @property
     def per_cent(self) -> float | None:
-        """Factor that makes per cent of a value; None for a plain number."""
+        """Factor that converts a value to per cent; None for a plain number."""
         return {SHARE: 100.0, PERCENT: 1.0}.get(self.unit)
 
     @property
     def head(self) -> str:
-        """Its name over a column of values in per cent, ``accuracy, %``, or of plain numbers."""
+        """Column header: ``accuracy, %`` for values in per cent, the plain name for numbers."""
         return self.name if self.per_cent is None else f"{self.name}, %"
 
     def margin(self, best: float) -> float:
@@ -110,11 +110,11 @@ class Metric:
         return self.MARGINS.get(self.unit, 0.01 * abs(best))
 
     def within(self, value: float) -> float:
-        """Return the closest value that it can have: an interval's arithmetic ignores the bounds of a share."""
+        """Return the closest possible value, since interval arithmetic ignores the bounds of a share."""
         return value if self.per_cent is None else min(max(value, 0.0), 100 / self.per_cent)
 
     def show(self, value: float | None) -> str:
-        """Return a value: ``93.2 %`` of a share, ``93.21 %`` of per cent, ``0.2134`` of others."""
+        """Return a value as text: ``93.2 %`` for a share, ``93.21 %`` for per cent, ``0.2134`` for others."""
         factor = self._factor(value)
         if value is None or factor is None:
             return units.number(value)
@@ -128,7 +128,7 @@ class Metric:
         return self.show(of.value) + units.brackets(of, lambda v: f"{factor * self.within(v):.{self._decimals}f}")
 
     def show_difference(self, value: float) -> str:
-        """Return the size of a difference: ``0.5 points`` of a share, ``0.0120`` of others."""
+        """Return the size of a difference as text: ``0.5 points`` for a share, ``0.0120`` for others."""
         factor = self.per_cent
         return units.number(value) if factor is None else f"{factor * value:.{self._decimals}f} points"
 
@@ -153,7 +153,7 @@ class Metric:
         return 1 if self.unit == SHARE else 2
 
     def _factor(self, value: float | None) -> float | None:
-        """Return what makes per cent of a value; None where it is none that a share can have: never "9321.0 %"."""
+        """Return the factor to per cent; None for a value that a share can't have, to avoid "9321.0 %"."""
         if value is None or not math.isfinite(value) or self.per_cent is None:
             return None
         return self.per_cent if -_ROUNDING <= self.per_cent * value / 100 <= 1 + _ROUNDING else None

@@ -1,8 +1,8 @@
 """Hyperparameters that raypar itself understands, one entry of `OPTIONS` each, and a trial's complete config.
 
-An entry holds the default, the type, what the option means and its allowed values; `conflicts` has the values that
-don't go together. Options of strategies stand in their modules, with their conflicts. A trial's config is these
-options, the workload's own, and nothing else.
+An entry holds the default, the type, the meaning and the allowed values of an option. `conflicts` finds invalid
+combinations. Options of strategies and their conflicts are defined in the strategies' modules. A trial's config
+consists of these options and the workload's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from raypar.study.workload import (
 )
 from raypar.units import SIZES_BYTES, parsed
 
-OWN_OPTIMIZER = "own"  # value of the option where the workload brings one
+OWN_OPTIMIZER = "own"  # value of the option if the workload has an optimizer
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "lars", "lamb")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
@@ -42,7 +42,7 @@ AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compa
 
 @dataclass(frozen=True)
 class Auto:
-    """Values that a config takes from the machines, where the study leaves them open.
+    """Values that a config takes from the machines if the study leaves them open.
 
     Attributes:
         device: the meaning of ``device="auto"``.
@@ -59,7 +59,7 @@ ON_CPU = Auto()
 def listed_cores(affinity: Value) -> tuple[int, ...] | None:
     """Return the cores of an explicit list (``"0-3,8"``, ``(0, 1)``); None for other values of ``cpu_affinity``.
 
-    Raises ValueError for what is meant as a list and is none.
+    Raises ValueError for an invalid list.
     """
     if isinstance(affinity, tuple):
         if not all(isinstance(core, int) and not isinstance(core, bool) and core >= 0 for core in affinity):
@@ -96,13 +96,13 @@ def cores_text(cores: Iterable[int]) -> str:
 
 
 def absent_cores(affinity: Value, cores: Collection[int]) -> str | None:
-    """Return which cores of a ``cpu_affinity`` a machine with these cores lacks; None where it has them all."""
+    """Return which cores of a ``cpu_affinity`` are missing from a machine's cores; None if it has them all."""
     absent = sorted(set(listed_cores(affinity) or ()) - set(cores))
     return f"there is no core {cores_text(absent)}: the machine's are {cores_text(cores)}" if absent else None
 
 
 def affinity_width(affinity: Value, num_workers: int) -> int | None:
-    """Return the cores that ``cpu_affinity`` gives each worker; None where ``cpus_per_worker`` says it."""
+    """Return the number of cores that ``cpu_affinity`` gives each worker; None if ``cpus_per_worker`` sets it."""
     if isinstance(affinity, int):
         return affinity
     cores = listed_cores(affinity)
@@ -110,7 +110,7 @@ def affinity_width(affinity: Value, num_workers: int) -> int | None:
 
 
 def node_label_of(label: str) -> tuple[str, str]:
-    """Return key and value of a ``node_label``; both are empty where it is none."""
+    """Return key and value of a ``node_label``; both are empty if it is not valid."""
     key, equals, value = (part.strip() for part in label.partition("="))
     return (key, value) if equals and key and value and "=" not in value else ("", "")
 
@@ -138,7 +138,7 @@ def _memory_problem(value: Value) -> str | None:
 
 
 def memory_limit_bytes(config: Config) -> float | None:
-    """Return the bytes of a complete config's ``max_memory``; None: there is no limit, as in configs of before it."""
+    """Return ``max_memory`` of a complete config in bytes; None: no limit, as in configs older than the option."""
     limit = config.get("max_memory")
     return None if limit is None else parsed(str(limit), SIZES_BYTES)
 
@@ -148,7 +148,7 @@ def _positive(value: Value) -> str | None:
     return None if is_positive else "must be a number greater than 0"
 
 
-# Those of raypar's training whatever the strategy.
+# Options of raypar's training that don't depend on the strategy.
 GENERAL: Mapping[str, Option] = {
     "batch_size": whole_number(64, "global batch: samples per optimizer step over all workers"),
     "per_worker_batch_size": whole_number(None, "samples per step and worker, instead of batch_size (weak scaling)"),
@@ -237,12 +237,12 @@ def _options() -> dict[str, Option]:
     }
 
 
-# Made when they are first read: strategies declare theirs in modules that import this folder.
+# Created at first use: strategies declare theirs in modules that import this package.
 OPTIONS: Mapping[str, Option] = Lazy(_options)
 
 
 def known_options(workload: AnyWorkload) -> dict[str, Option]:
-    """Return every option of a trial of this workload by name, with the workload's own defaults in place."""
+    """Return every option of a trial of this workload by name, with the workload's own defaults."""
     applicable = workload.raypar_options
     options = {key: option for key, option in OPTIONS.items() if applicable is None or key in applicable}
     for key, value in workload.hyperparameters.items():
@@ -258,7 +258,7 @@ def known_options(workload: AnyWorkload) -> dict[str, Option]:
 
 
 def has_own_optimizer(workload: AnyWorkload) -> bool:
-    """Return whether the workload's optimizer takes the place of raypar's option."""
+    """Return whether the workload's optimizer replaces raypar's option."""
     return isinstance(workload, Workload) and workload.optimizer is not None and "optimizer" not in workload.options
 
 
@@ -268,11 +268,11 @@ def leaves_cores_open(workload: AnyWorkload, chosen: Mapping[str, Any]) -> bool:
 
 
 def resolve(workload: AnyWorkload, chosen: Mapping[str, Value], auto: Auto = ON_CPU) -> dict[str, Value]:
-    """Return a complete config: what was chosen over the defaults, with values that follow from others filled in.
+    """Return a complete config: chosen values, then defaults, with derived values filled in.
 
     Args:
-        chosen: values of a study's config and point; ``per_worker_batch_size`` settles ``batch_size``.
-        auto: values of what is left to the machines.
+        chosen: values of a study's config and point; ``per_worker_batch_size`` determines ``batch_size``.
+        auto: values of options that are left to the machines.
     """
     options = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in options.items()}
@@ -300,7 +300,7 @@ def resolve(workload: AnyWorkload, chosen: Mapping[str, Value], auto: Auto = ON_
 
 
 def has_effect(key: str, config: Config) -> bool:
-    """Return False for an option of another strategy, or of a feature that this complete config does not use."""
+    """Return False for an option of another strategy, or of a feature that this complete config doesn't use."""
     option = OPTIONS[key]
     is_of_strategy = not option.strategies or config.get("strategy") in option.strategies
     return is_of_strategy and option.has_effect(config)
@@ -326,7 +326,7 @@ def conflicts(
         yield from STRATEGIES[config["strategy"]].conflicts(config, swept)
         if workers > 1:
             yield from _strategy_conflicts(config)
-    # Where the study varies the strategy, a fixed option is meant for those strategies that have it.
+    # If the study varies the strategy, a fixed option is meant for those strategies that have it.
     for key, option in known_options(workload).items():
         is_for_it = not option.strategies or config["strategy"] in option.strategies
         if is_for_it or config.get(key, option.default) == option.default:
@@ -379,7 +379,7 @@ def _training_conflicts(config: Config, workload: Workload) -> Iterator[Conflict
 
 
 def _strategy_conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield the conflicts of several workers that follow from the traits of their strategy."""
+    """Yield the conflicts that follow from the strategy's traits, for several workers."""
     strategy, traits = config["strategy"], STRATEGIES[config["strategy"]]
     if config["device"] == "mps":
         yield "num_workers", "can't share the one MPS device", "use num_workers=1 with it"

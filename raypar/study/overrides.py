@@ -25,8 +25,8 @@ def with_flags(study: Study, settings: Sequence[str] = (), changes: Mapping[str,
     """Return the study with the flags applied.
 
     Args:
-        settings: ``key=value``: a fixed value takes its key out of the space, several values sweep it.
-        changes: values of the study's fields in `FLAGS`; None: as the file has it.
+        settings: ``key=value``. A fixed value removes its key from the space; several values sweep it.
+        changes: values of the study's fields in `FLAGS`; None: keep the file's value.
 
     Raises:
         StudyError: with every mistake of every flag.
@@ -45,10 +45,10 @@ def with_flags(study: Study, settings: Sequence[str] = (), changes: Mapping[str,
 def flag_mistakes(
     study: Study | None, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES
 ) -> list[Mistake]:
-    """Return the mistakes of flags that can be seen without a valid study.
+    """Return the mistakes of flags that can be found without a valid study.
 
     Args:
-        study: the faulty one; None: nothing is known of it.
+        study: the faulty study; None: nothing is known of it.
         settings, changes: as for `with_flags`.
     """
     return _checked(study, settings, changes)[-1]
@@ -97,7 +97,7 @@ def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any
 
 
 def split_setting(setting: str) -> tuple[str, str]:
-    """Return key and text of a ``--set``. Raises ValueError where one of them is absent."""
+    """Return key and text of a ``--set``. Raises ValueError if one of them is missing."""
     key, equals, text = (part.strip() for part in setting.partition("="))
     if not (key and equals and text):
         missing = "`=`" if not equals else "a key before the `=`" if not key else "a value after the `=`"
@@ -109,8 +109,8 @@ def _parse(options: Mapping[str, Option], is_complete: bool, setting: str) -> tu
     """Return key and value of a ``--set``. Raises StudyError with what is wrong with them.
 
     Args:
-        options: of the study.
-        is_complete: there are no others.
+        options: options of the study.
+        is_complete: there are no other options.
     """
     try:
         key, text = split_setting(setting)
@@ -139,7 +139,7 @@ def _parse(options: Mapping[str, Option], is_complete: bool, setting: str) -> tu
 def parse_value(text: str) -> Value | Domain:
     """Return ``0.1``, ``adam``, ``true`` as values, ``1,2`` and ``grid(1,2)`` as a grid, ``uniform(0,1)`` as a range.
 
-    Raises ValueError where the text looks like a domain but is none.
+    Raises ValueError if the text looks like a domain but is not valid.
     """
     try:
         node: ast.expr | None = ast.parse(text, mode="eval").body

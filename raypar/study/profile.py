@@ -1,4 +1,4 @@
-"""Profile of a trial: the parts of its steps on each rank. `raypar.train.breakdown` makes it of what ranks recorded."""
+"""Profile of a trial: the parts of its steps on each rank. `raypar.train.breakdown` computes it from recordings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PARTS = (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUB
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Parts of one rank's step, in seconds; of several steps, the mean.
+    """Parts of one rank's step in seconds; for several steps, the mean.
 
     Attributes:
         parts: `PARTS` to seconds; they add up to `step_s`.
-        hidden_s: communication that goes on while the rank works.
-        waits_for: rank to the part of `STRAGGLERS` for which it was the last one.
+        hidden_s: communication that overlaps with the rank's work.
+        waits_for: rank to the part of `STRAGGLERS` during which it was the last one.
     """
 
     step_s: float
@@ -28,7 +28,7 @@ class Breakdown:
 
     @property
     def hidden_share(self) -> float | None:
-        """Share of the rank's communication that is hidden; None where there is none."""
+        """Share of the rank's communication that is hidden; None without communication."""
         total_s = self.hidden_s + self.parts[COMMUNICATION]
         return self.hidden_s / total_s if total_s > 0 else None
 
@@ -39,15 +39,15 @@ class Profile:
 
     Attributes:
         ranks: by rank, in the profiled steps.
-        num_steps: how many those are the mean of: the middle half of all, by time.
+        num_steps: number of profiled steps averaged: the middle half of all, by time.
         step_s: median step without the profiler, slowest rank.
-        overhead: what the profiler adds to a step: 0.08 for 8 %.
+        overhead: relative increase of a step's time by the profiler: 0.08 for 8 %.
         shares_clock: all ranks ran on one machine; else their clocks were compared at barriers.
-        matches_collectives: whether waiting for stragglers is separate from communication.
-        utilisation: model FLOP utilisation: FLOP of the model's forward and backward pass that the workers do per
-            second, over what products of matrices reach on all of them at once; None: the model can't be counted.
-        flop_per_sample: of the model, forward and backward.
-        peak_flops: of all workers together, FLOP/s.
+        matches_collectives: waiting for stragglers is separate from communication.
+        utilisation: model FLOP utilisation: the workers' FLOP/s in the model's forward and backward pass, divided by
+            the FLOP/s of matrix products on all of them at once; None: the model's FLOP can't be counted.
+        flop_per_sample: FLOP of the model per sample, forward and backward.
+        peak_flops: FLOP/s of all workers together.
     """
 
     ranks: tuple[Breakdown, ...]
@@ -66,12 +66,12 @@ class Profile:
         return mean_of(self.ranks)
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the profile as JSON has it."""
+        """Return the profile for JSON."""
         return asdict(self)
 
     @classmethod
     def from_stored(cls, raw: Mapping[str, Any]) -> Profile | None:
-        """Return what `to_stored` returned; None for another mapping."""
+        """Restore a profile from the result of `to_stored`; None for any other mapping."""
         try:
             ranks = tuple(
                 Breakdown(**{**rank, "waits_for": {int(k): v for k, v in rank["waits_for"].items()}})
@@ -93,7 +93,7 @@ class Profile:
 
 
 def mean_of(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean: parts that add up in each add up in it."""
+    """Return the mean. If parts add up in each breakdown, they add up in the mean."""
     num = len(breakdowns)
     return Breakdown(
         step_s=sum(b.step_s for b in breakdowns) / num,

@@ -1,4 +1,4 @@
-"""Quantities that are measured of a trial. Each is one entry, from which all tables, files, metrics and limits derive.
+"""Quantities measured for a trial. All tables, files, metrics and limits derive from one entry per quantity.
 
 A new one is an entry in `BUILT_IN`, or an entry point of the group ``raypar.quantities`` in an installed package, whose
 object is a `Quantity`. Its value comes from the trial's result (``of_trial``), or from a monitor on each rank.
@@ -154,7 +154,7 @@ class Quantity:
         return (self.of_ranks or max)(values) if values else None
 
     def text(self, value: float | None) -> str:
-        """Return a value as text, be it missing."""
+        """Return a value as text, including a missing one."""
         return units.MISSING if value is None else self.show(value)
 
     def interval(self, of: units.Interval) -> str:
@@ -178,7 +178,7 @@ def _time(key: str, about: str = "", views: View = View.RECORD, head: str = "", 
 
 
 def energy_source(results: Iterable[TrialResult]) -> str:
-    """Return what trials' energies are of: "CPU packages", "GPUs" or both; empty where none can be compared."""
+    """Return what trials' energies include: "CPU packages", "GPUs" or both; empty if none can be compared."""
     sources = {r.conditions.energy_of for r in results if r.energy_j is not None}
     if len({PACKAGES in source for source in sources}) != 1:
         return ""

@@ -1,6 +1,6 @@
 """Strategies: how the workers of a trial share a step, as declared by one module each.
 
-The modules stand in `raypar.parallel` or in installed packages, above this one, which knows them by their entry points.
+The modules are in `raypar.parallel` or in installed packages. This lower layer finds them by their entry points.
 """
 
 from __future__ import annotations

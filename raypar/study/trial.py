@@ -24,7 +24,7 @@ SINCE_LAUNCH = "since_launch_s"
 REVISION = "revision"
 # Options that change nothing about a trial's result.
 IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
-# Options that came after results were stored: at these values a trial is the one that it was without them.
+# Options added after results were stored: with these values a trial keeps the identity that it had without them.
 IDENTITY_DEFAULTS = {
     "nodes": "pack",
     "node_label": None,
@@ -36,7 +36,7 @@ IDENTITY_DEFAULTS = {
 
 @dataclass(frozen=True)
 class StateTraits:
-    """Uses of a trial that ended in some state.
+    """Properties of a trial's final state.
 
     Attributes:
         is_result: it need not be run again.
@@ -54,7 +54,7 @@ class StateTraits:
 
 
 class TrialState(StrEnum):
-    """End of a trial."""
+    """Final state of a trial."""
 
     traits: StateTraits
 
@@ -344,7 +344,7 @@ class TrialResult:
 
     @property
     def is_foreign(self) -> bool:
-        """True if training code ran into which raypar can't look: a train loop or a command."""
+        """True if raypar can't instrument its training code: a train loop or a command."""
         return bool(self.conditions.of_ranks("steps_from"))
 
     @property
