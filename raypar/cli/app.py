@@ -201,7 +201,7 @@ command(
 )
 command(
     "profile:profile",
-    "Show where a step's time goes on each worker.",
+    "Show what each worker spends a step's time on.",
     "Example:  raypar model profile studies/strong_scaling.py --set num_workers=2",
     of=model,
 )

@@ -28,7 +28,7 @@ def profile(
     flags: RunFlags,
     steps: Annotated[int | None, common.what(metavar="N", help="Number of steps to profile. (default: 20)")] = None,
 ) -> None:
-    """Show where a step's time goes on each worker.
+    """Show what each worker spends a step's time on.
 
     The profiled point is the one with the most workers, unless --set chooses another.
     """

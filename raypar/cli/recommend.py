@@ -148,7 +148,7 @@ def _check_numbers(min_efficiency: float | None, min_metric: float | None, metri
         hint = "it is a share: write --min-efficiency 0.7"
         raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
     if min_metric is not None and not math.isfinite(min_metric):
-        raise RayparError(f"--min-metric {min_metric}: is no number", hint="write --min-metric 0.97")
+        raise RayparError(f"--min-metric {min_metric}: must be a finite number", hint="write --min-metric 0.97")
     if metric_margin is not None and not 0 <= metric_margin < math.inf:
         hint = "write --metric-margin 0.005 for half a point of accuracy"
         raise RayparError(f"--metric-margin {metric_margin:g}: must be 0 or more", hint=hint)

@@ -87,7 +87,7 @@ STRATEGY = StrategyTraits(
     build=LocalSgd,
     splits="the batch; weights are averaged every `sync_every` steps",
     built_on="`torch.distributed`",
-    options={"sync_every": whole_number(8, "local SGD averages the weights every so many steps", at_least=2)},
+    options={"sync_every": whole_number(8, "number of steps between two averages of the weights", at_least=2)},
     scales_loss=True,
     takes_sparse_gradients=True,
     sync_every="sync_every",

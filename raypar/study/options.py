@@ -208,7 +208,7 @@ GENERAL: Mapping[str, Option] = {
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
     "drop_last": Option(False, bool, "leave out a last, smaller batch"),
     "num_warmup_steps": whole_number(10, "steps run and undone before the clock starts", at_least=0),
-    "eval_every_steps": whole_number(None, "evaluate and report every so many steps; None: after each epoch"),
+    "eval_every_steps": whole_number(None, "number of steps between evaluations; None: one epoch"),
     "eval_batch_size": whole_number(1000, "samples at once in an evaluation"),
     "checkpoint_every_epochs": whole_number(
         None,
