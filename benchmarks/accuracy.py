@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common import begin, local_trial, parser_for, print_bar, print_row, scratch
+from common import begin, local_trial, parser_for, print_bar, print_row, scratch, workload_named
 
-from raypar import units, workloads
+from raypar import units
 from raypar.errors import DataError
 from raypar.study.options import resolve
 from raypar.study.trial import TrialResult
@@ -50,7 +50,7 @@ def iris(run: Run) -> None:
 def tweets(run: Run) -> None:
     """Compare accuracy and macro-F1 with those of always predicting the most frequent class."""
     result = run("tweets", {})
-    data = workloads.tweets.data
+    data = workload_named("tweets").data
     assert data is not None
     val = data(result.spec.config).val
     assert val is not None
@@ -96,7 +96,7 @@ def main() -> None:
             if args.quick:
                 size = {} if name in ("iris", "gpt2_code") else {"num_samples": QUICK_SAMPLES}
                 full_config |= {"epochs": 1, **size}
-            workload = getattr(workloads, name)
+            workload = workload_named(name)
             workload.prepare(resolve(workload, full_config))  # type: ignore[arg-type]
             result = local_trial(name, full_config, Path(folder), repeat=seed)
             print_row(f"{name}: training and evaluation", units.seconds(result.wall_s))

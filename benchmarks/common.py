@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import platform
@@ -25,7 +26,9 @@ from raypar.workloads.datasets import DATA_DIR_VARIABLE, ensure_image_set
 
 FOLDER = Path(__file__).resolve().parent
 BASELINES = FOLDER / "baselines"
-sys.path.append(str(FOLDER.parent / "tests"))  # for faultlab and netlab, which tests share with benchmarks
+STUDIES = FOLDER.parent / "studies"
+# For faultlab and netlab, which tests share with benchmarks, and for the workloads beside the studies.
+sys.path += [str(FOLDER.parent / "tests"), str(STUDIES)]
 # start_times.py also runs older checkouts, in which `main` is in raypar/cli/__init__.py.
 _MAIN = "try: from raypar.cli.app import main\nexcept ImportError: from raypar.cli import main\nmain()"
 RAYPAR = (sys.executable, "-P", "-c", _MAIN)
@@ -332,14 +335,22 @@ def wait_for_go() -> bool:
 # ---- raypar's trials
 
 
-def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, repeat: int = 0) -> TrialResult:
-    """Run one trial of one of raypar's workloads without Ray, with a process for each rank."""
+def workload_named(name: str) -> Workload:
+    """Return one of raypar's workloads, or one of those beside its studies."""
     from raypar import workloads
+
+    module = workloads if name in workloads.__all__ else importlib.import_module(f"workloads.{name}")
+    workload: Workload = getattr(module, name)
+    return workload
+
+
+def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, repeat: int = 0) -> TrialResult:
+    """Run one trial of one of these workloads without Ray, with a process for each rank."""
     from raypar.run.local import LocalRunner
     from raypar.run.runner import Event, TrialEnded
     from raypar.train.job import RunSettings
 
-    study = Study(workload=getattr(workloads, workload_name), config=dict(config), name="benchmark")
+    study = Study(workload=workload_named(workload_name), config=dict(config), name="benchmark")
     spec: TrialSpec = study.trial({}, repeat)
     results: list[TrialResult] = []
 
@@ -347,7 +358,7 @@ def local_trial(workload_name: str, config: Mapping[str, Any], log_dir: Path, re
         if isinstance(event, TrialEnded):
             results.append(checked(event.result))
 
-    with LocalRunner(RunSettings(log_dir=log_dir)) as runner:
+    with LocalRunner(RunSettings(log_dir=log_dir, sys_path=(str(STUDIES),))) as runner:
         runner.run(study, [spec], listen)
     (result,) = results
     assert len(result.step_times_s) == spec.placement.num_workers

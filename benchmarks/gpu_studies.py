@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common import FOLDER, checked
+from common import STUDIES, checked
 
 from raypar.run.runner import Event, Runner, TrialEnded
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult
 
-STUDIES = FOLDER.parent / "studies"
 SMALL = {"epochs": 1, "num_samples": 500, "batch_size": 20}  # of a dry run
 
 

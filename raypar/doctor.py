@@ -36,9 +36,7 @@ from raypar.track.journal import journal_paths, read_ack
 from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
-from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, ensure_image_set, named_dir
-from raypar.workloads.gpt2_code import MBPP
-from raypar.workloads.tweets import TWEETS
+from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, named_dir
 
 OLDEST_PYTHON = (3, 11)
 DISTRIBUTION = "raypar"
@@ -264,16 +262,11 @@ def disk(project_dir: Path) -> Iterator[CheckResult]:
 def data_sets() -> Iterator[CheckResult]:
     """Check the data sets on disk, and list the missing ones, which a study may download."""
     folder = data_dir()
-    # Name, subfolder of the data folder, and the function that checks the files.
-    sets: list[tuple[str, str, Callable[[], object]]] = [
-        *((name, f"{name}/raw", partial(ensure_image_set, name)) for name in IMAGE_SETS),
-        *((files.name, files.folder, partial(ensure_files, files)) for files in (TWEETS, MBPP)),
-    ]
-    absent = [name for name, place, _ in sets if not (folder / place).is_dir()]
-    for name, _, ensure in sets:
+    absent = [name for name, files in IMAGE_SETS.items() if not (folder / files.folder).is_dir()]
+    for name, files in IMAGE_SETS.items():
         if name not in absent:
             try:
-                ensure()
+                ensure_files(files)
                 yield CheckResult("data", f"{name} is complete, in {folder}")
             except DataError as error:
                 yield failed("data", error)

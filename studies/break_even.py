@@ -7,7 +7,7 @@ hardly changes; what improves is the trial's total time, start-up included (`wal
 """
 
 from raypar import Study, grid
-from raypar.workloads import fashion_mlp
+from workloads.fashion_mlp import fashion_mlp
 
 study = Study(
     workload=fashion_mlp,

@@ -10,7 +10,7 @@ On a larger machine: `--set cpu_affinity=1,2,4,8`. More cores than the machine h
 """
 
 from raypar import Study, grid
-from raypar.workloads import tweets
+from workloads.tweets import tweets
 
 study = Study(
     workload=tweets,

@@ -8,7 +8,7 @@ through two sigmoid layers. `--set optimizer=adam` learns, in steps that take as
 """
 
 from raypar import Study, grid
-from raypar.workloads import fashion_mlp
+from workloads.fashion_mlp import fashion_mlp
 
 study = Study(
     workload=fashion_mlp,

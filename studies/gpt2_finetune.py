@@ -12,7 +12,7 @@ Without a GPU, or where the weights can't be downloaded, train a small model fro
 """
 
 from raypar import Study, grid
-from raypar.workloads import gpt2_code
+from workloads.gpt2_code import gpt2_code
 
 study = Study(
     workload=gpt2_code,

@@ -7,7 +7,7 @@ usual split and about 97 % over many: `--set split_seed=0,1,2,3,4`.
 """
 
 from raypar import Study, grid
-from raypar.workloads import iris
+from workloads.iris import iris
 
 study = Study(
     workload=iris,

@@ -30,7 +30,7 @@ from raypar.execution.flags import WHAT, WHERE
 from raypar.files import close_to_others
 from raypar.masking import masked
 from raypar.reporting.text import strip_control
-from raypar.signals import EXIT_NOBODY_READS, Interrupted, is_closed, redirected_stderr
+from raypar.signals import EXIT_NOBODY_READS, Interrupted, handle_signals, is_closed, redirected_stderr
 from raypar.units import parsed
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from raypar.reporting.documents import AnyDocument
     from raypar.study.space import Value
     from raypar.study.workload import AnyWorkload
+    from raypar.track.store import Store
 
 
 EXIT_FAILED = 1
@@ -185,13 +186,49 @@ def path_from_here(path: Path) -> str:
 
 
 def workload_named(name: str) -> AnyWorkload:
-    """Return the workload of that name among those that are listed. Raises RayparError where there is none."""
+    """Return the listed workload of that name, or that of a study file. Raises RayparError where there is none."""
     from raypar.errors import suggest
     from raypar.workloads import WORKLOADS
 
+    if name.endswith(".py"):
+        from raypar.study.loader import load_study
+
+        return load_study(Path(name)).study.workload
     if name not in WORKLOADS:
         raise RayparError(f"no workload `{name}`", hint=suggest(name, list(WORKLOADS)))
     return WORKLOADS[name]
+
+
+def workload_of_study(store: Store, study: str, workload: str) -> tuple[AnyWorkload | None, tuple[str, ...]]:
+    """Return the workload of a stored study from its file, with its sources, else the listed one of that name.
+
+    A store is data: a file that it names is run only from this folder.
+
+    Args:
+        workload: name that the trials have stored.
+
+    Raises:
+        NotForTraining: the file imports what is missing here.
+    """
+    from raypar.execution.options import is_in_folder
+    from raypar.study.loader import load_study
+    from raypar.workloads import WORKLOADS
+
+    last = store.resume_info(study)
+    if last and is_in_folder(str(last.get("file", "")), Path.cwd()):
+        if last.get("data_dir"):
+            os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
+        try:
+            with handle_signals():
+                loaded = load_study(Path(last["file"]), [str(each) for each in last.get("set", ())])
+        except NotForTraining:
+            raise
+        except RayparError:
+            loaded = None
+        if loaded is not None and loaded.study.workload.name == workload:
+            texts = [path.read_text(encoding="utf-8") for path in loaded.module_files]
+            return loaded.study.workload, (loaded.source, *texts)
+    return WORKLOADS.get(workload), ()
 
 
 # The standard output, while `document_alone` sends what else is printed to standard error.

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,14 +16,13 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import NotForTraining, RayparError, check_for_training
-from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
     from raypar.predict.network import Network
     from raypar.predict.step_model import Communication, LayerCost
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
-    from raypar.study.workload import AnyWorkload, Config, Workload
+    from raypar.study.workload import Config, Workload
 
 
 MEASURED = "measured"  # --network measured: probe this machine
@@ -268,7 +266,10 @@ def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) 
         return one_layer(round(num_parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
     from raypar.study.workload import Workload
 
-    workload, sources = _workload(store, name, result.spec.workload)
+    try:
+        workload, sources = common.workload_of_study(store, name, result.spec.workload)
+    except NotForTraining as error:
+        raise NotForTraining(f"{error.message}, and {NO_LOOK}") from None
     if not isinstance(workload, Workload):
         lost = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with"
         problem = f"{lost} raypar: its network can't be inspected"
@@ -301,33 +302,6 @@ def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequenc
     chosen = sorted((key, str(value)) for key, value in config.items() if key not in FREE_KEYS)
     content = json.dumps([__version__, workload.name, source, *sources, chosen])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _workload(store: Any, name: str, workload_name: str) -> tuple[AnyWorkload | None, tuple[str, ...]]:
-    """Return the workload of the study's file, with its sources, else a shipped one; None: neither.
-
-    A store is data: a file that it names is run only from this folder.
-    """
-    from raypar.execution.options import is_in_folder
-    from raypar.study.loader import load_study
-
-    last = store.resume_info(name)
-    if last and is_in_folder(str(last.get("file", "")), Path.cwd()):
-        if last.get("data_dir"):
-            os.environ.setdefault("RAYPAR_DATA_DIR", str(last["data_dir"]))
-        try:
-            with handle_signals():
-                loaded = load_study(Path(last["file"]), [str(s) for s in last.get("set", ())])
-        except NotForTraining as error:
-            raise NotForTraining(f"{error.message}, and {NO_LOOK}") from None
-        except RayparError:
-            loaded = None
-        if loaded is not None and loaded.study.workload.name == workload_name:
-            texts = [path.read_text(encoding="utf-8") for path in loaded.module_files]
-            return loaded.study.workload, (loaded.source, *texts)
-    from raypar.workloads import WORKLOADS
-
-    return WORKLOADS.get(workload_name), ()
 
 
 # Why flags for files are of no use for a study.
@@ -444,7 +418,7 @@ def work(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help="One that ships, as `raypar model list` shows them.",
+            help="A name that `raypar model list` shows, or a study file.",
             autocompletion=common.complete_workload,
         ),
     ],

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -240,7 +240,7 @@ def workloads(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="Show this one with its options.",
+            help="Show this one with its options, or that of a study file.",
             autocompletion=common.complete_workload,
         ),
     ] = None,
@@ -447,6 +447,7 @@ def generate(
     """Generate text with the best model that a study kept."""
     from raypar.execution.stored import unknown_study
     from raypar.study.trial import best_first
+    from raypar.study.workload import Workload
 
     store = common.store_of(tracking_uri)
     results = store.results(name)
@@ -456,23 +457,14 @@ def generate(
     for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
         folder = store.model_folder(name, result.spec.identity)
         if folder is not None:
-            write = generator_of(result.spec.workload)
+            workload, _ = common.workload_of_study(store, name, result.spec.workload)
+            if workload is None:
+                problem = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}`"
+                raise RayparError(f"{problem} ships with raypar", hint="run it where the study was run")
+            if not isinstance(workload, Workload) or workload.generate is None:
+                hint = "give the Workload generate=, which writes with a model that its save= kept"
+                raise RayparError(f"workload `{workload.name}` generates no text", hint=hint)
             typer.echo(strip_control(f"{result.spec.label} writes:"), err=True)
-            typer.echo(strip_control(write(folder, prompt, max_new_tokens)))
+            typer.echo(strip_control(workload.generate(folder, prompt, max_new_tokens)))
             return
     raise RayparError(f"study `{name}` has kept no model", hint="run it with --set keep_model=true --fresh")
-
-
-def generator_of(workload: str) -> Callable[[Path, str, int], str]:
-    """Return the function that generates text with a model of the listed workload of that name."""
-    from raypar.study.workload import Workload
-    from raypar.workloads import WORKLOADS
-
-    generators = {key: w.generate for key, w in WORKLOADS.items() if isinstance(w, Workload)}
-    writers = ", ".join(key for key, write in generators.items() if write is not None)
-    if workload not in WORKLOADS:
-        message = f"workload `{workload}` does not ship with raypar, so raypar can't generate text with it"
-        raise RayparError(message, hint=f"these write: {writers}")
-    if (write := generators.get(workload)) is None:
-        raise RayparError(f"workload `{workload}` generates no text", hint=f"these do: {writers}")
-    return write

@@ -6,28 +6,20 @@
 from raypar.plugins import registered
 from raypar.study.workload import AnyWorkload
 from raypar.workloads.digits import digits
-from raypar.workloads.fashion_mlp import fashion_mlp
-from raypar.workloads.gpt2_code import gpt2_code
-from raypar.workloads.iris import iris
 from raypar.workloads.lenet5 import lenet5
 from raypar.workloads.mnist_cnn import mnist_cnn
 from raypar.workloads.mnist_mlp import mnist_mlp
 from raypar.workloads.resnet import resnet
 from raypar.workloads.transformer import transformer
-from raypar.workloads.tweets import tweets
 from raypar.workloads.wide_mlp import wide_mlp
 
 __all__ = [
     "digits",
-    "fashion_mlp",
-    "gpt2_code",
-    "iris",
     "lenet5",
     "mnist_cnn",
     "mnist_mlp",
     "resnet",
     "transformer",
-    "tweets",
     "wide_mlp",
 ]
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from recording import new_store
 
-sys.path.append(str(Path(__file__).parents[1]))  # for plainlab, which benchmarks and tests/real use too
+# For plainlab, which benchmarks and tests/real use too, and for the workloads beside the studies.
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "studies")]
 
 # Small layers only wait for a second thread, and very long beside other tests; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"

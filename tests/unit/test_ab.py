@@ -224,7 +224,7 @@ def test_data_that_git_ignores_is_linked_into_both(repository):
         (STUDY.replace("0.2", "0.3"), "points lr=0.2 and lr=0.3"),
         (STUDY.replace('"epochs": 1', '"epochs": 2'), "epochs=1 and 2"),
         (STUDY.replace("num_repeats=3", "num_repeats=4"), "num_repeats 3 and 4"),
-        (STUDY.replace("digits", "iris"), "workload 'digits' and 'iris'"),
+        (STUDY.replace("digits", "lenet5"), "workload 'digits' and 'lenet5'"),
         ("import no_such_module\n", "HEAD@.*no_such_module"),
         (None, "study_of_ab.py: is not in HEAD@"),
     ],

@@ -219,8 +219,8 @@ def test_a_bad_date_is_refused_with_the_forms_that_work(three, since, message):
 
 def test_a_plan_names_the_stored_trials_that_its_time_is_from(project, uri, monkeypatch):
     monkeypatch.chdir(project)
-    text = "from raypar import Study, grid\nfrom raypar.workloads import iris\n"
-    text += "study = Study(workload=iris, space={'batch_size': grid(32, 64)}, num_repeats=2, config={'epochs': 2})\n"
+    text = "from raypar import Study, grid\nfrom raypar.workloads import digits\n"
+    text += "study = Study(workload=digits, space={'batch_size': grid(32, 64)}, num_repeats=2, config={'epochs': 2})\n"
     for name in ("plants.py", "flowers.py"):
         (project / name).write_text(text)
     specs = load_study(project / "plants.py").study.block(0, [{"batch_size": 32}, {"batch_size": 64}])
@@ -264,7 +264,7 @@ def test_names_of_studies_and_workloads_are_completed(stored, project):
     ):
         assert sorted(completed(f"raypar {verb} m")) == ["mine", "mlp", "mnist"], verb
     assert completed("raypar report mn") == ["mnist"] and completed("raypar report x") == []
-    assert completed("raypar model work tw") == completed("raypar model list tw") == ["tweets"]
+    assert completed("raypar model work tr") == completed("raypar model list tr") == ["transformer"]
     delete_study("mlp", stored, project)
     assert sorted(completed("raypar report m")) == ["mine", "mnist"]
 
@@ -292,7 +292,7 @@ def test_completion_imports_nothing_heavy(stored, project):
         "from raypar.cli.app import app\n"
         "app(prog_name='raypar')\n"
     )
-    for words, name in (("raypar report mn", "mnist"), ("raypar model work tw", "tweets")):
+    for words, name in (("raypar report mn", "mnist"), ("raypar model work tr", "transformer")):
         variables = {"_RAYPAR_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, cwd=project, env={**os.environ, **variables})

@@ -137,7 +137,7 @@ def test_without_a_cluster_the_message_says_how_a_local_study_is_stopped(verb):
         ),
         *((word, ["cpu", "cuda", "auto"], []) for word in ("tpu", "gpu", "", "u")),
         ("scaling", ["weak_scaling", "strong_scaling", "epochs"], ["weak_scaling", "strong_scaling"]),
-        ("MNIST", ["mnist_cnn", "tweets"], ["mnist_cnn"]),
+        ("MNIST", ["mnist_cnn", "resnet"], ["mnist_cnn"]),
         ("mnits", ["mnist"], ["mnist"]),
         ("alexnet", ["lenet5", "resnet"], []),
         ("x" * 10**6, ["x" * 1000], []),

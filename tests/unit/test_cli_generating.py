@@ -17,11 +17,12 @@ from raypar.study.trial import TrialState, best_first
 def stored(monkeypatch):
     """A function that puts three trials into the store, of which some have kept a model."""
 
-    def put(kept, workload="writer"):
+    def put(kept, workload="writer", file=""):
         results = [make_result({"lr": lr}, accuracy=accuracy) for lr, accuracy in ((0.1, 0.8), (0.2, 0.9), (0.3, 0.7))]
         results = [replace(result, spec=replace(result.spec, workload=workload)) for result in results]
         folders = {results[i].spec.identity: Path(f"model-{i}") for i in kept}
-        answers = {"results": results, "question": {"metric": "accuracy", "mode": "max"}}
+        question = {"metric": "accuracy", "mode": "max"}
+        answers = {"results": results, "question": question, "resume_info": {"file": file}}
         store = SimpleNamespace(**{key: lambda _, answer=answer: answer for key, answer in answers.items()})
         store.model_folder = lambda _, identity: folders.get(identity)
         monkeypatch.setattr(common, "store_of", lambda _: store)
@@ -31,9 +32,8 @@ def stored(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def a_model_that_repeats_its_prompt(monkeypatch):
-    writer = replace(shipped.gpt2_code, name="writer", generate=lambda folder, prompt, n: f"{folder} {prompt} {n}")
-    others = {name: workload for name, workload in shipped.WORKLOADS.items() if name != "gpt2_code"}
-    monkeypatch.setattr(shipped, "WORKLOADS", {**others, "writer": writer})
+    writer = replace(shipped.digits, name="writer", generate=lambda folder, prompt, n: f"{folder} {prompt} {n}")
+    monkeypatch.setattr(shipped, "WORKLOADS", {**shipped.WORKLOADS, "writer": writer})
 
 
 PROMPT = ("model", "generate", "mnist", "--prompt", "add")
@@ -50,12 +50,32 @@ def test_the_best_kept_model_writes(stored, kept, flags, text):
     assert (code, out) == (0, text) and f"lr=0.{2 if 1 in kept else 1} #1" in err
 
 
+OWN = """
+from dataclasses import replace
+from raypar import Study
+from raypar.workloads import digits
+study = Study(workload=replace(digits, name="my_own", generate=lambda folder, prompt, n: f"mine: {prompt}"))
+"""
+
+
+@pytest.mark.usefixtures("modules_as_they_were")
+def test_the_workload_of_the_studys_file_writes(stored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "writes.py").write_text(OWN)
+    stored((0,), "my_own", "writes.py")
+    assert raypar(*PROMPT)[:2] == (0, "mine: add\n")
+
+
 @pytest.mark.parametrize(
     ("workload", "kept", "message"),
     [
         ("writer", (), "has kept no model → run it with --set keep_model=true"),
-        ("mnist_mlp", (0,), "generates no text → these do: writer"),
-        ("my_own", (0,), "does not ship with raypar"),
+        ("mnist_mlp", (0,), "workload `mnist_mlp` generates no text → give the Workload generate="),
+        (
+            "my_own",
+            (0,),
+            "study `mnist` is not in this folder, and no workload `my_own` ships with raypar",
+        ),
     ],
 )
 def test_why_none_writes(stored, workload, kept, message):

@@ -1,5 +1,6 @@
 """``raypar model work``: weights, work by type of layer and the least time, or a refusal."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
@@ -10,6 +11,7 @@ from command import joined, raypar, refused
 from raypar import gpus
 
 PEAK = " --peak-tflops 1"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 # 64-1024-1024-10: 1,124,352 MACs forward and by weights, less 65,536 of the first layer by inputs.
@@ -35,9 +37,11 @@ PEAK = " --peak-tflops 1"
             "digits --epochs 3 --samples 5000 --batch-size 4096" + PEAK,
             "an iteration of 4,096 samples|training, 3 epochs of 5,000 samples",
         ),
+        (f"{STUDIES}/iris_threads.py" + PEAK, "iris: 403 weights; input of one sample: 4|training, 100 epochs of 120"),
     ],
-    ids=["digits", "imagenet", "settings", "flags"],
+    ids=["digits", "imagenet", "settings", "flags", "study file"],
 )
+@pytest.mark.usefixtures("modules_as_they_were")
 def test_the_work_of_a_network_and_its_training_is_shown(arguments, words):
     code, out, _ = raypar("model", "work", *arguments.split())
     assert code == 0 and [word for word in words.split("|") if word not in joined(out)] == []

@@ -21,7 +21,8 @@ from raypar.execution.best_model import (
 )
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.saved_model import NUM_EXAMPLES, WEIGHTS_FILE, exported
-from raypar.workloads import digits, gpt2_code
+from raypar.workloads import digits
+from workloads.gpt2_code import gpt2_code
 
 
 def halved(inputs):

@@ -188,14 +188,14 @@ def test_what_a_kept_folder_only_links_to_is_not_sent(project, uri, private):
 def test_no_pickle_is_read_from_a_kept_model(tmp_path):
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
-    from raypar.workloads import iris
-    from raypar.workloads.gpt2_code import generate
+    from raypar.workloads import digits
+    from workloads.gpt2_code import generate
 
     mark = tmp_path / "mark"
     for name in (WEIGHTS_FILE, "pytorch_model.bin", "model.safetensors"):
         (tmp_path / name).write_bytes(pickle.dumps(Bomb(mark)))
     with pytest.raises(Exception):  # noqa: B017, PT011 - torch's own
-        evaluate_test_split(iris, {**iris.options, "epochs": 1, "precision": "fp32"}, tmp_path)
+        evaluate_test_split(digits, {**digits.options, "epochs": 1, "precision": "fp32"}, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 4}')
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(Exception):  # noqa: B017, PT011 - transformers' own

@@ -12,8 +12,7 @@ from workload_parts import REAL_DATA, needs, trained
 
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
-from raypar.workloads import gpt2_code
-from raypar.workloads.gpt2_code import MBPP, generate, load_tokenizer, next_token_loss, prepare, prompted, texts
+from workloads.gpt2_code import MBPP, generate, gpt2_code, load_tokenizer, next_token_loss, prepare, prompted, texts
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not here: pip install 'raypar[text]'"

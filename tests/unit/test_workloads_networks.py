@@ -17,12 +17,15 @@ from raypar import Study, StudyError
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.train.flops import count_work
-from raypar.workloads import digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, transformer, tweets, wide_mlp
+from raypar.workloads import digits, lenet5, mnist_cnn, mnist_mlp, transformer, wide_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.datasets import image_data, normalised
 from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES
 from raypar.workloads.metrics import accuracy as accuracies
 from raypar.workloads.metrics import macro_f1, sum_and_weight
+from workloads.fashion_mlp import fashion_mlp
+from workloads.iris import iris
+from workloads.tweets import tweets
 
 SEQUENTIAL = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
 WITH_ACTIVATION = [digits, fashion_mlp, iris, mnist_cnn, mnist_mlp]
@@ -52,8 +55,8 @@ def test_a_plan_of_usual_networks_and_embedded_data_import_no_heavy_module():
         "study = Study(workload=resnet, space={'architecture': grid('resnet18', 'resnet50')})\n"
         "resnet.prepare(study.trials()[0].config)\n"
         "print(*({'torch', 'torchvision', 'sklearn', 'ray', 'mlflow'} & set(sys.modules)))\n"
-        "from raypar.study.options import resolve; from raypar.workloads import digits, iris\n"
-        "digits.data({}); iris.prepare({}); iris.data(resolve(iris, {}))\n"
+        "from raypar.workloads import digits\n"
+        "digits.prepare({}); digits.data({})\n"
         "print(*({'sklearn', 'torchvision'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -168,7 +171,7 @@ def test_iris_is_a_fixed_stratified_split_of_all_flowers_standardised_by_the_tra
 
 @pytest.mark.parametrize("num_threads", [1, 200])
 def test_preprocessing_threads_share_the_rows_and_change_no_bit(num_threads, monkeypatch):
-    pools, module = [], sys.modules["raypar.workloads.iris"]
+    pools, module = [], sys.modules["workloads.iris"]
     pool = module.ThreadPoolExecutor
     monkeypatch.setattr(module, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n))
     alone, shared = loaded(iris), loaded(iris, preprocess_threads=num_threads)
@@ -190,7 +193,7 @@ def test_the_transform_keeps_the_bytes():
 @pytest.mark.parametrize(("workload", "size"), [(mnist_mlp, 20), (fashion_mlp, 16)], ids=["mnist", "fashion"])
 def test_torchs_loader_gets_the_same_training_samples_and_no_others(workload, size, tmp_path, monkeypatch):
     tiny_image_set("MNIST" if workload is mnist_mlp else "FashionMNIST", tmp_path, monkeypatch)
-    monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
+    monkeypatch.setattr(sys.modules["workloads.fashion_mlp"], "NUM_VAL", 4)
     data = loaded(workload, loader="dataloader")
     assert len(data.train_dataset) == size and data.train.inputs.shape == (size, 1, 28, 28)
     assert data.train.inputs.dtype == torch.uint8 and data.train.targets.dtype == torch.int64
@@ -204,7 +207,7 @@ def test_fashion_has_three_splits_and_keeps_models_for_its_test_split(tmp_path, 
     assert fashion_mlp.has_test and fashion_mlp.num_train_samples == 50_000
     assert resolve(fashion_mlp, {})["keep_model"] is True
     tiny_image_set("FashionMNIST", tmp_path, monkeypatch)
-    monkeypatch.setattr(sys.modules["raypar.workloads.fashion_mlp"], "NUM_VAL", 4)
+    monkeypatch.setattr(sys.modules["workloads.fashion_mlp"], "NUM_VAL", 4)
     data = loaded(fashion_mlp)
     assert [part.targets.tolist() for part in (data.train, data.val, data.test)] == [
         [i % 10 for i in range(16)],

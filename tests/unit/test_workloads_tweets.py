@@ -7,9 +7,8 @@ import torch
 from workload_parts import REAL_DATA, accuracy, needs, trained
 
 from raypar.study.options import resolve
-from raypar.workloads import tweets
 from raypar.workloads.datasets import cache_dir
-from raypar.workloads.tweets import TWEETS, numbered
+from workloads.tweets import TWEETS, numbered, tweets
 
 needs_tweets = needs("tweeteval/emoji")
 TEXTS = {
