@@ -51,7 +51,7 @@ from raypar.run.runner import Event, TrialEnded, TrialReported
 from raypar.study.profile import BACKWARD, FORWARD, OPTIMIZER
 from raypar.study.strategy import STRATEGIES
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, TrialResult, TrialState
+from raypar.study.trial import FailureKind, TrialResult, TrialState, gang_step_times_s
 from raypar.study.workload import Workload
 from raypar.train.job import NO_PROFILING, Profiling, RunSettings
 from raypar.train.loop import StepTimer
@@ -312,7 +312,7 @@ def warm_up(bench: Bench) -> tuple[bool, Figures]:
         figures[f"{name}_ratio"] = slow_start(_steps(timer, step, NUM_STEPS))
     time.sleep(device.idle_s)
     (result,) = run_trials(bench.warm, {**steady_config(device), "epochs": 4}, workload=metered)
-    figures |= {"trial_ratio": slow_start(result.gang_step_times_s), "trial_warmup_s": result.warmup_s}
+    figures |= {"trial_ratio": slow_start(gang_step_times_s(result)), "trial_warmup_s": result.warmup_s}
     ok = all(figures[f"{name}_ratio"] <= 1 + device.max_slow_start for name in ("1_s", "trial"))
     return ok, figures
 
@@ -507,7 +507,7 @@ def precisions(bench: Bench) -> tuple[bool, Figures]:
         losses[each.name] = result.final["train_loss"]
         reference, eager = each._replace(precision="fp32", compiles=False).name, each._replace(compiles=False).name
         deviation = abs(losses[each.name] / losses.get(reference, math.nan) - 1)
-        step_s = statistics.median(result.gang_step_times_s)
+        step_s = statistics.median(gang_step_times_s(result))
         figures[each.name] = {"loss": losses[each.name], "deviation": deviation, "step_s": step_s}
         if each.compiles and eager in figures:
             figures[each.name]["speedup"] = figures[eager]["step_s"] / step_s

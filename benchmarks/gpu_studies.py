@@ -8,6 +8,7 @@ from typing import Any
 
 from common import STUDIES, checked
 
+from raypar.execution.flags import RunFlags
 from raypar.run.runner import Event, Runner, TrialEnded
 from raypar.study.loader import load_study
 from raypar.study.trial import TrialResult
@@ -73,7 +74,7 @@ def compare(
 
 def _trial(comparison: Comparison, runner: Runner, settings: Mapping[str, Any]) -> TrialResult:
     path = STUDIES / f"{comparison.study}.py"
-    study = load_study(path, [f"{key}={value}" for key, value in settings.items()], {"num_repeats": 1}).study
+    study = load_study(path, [f"{key}={value}" for key, value in settings.items()], RunFlags(repeats=1).of_study).study
     (spec,) = study.trials()
     study.workload.prepare(spec.config)
     results: list[TrialResult] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 from common import Figure, begin, interleaved, local_trial, parser_for, print_row, scratch, times
 
 from raypar import units
+from raypar.study.trial import gang_step_times_s
 
 VARIANTS = {"1 worker": (1, "ddp"), "ddp": (2, "ddp"), "gather_broadcast": (2, "gather_broadcast")}
 # batch size, epochs: enough for a second or more
@@ -33,7 +34,7 @@ def step_time_s(folder: Path, num_workers: int, strategy: str, batch_size: int, 
         "device": "cpu",
     }
     result = local_trial("fashion_mlp", config, folder)
-    return statistics.median(result.gang_step_times_s)
+    return statistics.median(gang_step_times_s(result))
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from raypar.analysis.question import WALL_TIME, PointKey, excluded_subject, poin
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
-from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label
+from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, reason_of, timed_work
 
 MAX_LOSS_GAP = 0.05  # largest relative difference of last losses for equal work
 # Hyperparameters that should not change the work of a point, and so not its loss.
@@ -163,7 +163,7 @@ def different_data(evidence: Evidence) -> Iterator[Finding]:
 def diverged_trials(evidence: Evidence) -> Iterator[Finding]:
     every = [r for p in evidence.points for r in p.results]
     if diverged := [r for r in every if r.state is TrialState.DIVERGED]:
-        labels = [f"{r.spec.label} ({r.reason})" if r.reason else r.spec.label for r in diverged]
+        labels = [f"{r.spec.label} ({reason_of(r)})" if reason_of(r) else r.spec.label for r in diverged]
         yield Finding(f"{_share(diverged, every)} diverged", labels)
 
 
@@ -229,7 +229,7 @@ def stalled(evidence: Evidence) -> Iterator[Finding]:
 def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     if evidence.time_metric != WALL_TIME or not any(p.time_s for p in evidence.points):
         return
-    works = dict.fromkeys(r.timed_work for r in evidence.finished)
+    works = dict.fromkeys(timed_work(r) for r in evidence.finished)
     why = "raypar can't instrument this training code"
     if None not in works and len(works) > 1:
         laps = named([*map(str, works)])
@@ -245,7 +245,7 @@ def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
 @check("Let the code do in each step, or between two reports, what is to be compared, and nothing else.")
 def reported_steps(evidence: Evidence) -> Iterator[Finding]:
     """Steps whose times come from the training code's reports."""
-    works = list(dict.fromkeys(str(r.timed_work) for r in evidence.finished if r.timed_work))
+    works = list(dict.fromkeys(str(timed_work(r)) for r in evidence.finished if timed_work(r)))
     if evidence.time_metric == WALL_TIME or not works:
         return
     if works == ["raypar.step"]:
@@ -260,7 +260,7 @@ def reported_steps(evidence: Evidence) -> Iterator[Finding]:
 @check("Check that every point trains on as many samples; let the code report its loss, so that it can be compared.")
 def unproven_work(evidence: Evidence) -> Iterator[Finding]:
     """Training code that raypar can't instrument: only the losses can show whether its points do equal work."""
-    foreign = [p for p in evidence.points if any(r.is_foreign for r in p.measured)]
+    foreign = [p for p in evidence.points if any(r.conditions.is_foreign for r in p.measured)]
     if len(foreign) < 2:
         return
     keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]

@@ -38,7 +38,7 @@ from raypar.analysis.stats import (
     shift_estimate,
     variance_prior,
 )
-from raypar.study.study import MIN_BLOCKS
+from raypar.study.blocks import MIN_BLOCKS
 
 POWER = 0.8
 MAX_REPEATS = 100  # nobody runs more, and the spread of a few repeats can't predict more

@@ -23,7 +23,7 @@ from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
 from raypar.study import quantity
 from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, gang_step_times_s
 from raypar.units import HOUR_S, is_number
 
 
@@ -65,7 +65,7 @@ def _value(q: Quantity, result: TrialResult, times: Mapping[int, float] | None) 
     value = q.of(result)
     if not is_number(value) or (value <= 0 and q.of_repeats is not Repeats.LINEAR):
         return None
-    if q.accrues and (result.conditions.stalls_s or result.is_memory_only):
+    if q.accrues and (result.conditions.stalls_s or result.conditions.is_untrained):
         return None
     if not q.accrues or times is None:
         return value
@@ -158,7 +158,7 @@ def _analysed(
         ratio = reference(len(times))
     elif base is not None:
         ratio = family.speedup(base, samples)
-    steps = [t for r in samples.measured for t in r.gang_step_times_s]
+    steps = [t for r in samples.measured for t in gang_step_times_s(r)]
     time_s = median_estimate(times) if times else None
     return PointAnalysis(
         **vars(samples),

@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 
 from raypar import units
 from raypar.analysis.load import disturbing_load
+from raypar.study.blocks import num_first_blocks
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
 from raypar.study.space import Value, examples
 from raypar.study.study import Study
-from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest
+from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest, timed_work
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
@@ -120,7 +121,7 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         metric=study.judged_by.name,
         mode=study.judged_by.mode,
         points=() if study.is_search else study.points(),
-        num_repeats=1 if study.is_search else study.num_first_repeats,
+        num_repeats=1 if study.is_search else num_first_blocks(study),
         max_repeats=study.max_repeats if study.until else None,
         margin=float(study.margin) if study.until else MARGIN,
         price_per_node_hour=study.price_per_node_hour,
@@ -266,7 +267,7 @@ class PointSamples:
     @property
     def unusable(self) -> list[TrialResult]:
         """Its trials that diverged."""
-        return [result for result in self.results if result.is_unusable]
+        return [result for result in self.results if result.state.traits.is_unusable]
 
     @property
     def outcome(self) -> TrialState | None:
@@ -301,8 +302,8 @@ def time_metric_of(results: Iterable[TrialResult]) -> str:
     For user-written training code, steps or laps may be unknown, or cover different epochs in different trials. The
     time from launch to exit always covers the whole work.
     """
-    timed = [r for r in results if r.is_measured and not r.is_memory_only]
-    works = {r.timed_work for r in timed}
+    timed = [r for r in results if r.is_measured and not r.conditions.is_untrained]
+    works = {timed_work(r) for r in timed}
     is_known = len(works) < 2 and None not in works and all(r.train_time_s is not None for r in timed)
     return TRAIN_TIME if is_known else WALL_TIME
 
@@ -385,7 +386,7 @@ def _with_times_that_count(result: TrialResult) -> TrialResult:
 
     Such times are not a property of the point. Metrics and memory still count.
     """
-    if not result.conditions.stalls_s and not result.is_memory_only:
+    if not result.conditions.stalls_s and not result.conditions.is_untrained:
         return result
     return replace(result, train_time_s=None, wall_s=None, throughput_samples_per_s=None, energy_j=None)
 

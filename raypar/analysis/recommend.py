@@ -447,7 +447,7 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
     if target is not None and not target.unit:
         target = replace(target, unit=metric_of(question, target.metric, results).unit)
         constraints = replace(constraints, target=target)
-    if target is not None and any(r.is_foreign for r in results):
+    if target is not None and any(r.conditions.is_foreign for r in results):
         constraints = replace(constraints, start=Start.LAUNCH)  # the only start that is known for such code
     candidates, family = _candidates(evidence, constraints)
     _check_limits(candidates, constraints, results)
@@ -545,7 +545,7 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
             continue
         asked = f"{option.flag} {(option.show or q.show)(limit)}"
         if q.accrues and constraints.target is not None and constraints.start is not Start.FIRST_STEP:
-            hint = "leave --target out" if any(r.is_foreign for r in results) else "leave --start out"
+            hint = "leave --target out" if any(r.conditions.is_foreign for r in results) else "leave --start out"
             raise RayparError(f"{asked}: {q.head} is known from the first timed step on", hint=hint)
         if timed and all(c.of(q) is None for c in candidates):
             why = option.why_unknown(results) if option.why_unknown else f"no result has its {q.head} recorded"

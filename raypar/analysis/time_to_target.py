@@ -146,10 +146,10 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
     values = [report.get(target.metric) for report in result.reports]
     reported = [value for value in values if _is_finite(value)]
     if not reported:
-        return TrialToTarget(repeat, TargetStatus.MISSED if result.is_unusable else TargetStatus.UNKNOWN)
+        return TrialToTarget(repeat, TargetStatus.MISSED if result.state.traits.is_unusable else TargetStatus.UNKNOWN)
     best = max(reported, key=partial(gain, target.mode))
     at = next((i for i, value in enumerate(values) if target.is_reached_by(value)), None)
-    if at is None or result.is_unusable:
+    if at is None or result.state.traits.is_unusable:
         return TrialToTarget(repeat, TargetStatus.MISSED, best=best)
     time_s, num_samples = _spent(result, at, start)
     if time_s is None or time_s <= 0:
@@ -159,7 +159,7 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
 
 def _spent(result: TrialResult, at: int, start: Start) -> tuple[float | None, float | None]:
     """Return seconds and samples up to the report of this index; None each where its parts are unknown."""
-    if result.is_foreign:
+    if result.conditions.is_foreign:
         return result.reports[at].get(SINCE_LAUNCH), None  # unknown in results of earlier versions
     if result.train_time_s is None:
         return None, None

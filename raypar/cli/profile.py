@@ -51,7 +51,7 @@ def point_of(study: Study) -> dict[str, Value]:
     from raypar.study.space import examples
 
     values = {key: examples(domain) for key, domain in study.space.items()}
-    point = study.baseline_of({key: each[0] for key, each in values.items()})
+    point = {**{key: each[0] for key, each in values.items()}, **study.baseline}
     if counts := [count for count in values.get("num_workers", ()) if isinstance(count, int)]:
         point["num_workers"] = max(counts)
     return point

@@ -211,7 +211,7 @@ def load(file: Path, flags: RunFlags) -> LoadedStudy:
     mark("cli: starts")
     common.set_data_dir(flags.data_dir)
     with handle_signals():
-        loaded = load_study(file, flags.set, flags.changes)
+        loaded = load_study(file, flags.set, flags.of_study)
     if flags.log_model:
         loaded = keeping_models(loaded)
     if flags.num_profiled_steps:

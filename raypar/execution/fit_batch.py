@@ -15,10 +15,11 @@ from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.source import NextTrials
 from raypar.study.options import memory_limit_bytes
+from raypar.study.quantity import MEMORY
 from raypar.study.space import Value, grid
 from raypar.study.strategy import pipeline_size
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec, TrialState
+from raypar.study.trial import TrialResult, TrialSpec, TrialState, reason_of
 from raypar.study.workload import Config
 
 BATCH = "per_worker_batch_size"
@@ -178,16 +179,16 @@ class BatchSearch:
     def _answer(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> Largest:
         fitting = max((size for size, result in tried.items() if result.is_measured), default=None)
         too_large = min((size for size, r in tried.items() if r.state is TrialState.DOES_NOT_FIT), default=None)
-        failure = next((r.reason for r in tried.values() if r.state is TrialState.FAILED), "")
+        failure = next((reason_of(r) for r in tried.values() if r.state is TrialState.FAILED), "")
         is_final = not failure and self._next(point, tried) is None
         config: Config = self._first(point).config
         return Largest(
             point,
             config["num_workers"],
             fitting,
-            tried[fitting].memory_bytes if fitting else None,
+            MEMORY.of(tried[fitting]) if fitting else None,
             too_large,
-            tried[too_large].reason if too_large else "",
+            reason_of(tried[too_large]) if too_large else "",
             len(tried),
             is_final=is_final,
             is_all_data=is_final and fitting is not None and too_large is None,
@@ -197,7 +198,7 @@ class BatchSearch:
     def _next(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> int | None:
         config: Config = self._first(point).config
         attempted = {
-            size: Attempted(r.is_measured, r.memory_bytes if r.is_measured else None) for size, r in tried.items()
+            size: Attempted(r.is_measured, MEMORY.of(r) if r.is_measured else None) for size, r in tried.items()
         }
         available = config["num_samples"] or self.study.workload.train_size(config)
         workers: int = config["num_workers"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_typ
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
+    from raypar.study.overrides import FieldFlag
     from raypar.study.study import Study
 
 WHAT, WHERE, STOPS = "What runs", "Where", "When it stops"  # panels of --help
@@ -211,9 +212,15 @@ class RunFlags:
         return cls(**given)
 
     @property
-    def changes(self) -> dict[str, Any]:
-        """Values of the study fields that the flags change, for `raypar.study.loader.load_study`."""
-        return {each.of_study: getattr(self, each.name) for each in all_flags() if each.of_study}
+    def of_study(self) -> tuple[FieldFlag, ...]:
+        """The flags that change a field of the study, for `raypar.study.loader.load_study`."""
+        from raypar.study.overrides import FieldFlag
+
+        return tuple(
+            FieldFlag(each.of_study, each.word, getattr(self, each.name), each.needs_until)
+            for each in all_flags()
+            if each.of_study
+        )
 
     def of_run(self, study: Study) -> RunFlags:
         """Return the flags; those that change the study have its values, as far as they apply to it."""

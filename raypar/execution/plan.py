@@ -18,6 +18,7 @@ from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
 from raypar.run.placement import CoreLeases
 from raypar.run.runner import StoppedPoints
+from raypar.study.blocks import block, num_first_blocks
 from raypar.study.options import ON_CPU, OPTIONS, Auto, listed_cores, resolve
 from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
@@ -359,9 +360,9 @@ def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tu
     """Return the trials after the first blocks that have a result, including failures."""
     identities = {result.spec.identity for result in stored}
     repeats = sorted({result.spec.repeat for result in stored})
-    later = range(study.num_first_repeats, study.max_repeats)
-    blocks = [study.block(r, study.points(), auto=auto) for r in repeats if r in later]
-    return tuple(spec for block in blocks for spec in block if spec.identity in identities)
+    later = range(num_first_blocks(study), study.max_repeats)
+    blocks = [block(study, r, study.points(), auto=auto) for r in repeats if r in later]
+    return tuple(spec for specs in blocks for spec in specs if spec.identity in identities)
 
 
 def lacks_nodes(study: Study, cluster: Cluster) -> bool:

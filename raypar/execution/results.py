@@ -34,6 +34,7 @@ from raypar.reporting.sentences import caveats_line
 from raypar.run.locks import Holder
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, uninterrupted
+from raypar.study.blocks import repeats_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid
 from raypar.study.study import Study
@@ -235,7 +236,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
     workload, metric = study.workload, study.judged_by
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     points = len(study.points())
-    timed = f"{units.counted(points, 'point')} × {study.repeats_text}, timed"
+    timed = f"{units.counted(points, 'point')} × {repeats_text(study)}, timed"
     facts = {
         "Trains": f"`{workload.name}`" + (f" ({what})" if what else ""),
         "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",

@@ -59,7 +59,7 @@ class StudyRequest:
     def load(self, checkout: Path, repository: Path) -> LoadedStudy:
         """Load the file of a checkout in this process."""
         file = checkout / self.file.relative_to(repository)
-        return load_study(file, self.flags.set, self.flags.changes)
+        return load_study(file, self.flags.set, self.flags.of_study)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def run_trials(
             has_begun = True
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
-                clock = _BudgetClock(plan.study.budget_s, handler, clock_s)
+                clock = _BudgetClock(None if (budget := plan.study.budget) is None else float(budget), handler, clock_s)
                 more = None if plan.source is None else partial(_more, plan.source, clock)
                 raise_again()
                 runner.run(plan.study, specs, clock, more)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from raypar.analysis.settle import what_is_open
+from raypar.study.blocks import block
 
 if TYPE_CHECKING:
     from raypar.execution.plan import ExecutionPlan
@@ -49,5 +50,5 @@ class UntilSettled:
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
         """Return the next block; no trials if further blocks can't settle anything."""
         of = what_is_open(plan.question, results)
-        specs = () if of.stopped else plan.study.block(of.repeat, of.needed, auto=plan.auto)
+        specs = () if of.stopped else block(plan.study, of.repeat, of.needed, auto=plan.auto)
         return NextTrials(specs, of.text, of.block_s, of.later_s)

@@ -36,7 +36,7 @@ from raypar.reporting.sentences import comparison_columns, reservation
 from raypar.reporting.vega import Figure, OmittedFigure, Row, Spec, bounds, layer, layers, nominal, quantity
 from raypar.study.profile import PARTS
 from raypar.study.space import Value
-from raypar.study.trial import TrialResult, TrialState, gain, latest, point_label
+from raypar.study.trial import TrialResult, TrialState, gain, is_timed_whole, latest, point_label
 
 GROUP = "raypar.figures"  # group of entry points, each a `FigureMaker`
 MANY_POINTS = 12
@@ -745,7 +745,7 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
     """Return the parts of a finished trial in seconds; empty if they are unknown."""
-    if not result.is_measured or result.conditions.stalls_s or not result.wall_s or not result.is_timed_whole:
+    if not result.is_measured or result.conditions.stalls_s or not result.wall_s or not is_timed_whole(result):
         return {}
     data = result.data_time_s or 0.0
     parts = {

@@ -34,7 +34,7 @@ from raypar.reporting.sentences import comparison_columns, header, headline, imp
 from raypar.reporting.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.reporting.vega import Figure, OmittedFigure, for_page, static_svg
 from raypar.study.quantity import WALL_TIME, View, of_view
-from raypar.study.trial import TrialResult, latest, point_label
+from raypar.study.trial import TrialResult, latest, point_label, reason_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -238,7 +238,7 @@ def _started(trials: Sequence[TrialResult]) -> Column:
 
 
 def _failures(trials: Sequence[TrialResult]) -> list[str]:
-    messages = [r.failure.message if r.failure else r.reason for r in trials]
+    messages = [r.failure.message if r.failure else reason_of(r) for r in trials]
     return [text if len(text) <= MAX_FAILURE_LENGTH else text[: MAX_FAILURE_LENGTH - 1] + "…" for text in messages]
 
 

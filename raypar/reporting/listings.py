@@ -16,11 +16,12 @@ from raypar import units
 from raypar.errors import cut
 from raypar.reporting.documents import Spread
 from raypar.reporting.text import Column, print_line, print_table, value_column
+from raypar.study.blocks import repeats_text
 from raypar.study.metric import Metric
 from raypar.study.options import known_options
 from raypar.study.quantity import TRAIN_TIME, WALL_TIME, View, of_view
 from raypar.study.study import Study
-from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialResult, TrialSpec, point_label
+from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialResult, TrialSpec, point_label, reason_of
 from raypar.study.workload import AnyWorkload
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
         points, trials = units.counted(plan["num_points"], "point"), units.counted(num_trials, "trial")
         if study.until:
             trials = f"{num_trials} to {units.counted(plan['max_trials'], 'trial')}"
-        what.append(f"{points} × {study.repeats_text} = {trials}")
+        what.append(f"{points} × {repeats_text(study)} = {trials}")
     print_line(console, f"{study.name}: " + ", ".join(what))
     if study.baseline:
         print_line(console, f"compared with: {point_label(study.baseline)}")
@@ -201,7 +202,7 @@ def show_document(study: str, results: Sequence[TrialResult], metric: str, scope
                 "order": r.spec.order + 1,
                 "seed": r.spec.seed,
                 "state": r.state,
-                "reason": r.reason or None,
+                "reason": reason_of(r) or None,
                 "failure_kind": r.failure.kind if r.failure else None,
                 "log_path": (r.failure.log_path or None) if r.failure else None,
                 "attempts": r.attempts,
@@ -222,8 +223,8 @@ def _in_order(results: Iterable[TrialResult]) -> list[TrialResult]:
 
 def _state(result: TrialResult) -> str:
     if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
-        return result.reason[:MAX_REASON_CHARS]  # the reason why it did not run
-    return f"{result.state}: {result.reason[:MAX_REASON_CHARS]}" if result.reason else result.state.value
+        return reason_of(result)[:MAX_REASON_CHARS]  # the reason why it did not run
+    return f"{result.state}: {reason_of(result)[:MAX_REASON_CHARS]}" if reason_of(result) else result.state.value
 
 
 def print_workloads(console: Console, workloads: Iterable[AnyWorkload]) -> None:

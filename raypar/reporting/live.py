@@ -32,7 +32,16 @@ from raypar.analysis.question import Question
 from raypar.reporting.text import ascii_fallback, wrap_hanging
 from raypar.run import runner
 from raypar.study.metric import Metric
-from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, TrialState, point_label
+from raypar.study.trial import (
+    FailureKind,
+    Placement,
+    TrialResult,
+    TrialSpec,
+    TrialState,
+    is_timed_whole,
+    point_label,
+    reason_of,
+)
 
 ACCURACY = Metric("accuracy")
 
@@ -57,11 +66,11 @@ def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
     """Return label, final state and figures of a trial that has ended."""
     parts = [result.spec.label]
     if result.failure and not result.is_complete:
-        parts.append(f"FAILED: {result.reason or result.failure.kind}")
+        parts.append(f"FAILED: {reason_of(result) or result.failure.kind}")
         return parts
     if not result.is_measured:
-        parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
-    if result.is_timed_whole:
+        parts.append(f"{result.state.upper()}: {reason_of(result)}" if reason_of(result) else result.state.value)
+    if is_timed_whole(result):
         parts.append(f"trained {units.seconds(result.train_time_s)}")
     if (value := result.final.get(metric.name)) is not None:
         parts.append(f"{metric.name} {metric.read_from([value]).show(value)}")
@@ -256,7 +265,7 @@ class LiveView:
         self._results.append(result)
         self._see(result.final)
         failed, late_s = not result.is_complete, 0.0
-        is_lost = failed or result.is_unusable
+        is_lost = failed or result.state.traits.is_unusable
         if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
             self._num_skipped += 1
             return None  # the notice of the stopped point suffices
@@ -271,9 +280,9 @@ class LiveView:
                 self._interim = interim_best(self._question, self._results)
         if not self._running:
             self._idle_since_s, self._waiting_since_s = now_s - late_s, now_s
-        if self._live and (not is_lost or result.reason in self._errors):
+        if self._live and (not is_lost or reason_of(result) in self._errors):
             return None
-        self._errors.add(result.reason)
+        self._errors.add(reason_of(result))
         shown, width = ended_parts(result, self._metric()), len(str(self._num_trials))
         if not self._live and result.failure is not None and result.failure.log_path:
             shown.append(f"log: {result.failure.log_path}")

@@ -31,7 +31,16 @@ from raypar.signals import is_running
 from raypar.study.conditions import Conditions
 from raypar.study.quantity import BUILT_IN
 from raypar.study.strategy import sync_period
-from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
+from raypar.study.trial import (
+    Failure,
+    FailureKind,
+    LoadSample,
+    TrialResult,
+    TrialSpec,
+    TrialState,
+    end_state,
+    gang_step_times_s,
+)
 from raypar.train import telemetry
 from raypar.train.breakdown import profile_of
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
@@ -386,7 +395,7 @@ def trial_result(
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )
-    if stalls_s := telemetry.stalls(result.gang_step_times_s, sync_period(spec.config)):
+    if stalls_s := telemetry.stalls(gang_step_times_s(result), sync_period(spec.config)):
         result = replace(result, conditions=replace(conditions, stalls_s=tuple(stalls_s)))
     return result
 

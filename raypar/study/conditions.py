@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -39,6 +39,7 @@ class RankConditions:
         finds_unused: DDP searches for these in each step.
         resumed_at_epoch: epoch of the checkpoint from which it continued.
         checkpoint_s: seconds that saving checkpoints took.
+        is_untrained: it only warmed up, to count memory, or was only profiled; its times mean nothing.
         not_resumed: why it could not continue from a checkpoint.
         quantities: values measured by monitors, by `Quantity.key`.
     """
@@ -75,6 +76,7 @@ class RankConditions:
     resumed_at_epoch: float | None = None
     checkpoint_s: float | None = None
     not_resumed: str | None = None
+    is_untrained: bool | None = None
     quantities: Mapping[str, float] | None = None
 
 
@@ -107,6 +109,21 @@ class Conditions:
     stalls_s: tuple[float, ...] = ()
     energy_of: str = ""
     no_energy: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if raypar can't instrument the training code: a train loop or a command."""
+        return bool(self.of_ranks("steps_from"))
+
+    @property
+    def is_untrained(self) -> bool:
+        """True if the trial only warmed up, or was only profiled."""
+        return any(self.of_ranks("is_untrained"))
+
+    def untrained(self) -> Conditions:
+        """Return the conditions of a trial that only warmed up."""
+        ranks = self.ranks or (RankConditions(),)
+        return replace(self, ranks=tuple(replace(rank, is_untrained=True) for rank in ranks))
 
     def of_ranks(self, name: str) -> list[Any]:
         """Return the known values of a field of `RankConditions`."""

@@ -27,7 +27,7 @@ from raypar.errors import (
 )
 from raypar.provenance import source_files
 from raypar.search_path import file_of, owner_of, put_first
-from raypar.study.overrides import NO_CHANGES, flag_mistakes, with_flags
+from raypar.study.overrides import FieldFlag, flag_mistakes, with_flags
 from raypar.study.study import Study
 from raypar.study.workload import CommandWorkload
 from raypar.units import listed
@@ -76,13 +76,13 @@ class LoadedStudy:
         return tuple(name for name in self.code if runs_files and name != self.path.name)
 
 
-def load_study(path: Path, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES) -> LoadedStudy:
+def load_study(path: Path, settings: Sequence[str] = (), flags: Sequence[FieldFlag] = ()) -> LoadedStudy:
     """Run a study file and apply ``--set`` and other flags.
 
     The file's folder comes first on ``sys.path`` and stays there, as when Python runs a script.
 
     Args:
-        settings, changes: as for `with_flags`.
+        settings, flags: as for `with_flags`.
 
     Raises:
         RayparError: with the file, the line, the problem and the fix; a StudyError with all mistakes of the study, or
@@ -97,7 +97,7 @@ def load_study(path: Path, settings: Sequence[str] = (), changes: Mapping[str, A
         module = _execute(path, source, module_name)
     except StudyError as error:
         faulty = error.of if isinstance(error.of, Study) else None
-        raise StudyError([*error.mistakes, *flag_mistakes(faulty, settings, changes)], where=path) from None
+        raise StudyError([*error.mistakes, *flag_mistakes(faulty, settings, flags)], where=path) from None
     study = _find(path, module)
     defaults: dict[str, Any] = {}
     if not study.name:
@@ -105,7 +105,7 @@ def load_study(path: Path, settings: Sequence[str] = (), changes: Mapping[str, A
     if not study.description and module.__doc__:
         defaults["description"] = " ".join(module.__doc__.strip().split("\n\n")[0].split())
     try:
-        study = with_flags(replace(study, **defaults), settings, changes)
+        study = with_flags(replace(study, **defaults), settings, flags)
     except StudyError as error:
         raise error.at(path) from None
     local = tuple(_local_modules(path.resolve().parent, module_name))

@@ -4,82 +4,89 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from raypar.errors import Mistake, StudyError
 from raypar.study.options import OPTIONS
 from raypar.study.space import DOMAINS, MAKERS, Domain, Grid, Value, examples, problem
-from raypar.study.study import MAX_TRIALS, Study, options_of
+from raypar.study.study import WHOLE_NUMBERS, Study, options_of, whole_number_mistake
 from raypar.study.validation import unknown_option, validate_value
-from raypar.study.workload import Option
-
-# Flags that change a field of a study.
-FLAGS = {field: f"--{field.replace('_', '-')}" for field in ("seed", "until", "margin", "max_repeats", "budget")}
-FLAGS["num_repeats"] = "--repeats"
-BOUNDS = {"num_repeats": (1, MAX_TRIALS), "seed": (0, 2**32 - 1)}
-NO_CHANGES: Mapping[str, Any] = {}
 
 
-def with_flags(study: Study, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES) -> Study:
+@dataclass(frozen=True)
+class FieldFlag:
+    """Flag of the command line that changes a field of a study.
+
+    Attributes:
+        field: the study's field.
+        word: ``--repeats``.
+        value: what it was given; None: it was not.
+        needs_until: it only applies to a study that runs until it is settled.
+    """
+
+    field: str
+    word: str
+    value: object = None
+    needs_until: bool = False
+
+
+def with_flags(study: Study, settings: Sequence[str] = (), flags: Sequence[FieldFlag] = ()) -> Study:
     """Return the study with the flags applied.
 
     Args:
         settings: ``key=value``. A fixed value removes its key from the space; several values sweep it.
-        changes: values of the study's fields in `FLAGS`; None: keep the file's value.
+        flags: all flags that change a field of a study.
 
     Raises:
         StudyError: with every mistake of every flag.
     """
-    changed, chosen, mistakes = _checked(study, settings, changes)
+    given, chosen, mistakes = _checked(study, settings, flags)
     try:
-        made = replace(study, **changed, **_merged(study, chosen))
+        made = replace(study, **{flag.field: flag.value for flag in given}, **_merged(study, chosen))
     except StudyError as error:
-        as_flags = {field: FLAGS[field] for field in changed if field not in BOUNDS}
-        mistakes += (replace(mistake, field=as_flags.get(mistake.field, mistake.field)) for mistake in error.mistakes)
+        words = {flag.field: flag.word for flag in given}
+        mistakes += (replace(mistake, field=words.get(mistake.field, mistake.field)) for mistake in error.mistakes)
     if mistakes:
         raise StudyError(mistakes)
     return made
 
 
-def flag_mistakes(
-    study: Study | None, settings: Sequence[str] = (), changes: Mapping[str, Any] = NO_CHANGES
-) -> list[Mistake]:
+def flag_mistakes(study: Study | None, settings: Sequence[str], flags: Sequence[FieldFlag]) -> list[Mistake]:
     """Return the mistakes of flags that can be found without a valid study.
 
     Args:
         study: the faulty study; None: nothing is known of it.
-        settings, changes: as for `with_flags`.
+        settings, flags: as for `with_flags`.
     """
-    return _checked(study, settings, changes)[-1]
+    return _checked(study, settings, flags)[-1]
 
 
 def _checked(
-    study: Study | None, settings: Sequence[str], changes: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Value | Domain], list[Mistake]]:
-    """Return changes of a study's fields, values of hyperparameters, and the mistakes of the flags."""
+    study: Study | None, settings: Sequence[str], flags: Sequence[FieldFlag]
+) -> tuple[list[FieldFlag], dict[str, Value | Domain], list[Mistake]]:
+    """Return the valid flags that were given, the values of hyperparameters, and all mistakes."""
     mistakes: list[Mistake] = []
-    given = {field: value for field, value in changes.items() if value is not None}
-    for field, (low, high) in BOUNDS.items():
-        if (number := given.get(field)) is not None and not low <= number <= high:
-            given[field] = min(max(number, low), high)
-            bound = f"must be at least {low}" if number < low else f"must be at most {high}"
-            hint = f"give {FLAGS[field]} from {low} to {high}"
-            mistakes.append(Mistake(FLAGS[field], number, bound, hint=hint))
+    given = [flag for flag in flags if flag.value is not None]
+    runs_until_settled = study is None or bool(study.until) or any(flag.field == "until" for flag in given)
+    for flag in [*given]:
+        wrong = whole_number_mistake(flag.field, flag.word, flag.value) if flag.field in WHOLE_NUMBERS else None
+        if flag.needs_until and not runs_until_settled:
+            hint = "add --until settled, or leave it out"
+            wrong = Mistake(flag.word, flag.value, "is for a study that runs until it is settled", hint=hint)
+        if wrong:
+            given.remove(flag)
+            mistakes.append(wrong)
     chosen: dict[str, Value | Domain] = {}
     for setting in settings:
         try:
-            key, value = _parse(*(options_of(study) if study else (OPTIONS, False)), setting)
+            key, value = _parse(study, setting, {flag.field: flag.word for flag in flags})
         except StudyError as error:
             mistakes += error.mistakes
             continue
         if key in chosen:
             mistakes.append(Mistake(f"--set {key}", setting, "is given twice", f"to sweep it, write --set {key}=A,B"))
         chosen[key] = value
-    for field in ("margin", "max_repeats"):
-        if field in given and not (study is None or study.until or "until" in given):
-            problem, hint = "is for a study that runs until it is settled", "add --until settled, or leave it out"
-            mistakes.append(Mistake(FLAGS[field], given[field], problem, hint=hint))
     return given, chosen, mistakes
 
 
@@ -105,21 +112,21 @@ def split_setting(setting: str) -> tuple[str, str]:
     return key, text
 
 
-def _parse(options: Mapping[str, Option], is_complete: bool, setting: str) -> tuple[str, Value | Domain]:
+def _parse(study: Study | None, setting: str, words: Mapping[str, str]) -> tuple[str, Value | Domain]:
     """Return key and value of a ``--set``. Raises StudyError with what is wrong with them.
 
     Args:
-        options: options of the study.
-        is_complete: there are no other options.
+        words: the flags that change a field of the study, by field.
     """
     try:
         key, text = split_setting(setting)
     except ValueError as error:
         raise StudyError([Mistake("--set", setting, str(error), hint="write --set key=value: --set lr=0.1")]) from None
     where = f"--set {key}"
+    options, is_complete = options_of(study) if study else (OPTIONS, False)
     if key not in options and key in {f.name for f in fields(Study)}:
-        hint = f"use {FLAGS[key]} {text}" if key in FLAGS else "change it in the study's file"
-        raise StudyError([Mistake(where, text, f"`{key}` belongs to the study, it is no hyperparameter", hint=hint)])
+        hint = f"use {words[key]} {text}" if key in words else "change it in the study's file"
+        raise StudyError([Mistake(where, text, f"`{key}` is a field of the study, not a hyperparameter", hint=hint)])
     if key not in options and is_complete:
         raise StudyError([unknown_option(where, text, key, options)])
     try:

@@ -265,7 +265,8 @@ MEMORY = Quantity(
     head="memory",
     show=units.size,
     views=_OF_POINTS,
-    of_trial=attrgetter("memory_bytes"),
+    # What the training allocates if that was counted, else what it takes from the machine.
+    of_trial=lambda r: r.conditions.largest("peak_memory_bytes") or r.conditions.largest("peak_rss_bytes"),
     of_repeats=Repeats.MOST,
     limit=UpperLimit(
         flag="--max-memory",
@@ -283,9 +284,9 @@ MEMORY = Quantity(
 )
 
 
-def _of_ranks(key: str, about: str, views: View) -> Quantity:
-    """Return the most of any rank, as the trial's conditions have it; of no interest for points."""
-    return Quantity(key=key, about=about, views=views, of_trial=attrgetter(key), of_repeats=None)
+def _largest(key: str, about: str, views: View) -> Quantity:
+    """Return a quantity of trials only: the largest value of any rank in their conditions."""
+    return Quantity(key=key, about=about, views=views, of_trial=lambda r: r.conditions.largest(key), of_repeats=None)
 
 
 # In the order of tables and files; those of a trial first.
@@ -299,13 +300,13 @@ BUILT_IN = (
     THROUGHPUT,
     COST,
     ENERGY,
-    _of_ranks("other_load_cores", "cores that were busy with other work.", View.MLFLOW),
-    _of_ranks(
+    _largest("other_load_cores", "cores that were busy with other work.", View.MLFLOW),
+    _largest(
         "peak_memory_bytes",
         "that the training on a worker allocates, the most of any.",
         View.RECORD | View.MLFLOW,
     ),
-    _of_ranks(
+    _largest(
         "peak_rss_bytes",
         "of the machine's memory that a worker takes, the most of any.",
         View.RECORD | View.MLFLOW,

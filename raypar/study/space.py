@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, TypeAlias
 
 from raypar.errors import cut, shortened
 from raypar.units import listed
@@ -21,7 +21,13 @@ Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
 
 class _Written:
-    """Base of the domains, whose ``repr`` is what a study file says."""
+    """Base of the domains, with the ``repr`` that a study file has.
+
+    Attributes:
+        is_drawn: a search draws its values; otherwise all of them are run.
+    """
+
+    is_drawn: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # a dataclass
@@ -33,6 +39,8 @@ class _Written:
 @dataclass(frozen=True, repr=False)
 class Grid(_Written):
     """Values that are all tried; grids multiply."""
+
+    is_drawn = False
 
     values: tuple[Value, ...]
 
@@ -200,16 +208,16 @@ def _text_of(value: object) -> str:
 
 
 def lone_surrogate(value: object) -> str | None:
-    """Return the first half of a character in a text, or in a container of texts, that no file or database takes."""
+    """Return the first half of a character in a text, or in a container of texts; no file or database takes one."""
     match value:
         case str():
             return next((char for char in value if "\ud800" <= char <= "\udfff"), None)
-        case Grid(values) | Choice(values):
-            return lone_surrogate(values)
         case Mapping():
             return lone_surrogate([*value.keys(), *value.values()])
         case list() | tuple():
             return next(filter(None, map(lone_surrogate, value)), None)
+    if is_dataclass(value) and not isinstance(value, type):
+        return lone_surrogate([getattr(value, each.name) for each in fields(value)])
     return None
 
 

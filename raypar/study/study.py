@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from raypar.errors import Mistake, StudyError, closest, shortened, suggest
+from raypar.study.blocks import MIN_BLOCKS, block, num_first_blocks
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, OPTIONS, Auto, affinity_width, known_options, resolve
 from raypar.study.space import DOMAINS, Choice, Domain, Grid, Value, examples, lone_surrogate, plain, problem
-from raypar.study.trial import REVISION, Placement, TrialSpec, point_label
+from raypar.study.trial import TrialSpec, point_label
 from raypar.study.validation import (
     KEPT,
     can_be_kept,
@@ -25,15 +25,22 @@ from raypar.study.validation import (
     validate_value,
     workload_mistakes,
 )
-from raypar.study.workload import AnyWorkload, Option, Workload
-from raypar.units import DURATIONS_S, SHARES, counted, listed, parsed
+from raypar.study.workload import AnyWorkload, CommandWorkload, Option, Workload
+from raypar.units import DURATIONS_S, SHARES, listed, parsed
 
 MAX_TRIALS = 100_000
-MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
 MAX_BLOCKS = 100  # of such a study: more than that nobody waits for
 MAX_NAME = 150  # file names are made of it
 MAX_SHOWN = 20  # points that can't run
 MAX_VALUES_SHOWN = 8
+# Bounds of the fields that are whole numbers.
+WHOLE_NUMBERS = {
+    "num_repeats": (1, MAX_TRIALS),
+    "max_retries": (0, MAX_TRIALS),
+    "num_trials": (1, MAX_TRIALS),
+    "max_concurrent_trials": (1, MAX_TRIALS),
+    "seed": (0, 2**32 - 1),
+}
 _MAPPINGS = ("space", "config", "baseline")
 # What a trial of raypar's own loop reports of itself, beside its metrics.
 REPORTED = (
@@ -116,30 +123,13 @@ class Study:
 
     @property
     def is_search(self) -> bool:
-        """True if points are drawn rather than listed."""
-        return self.searcher is not None or any(not isinstance(d, Grid) for d in self.space.values())
+        """True if points are drawn rather than listed: by a searcher, or from a domain other than a grid."""
+        return self.searcher is not None or any(domain.is_drawn for domain in self.space.values())
 
     @property
     def judged_by(self) -> Metric:
         """Metric that trials are judged by: the study's, else the workload's."""
         return self.workload.metric_of(self.metric, self.mode)
-
-    @property
-    def num_first_repeats(self) -> int:
-        """Repeats of every point before anything is decided."""
-        return max(MIN_BLOCKS, self.num_repeats) if self.until else self.num_repeats
-
-    @property
-    def repeats_text(self) -> str:
-        """``3 repeats``, ``3 to 30 repeats, until settled``."""
-        if not self.until:
-            return counted(self.num_repeats, "repeat")
-        return f"{self.num_first_repeats} to {self.max_repeats} repeats, until {self.until}"
-
-    @property
-    def budget_s(self) -> float | None:
-        """Seconds of the budget, if there is one."""
-        return None if self.budget is None else float(self.budget)
 
     def points(self) -> tuple[dict[str, Value], ...]:
         """Return every assignment of the grids, the last key varying fastest."""
@@ -160,37 +150,8 @@ class Study:
 
     def trials(self, *, auto: Auto = ON_CPU) -> tuple[TrialSpec, ...]:
         """Return every trial in execution order, the same for the same study; the first ones, where more may follow."""
-        points, repeats = self.points(), range(self.num_first_repeats)
-        return tuple(spec for r in repeats for spec in self.block(r, points, auto=auto))
-
-    def block(
-        self, repeat: int, points: Sequence[Mapping[str, Value]], *, auto: Auto = ON_CPU
-    ) -> tuple[TrialSpec, ...]:
-        """Return a trial of each point, in execution order, the same for the same study and points.
-
-        The placements come in random order, and the trials of a placement in random order: a drift over time can't
-        pose as an effect of a hyperparameter. Trials that differ in the revision of the code alone follow each other.
-        """
-        shuffled = random.Random(f"{self.seed}/{repeat}")
-        by_placement: dict[Placement, dict[str, list[TrialSpec]]] = {}
-        for point in points:
-            spec = self.trial(point, repeat, auto=auto)
-            rest = point_label({key: value for key, value in point.items() if key != REVISION})
-            group = by_placement.setdefault(replace(spec.placement, revision=""), {})
-            group.setdefault(rest, []).append(spec)
-        groups = [list(group.values()) for group in by_placement.values()]
-        shuffled.shuffle(groups)
-        for pairs in groups:
-            shuffled.shuffle(pairs)
-            for pair in pairs:
-                shuffled.shuffle(pair)
-        ordered = itertools.chain.from_iterable(itertools.chain(*groups))
-        first = repeat * len(self.points())
-        return tuple(replace(spec, order=first + i) for i, spec in enumerate(ordered))
-
-    def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the point that `point` is compared with; itself where it is a baseline."""
-        return {**point, **{k: v for k, v in self.baseline.items() if k in self.space}}
+        points = self.points()
+        return tuple(spec for r in range(num_first_blocks(self)) for spec in block(self, r, points, auto=auto))
 
 
 def _mistakes(study: Study) -> list[Mistake]:
@@ -258,14 +219,10 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
             yield Mistake(key, value, f"must be text, not {type(value).__name__}", hint="put it in quotes")
     if isinstance(study.name, str) and study.name and (wrong := name_problem(study.name)):
         yield Mistake("name", study.name, wrong, hint="choose another name")
-    for key, low in (("num_repeats", 1), ("max_retries", 0), ("num_trials", 1), ("max_concurrent_trials", 1)):
+    for key in WHOLE_NUMBERS:
         value = getattr(study, key)
-        if value is None and key == "max_concurrent_trials":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            yield Mistake(key, value, f"must be a whole number of at least {low}", hint=f"set {key}={low}")
-        elif value > MAX_TRIALS:
-            yield Mistake(key, value, f"is more than {MAX_TRIALS:,}", hint=f"set {key}={low}")
+        if value is not None or key != "max_concurrent_trials":
+            yield from filter(None, [whole_number_mistake(key, key, value)])
     yield from _until_mistakes(study)
     price = study.price_per_node_hour
     if price is not None and not (_is_number(price) and 0 < price < math.inf):
@@ -275,8 +232,6 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
         yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='set mode="max" for an accuracy')
     if isinstance(study.metric, Metric):
         yield from metric_mistakes("metric", study.metric)
-    if not isinstance(study.seed, int) or isinstance(study.seed, bool) or not 0 <= study.seed < 2**32:
-        yield Mistake("seed", study.seed, "must be a whole number from 0 to 4294967295", hint="set seed=0")
     for key, example in (("searcher", "OptunaSearch()"), ("scheduler", "ASHAScheduler()")):
         value = getattr(study, key)
         if isinstance(value, (str, int, float, type, Mapping, list, tuple)):
@@ -284,11 +239,19 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
             yield Mistake(key, value, f"is {what}", hint=f"give an object of ray.tune: {key}={example}")
 
 
+def whole_number_mistake(key: str, where: str, value: object) -> Mistake | None:
+    """Return the mistake of a value of a field in `WHOLE_NUMBERS`; `where` is its name in the message."""
+    low, high = WHOLE_NUMBERS[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        return Mistake(where, value, f"must be a whole number of at least {low}", hint=f"set {where}={low}")
+    return Mistake(where, value, f"is more than {high:,}", hint=f"set {where}={low}") if value > high else None
+
+
 def _text_mistakes(study: Study) -> Iterator[Mistake]:
     """Yield what is stored of a study and holds half of a character."""
     texts: dict[str, object] = {"metric": study.metric, "description": study.description}
     if isinstance(study.workload, AnyWorkload):
-        texts |= {f"workload.{part}": value for part, value in study.workload.stored_texts.items()}
+        texts |= {f"workload.{part.name}": getattr(study.workload, part.name) for part in fields(study.workload)}
     for name in _MAPPINGS:
         texts |= {f"{name}[{key!r}]": (key, value) for key, value in _mapping(study, name).items()}
     for where, value in texts.items():
@@ -394,7 +357,8 @@ def _key_mistake(
         return Mistake(where, value, f"its name must be text, not {type(key).__name__}", hint=hint)
     if not is_complete or key in options:
         return None
-    return unknown_option(where, value, key, options, study.workload.unknown_key_hint(key))
+    hint = f"; the command has no {{{key}}}" if isinstance(study.workload, CommandWorkload) else ""
+    return unknown_option(where, value, key, options, hint)
 
 
 def _setting_mistake(where: str, key: Any, value: Any, options: Mapping[str, Option]) -> Mistake | None:

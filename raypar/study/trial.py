@@ -52,6 +52,11 @@ class StateTraits:
     is_rare: bool = False
     plural: str = ""
 
+    @property
+    def is_unusable(self) -> bool:
+        """True if the trial need not be run again, although its point gives no model: it diverged, or does not fit."""
+        return self.is_result and not self.is_usable
+
 
 class TrialState(StrEnum):
     """Final state of a trial."""
@@ -298,83 +303,9 @@ class TrialResult:
         return self.state.traits.is_measured
 
     @property
-    def is_memory_only(self) -> bool:
-        """True if it has counted memory in a warm-up that was undone, and trained nothing; its times mean nothing."""
-        return self.warmup_s is not None and self.train_time_s is None and self.is_measured
-
-    @property
-    def is_unusable(self) -> bool:
-        """True if the trial need not be run again, and yet its point gives no model: it diverged, or does not fit."""
-        return self.is_complete and not self.state.traits.is_usable
-
-    @property
-    def reason(self) -> str:
-        """Reason why it failed, diverged or does not fit, in a line; empty for others, or where nothing is known."""
-        if self.failure is not None:
-            return self.failure.summary
-        if not self.is_unusable:
-            return ""
-        bad = next(((report, losses) for report in self.reports if (losses := bad_losses(report))), None)
-        if bad is None:
-            return ""
-        report, losses = bad
-        key, value = next(iter(losses.items()))
-        epoch = report.get("epoch")
-        return f"{key}={value}" + (f" at epoch {epoch:g}" if isinstance(epoch, (int, float)) else "")
-
-    @property
-    def other_load_cores(self) -> float | None:
-        """Cores of a machine that were busy with other work while it was timed, on the busiest machine."""
-        return self.conditions.largest("other_load_cores")
-
-    @property
-    def peak_memory_bytes(self) -> float | None:
-        """Bytes that the training allocates at its peak, on the rank that allocates the most; None: not counted."""
-        return self.conditions.largest("peak_memory_bytes")
-
-    @property
-    def peak_rss_bytes(self) -> float | None:
-        """Bytes of the machine's memory that a rank takes, the most of any; None: unknown."""
-        return self.conditions.largest("peak_rss_bytes")
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """Memory that a worker needs: what its training allocates where that was counted, else what it takes."""
-        return self.peak_memory_bytes or self.peak_rss_bytes
-
-    @property
-    def is_foreign(self) -> bool:
-        """True if raypar can't instrument its training code: a train loop or a command."""
-        return bool(self.conditions.of_ranks("steps_from"))
-
-    @property
-    def timed_work(self) -> str | None:
-        """Work that ``train_time_s`` is of, for code that raypar didn't write: ``raypar.step``, ``epochs 1 to 5``.
-
-        Empty for raypar's own training loop; None where it is of nothing that other trials' can be compared with: there
-        are no steps or laps, or nobody knows what these cover, as in results of earlier versions.
-        """
-        if not self.is_foreign:
-            return ""
-        # A command's first machine alone has any.
-        sources = set(self.conditions.of_ranks("steps_from")) - {""}
-        works = set(self.conditions.of_ranks("laps_cover")) - {""} if sources == {"reports"} else sources
-        return str(works.pop()) if len(works) == 1 and self.train_time_s is not None else None
-
-    @property
-    def is_timed_whole(self) -> bool:
-        """True if ``train_time_s`` is of all its training, rather than of some laps of it."""
-        return self.train_time_s is not None and (not self.is_foreign or self.timed_work == "raypar.step")
-
-    @property
     def final(self) -> Mapping[str, float]:
         """Last report; empty if there was none."""
         return self.reports[-1] if self.reports else {}
-
-    @property
-    def gang_step_times_s(self) -> tuple[float, ...]:
-        """Per step, the slowest rank's time."""
-        return tuple(max(times) for times in zip(*self.step_times_s, strict=False))
 
     def to_json(self) -> str:
         raw = asdict(replace(self, conditions=Conditions(), profile=None, load=()))
@@ -390,19 +321,63 @@ class TrialResult:
         Of results from before there was a state for it, those whose loss is not finite are diverged.
         """
         raw = json.loads(text)
-        failure, environment = raw["failure"], raw.pop("environment", {})
+        failure, conditions = raw["failure"], Conditions.from_stored(raw.pop("environment", {}))
+        state = end_state(TrialState(raw["state"]), raw["reports"])
+        if raw["warmup_s"] is not None and raw["train_time_s"] is None and state.traits.is_measured:
+            conditions = conditions.untrained()  # earlier results don't say so
         return cls(
             **{
                 **raw,
                 "spec": spec_from_dict(raw["spec"]),
-                "state": end_state(TrialState(raw["state"]), raw["reports"]),
+                "state": state,
                 "reports": tuple(raw["reports"]),
                 "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
-                "conditions": Conditions.from_stored(environment),
+                "conditions": conditions,
                 "profile": Profile.from_stored(raw.get("profile", {})),
                 "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
             }
         )
+
+
+def reason_of(result: TrialResult) -> str:
+    """Return why a trial failed, diverged or does not fit, in a line; empty for others, or if nothing is known."""
+    if result.failure is not None:
+        return result.failure.summary
+    if not result.state.traits.is_unusable:
+        return ""
+    bad = next(((report, losses) for report in result.reports if (losses := bad_losses(report))), None)
+    if bad is None:
+        return ""
+    report, losses = bad
+    key, value = next(iter(losses.items()))
+    epoch = report.get("epoch")
+    return f"{key}={value}" + (f" at epoch {epoch:g}" if isinstance(epoch, (int, float)) else "")
+
+
+def timed_work(result: TrialResult) -> str | None:
+    """Return the work that ``train_time_s`` covers: ``raypar.step``, ``epochs 1 to 5``.
+
+    Empty for raypar's own training loop. None if other trials' times can't be compared with it: there are no steps or
+    laps, or it is unknown what they cover, as in results of earlier versions.
+    """
+    conditions = result.conditions
+    if not conditions.is_foreign:
+        return ""
+    # Only a command's first machine has any.
+    sources = set(conditions.of_ranks("steps_from")) - {""}
+    works = set(conditions.of_ranks("laps_cover")) - {""} if sources == {"reports"} else sources
+    return str(works.pop()) if len(works) == 1 and result.train_time_s is not None else None
+
+
+def is_timed_whole(result: TrialResult) -> bool:
+    """Return whether ``train_time_s`` covers all the training, rather than some laps of it."""
+    covers_all = not result.conditions.is_foreign or timed_work(result) == "raypar.step"
+    return result.train_time_s is not None and covers_all
+
+
+def gang_step_times_s(result: TrialResult) -> tuple[float, ...]:
+    """Return the slowest rank's time of each step, in seconds."""
+    return tuple(max(times) for times in zip(*result.step_times_s, strict=False))
 
 
 def spec_from_dict(raw: Mapping[str, Any]) -> TrialSpec:

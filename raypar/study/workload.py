@@ -220,18 +220,9 @@ class AnyWorkload:
         """Path of the script that it surely runs, from the study's folder on; empty: unknown, or there is none."""
         return ""
 
-    @property
-    def stored_texts(self) -> dict[str, object]:
-        """Texts of it that the store keeps, by field."""
-        return {part: getattr(self, part) for part in ("name", "description", "dataset", "options", "defaults")}
-
     def train_size(self, config: Config) -> int | None:
         """Return the number of training samples under a config; None if unknown beforehand."""
         return None
-
-    def unknown_key_hint(self, key: str) -> str:
-        """Return what to add to the hint for a hyperparameter that it doesn't have."""
-        return ""
 
     def mistakes(self) -> Iterator[Mistake]:
         """Yield what is wrong with the fields that its kind alone has."""
@@ -454,10 +445,6 @@ class Workload(AnyWorkload):
         return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples
 
     @property
-    def stored_texts(self) -> dict[str, object]:
-        return {**super().stored_texts, "metrics": self.metrics}
-
-    @property
     def has_class_loss(self) -> bool:
         """True where the loss is torch's cross-entropy, so that its outputs are scores of classes."""
         loss = self.loss.func if isinstance(self.loss, partial) else self.loss
@@ -550,15 +537,6 @@ class CommandWorkload(AnyWorkload):
     def script(self) -> str:
         # What a shell runs, it alone knows.
         return "" if self.command.shell else next(iter(self.command.scripts), "")
-
-    @property
-    def stored_texts(self) -> dict[str, object]:
-        command = self.command
-        texts = [command.template, command.metrics, command.tensorboard, command.folder]
-        return {**super().stored_texts, "command": texts}
-
-    def unknown_key_hint(self, key: str) -> str:
-        return f"; the command has no {{{key}}}"
 
     def mistakes(self) -> Iterator[Mistake]:
         yield from self.command.mistakes()

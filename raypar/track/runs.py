@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from raypar.study.options import GENERAL, OPTIONS, has_effect
 from raypar.study.quantity import View, of_view
-from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState, reason_of
 from raypar.track.names import (
     MAX_NAME_LENGTH,
     MAX_PARAM_LENGTH,
@@ -281,8 +281,10 @@ def _tags(result: TrialResult) -> dict[str, str]:
         "raypar.repeat": result.spec.repeat + 1,  # from 1, as in names and tables; the result counts from 0
         "raypar.state": result.state.value,
     }
-    if result.is_unusable:
-        tags["mlflow.note.content"] = f"{result.state}: {result.reason}" if result.reason else result.state.value
+    if result.state.traits.is_unusable:
+        tags["mlflow.note.content"] = (
+            f"{result.state}: {reason_of(result)}" if reason_of(result) else result.state.value
+        )
     if (failure := result.failure) and not result.is_complete:
         tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
         tags["raypar.failure_kind"] = failure.kind.value

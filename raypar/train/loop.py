@@ -176,6 +176,8 @@ def train(
     conditions: dict[str, Any] = {"checkpoint_s": checkpoints.time_s} if saves else {}
     if checkpoints.why_not:
         conditions["not_resumed"] = checkpoints.why_not
+    if profiling.instead_of_training:
+        conditions["is_untrained"] = True
     return RankOutcome(
         stopped=stopped,
         startup_s=warmup_start_s - start_s,

@@ -20,6 +20,7 @@ from raypar.run.ranks import ForkServer
 from raypar.run.runner import GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
 from raypar.run.tune import TuneRunner
 from raypar.signals import is_running
+from raypar.study.blocks import block
 from raypar.study.trial import FailureKind, TrialState
 from raypar.train.affinity import allowed_cores, host_cores
 from raypar.train.job import ARTIFACT_FOLDER, MODEL_FOLDER
@@ -72,7 +73,7 @@ def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_ow
 
 def test_gangs_stay_warm_over_blocks_that_are_decided_on_as_the_study_runs(on_ray):
     study = Study(workload=acting, name="decided", space={"num_workers": grid(1, 2)}, num_repeats=1)
-    later = [study.block(repeat, study.points()[repeat % 2 :]) for repeat in range(1, 4)]
+    later = [block(study, repeat, study.points()[repeat % 2 :]) for repeat in range(1, 4)]
     num_ended = []
     given = [study.trials(), *later]
 

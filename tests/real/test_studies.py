@@ -16,12 +16,13 @@ from harness import HERE, run, settings_at
 from sklearn.datasets import load_digits
 
 from raypar.analysis.analyse import analyse
+from raypar.execution.flags import RunFlags
 from raypar.execution.plan import check_data, make_plan
 from raypar.run.cluster import this_machine
 from raypar.run.local import LocalRunner
 from raypar.run.tune import TuneRunner
 from raypar.study.loader import load_study
-from raypar.study.trial import TrialState
+from raypar.study.trial import TrialState, gang_step_times_s
 from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS
 
 FOLDER = HERE.parents[1] / "studies"
@@ -96,7 +97,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], {"num_repeats": 1})
+    loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], RunFlags(repeats=1).of_study)
     study = replace(loaded.study, until="", budget=None)
     check_data(study, loaded.path)
     plan = make_plan(study, this_machine(), ())
@@ -116,7 +117,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
         if result.train_time_s is None:  # a train loop reports what it likes
             assert result.reports and result.wall_s is not None
         else:
-            assert study.judged_by.name in result.final and result.final["step"] == len(result.gang_step_times_s) > 0
+            assert study.judged_by.name in result.final and result.final["step"] == len(gang_step_times_s(result)) > 0
     analysis = analyse(study, results)
     assert not study.baseline or all(p.speedup is not None for p in analysis.points if not p.is_baseline)
     assert analysis.verdict.answer

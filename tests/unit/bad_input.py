@@ -216,7 +216,7 @@ STUDIES = (
 
 SECRET = "--tracking-uri http://me:pa55word@y:1"
 FLAGS = (
-    flags("a large seed", f"plan good.py --seed {2**32}", "--seed = 4294967296", "at most 4294967295"),
+    flags("a large seed", f"plan good.py --seed {2**32}", "--seed = 4294967296", "more than 4,294,967,295"),
     flags("a page's page", "study good.py --address http://x:1/jobs", "--address 'http://x:1/jobs'", "host:port"),
     flags(
         "attached to a Ray", "cluster attach good --address auto", "--address 'auto'", "must be the URL of a dashboard"

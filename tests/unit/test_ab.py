@@ -29,6 +29,7 @@ from raypar.execution.flags import RunFlags
 from raypar.execution.revisions import StudyRequest, check_environment, comparison
 from raypar.reporting.ab import ab_document, verdict_lines
 from raypar.run.forkserver import replaced
+from raypar.study.blocks import block
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.job import RunSettings
 
@@ -147,8 +148,8 @@ def test_the_trials_of_a_pair_follow_each_other_in_random_order(repository):
         study = made.loaded.study
         first = set()
         for repeat in range(8):
-            block = study.block(repeat, study.points())
-            pairs = [block[:2], block[2:]]
+            specs = block(study, repeat, study.points())
+            pairs = [specs[:2], specs[2:]]
             assert all(a.config["lr"] == b.config["lr"] for a, b in pairs)
             first |= {(a.config["lr"], a.point["revision"]) for a, _ in pairs}
         assert len(first) == 4
@@ -224,7 +225,7 @@ def test_data_that_git_ignores_is_linked_into_both(repository):
         (STUDY.replace("0.2", "0.3"), "points lr=0.2 and lr=0.3"),
         (STUDY.replace('"epochs": 1', '"epochs": 2'), "epochs=1 and 2"),
         (STUDY.replace("num_repeats=3", "num_repeats=4"), "num_repeats 3 and 4"),
-        (STUDY.replace("digits", "lenet5"), "workload 'digits' and 'lenet5'"),
+        (STUDY.replace("digits", "wide_mlp"), "workload 'digits' and 'wide_mlp'"),
         ("import no_such_module\n", "HEAD@.*no_such_module"),
         (None, "study_of_ab.py: is not in HEAD@"),
     ],

@@ -223,7 +223,7 @@ def test_a_plan_names_the_stored_trials_that_its_time_is_from(project, uri, monk
     text += "study = Study(workload=digits, space={'batch_size': grid(32, 64)}, num_repeats=2, config={'epochs': 2})\n"
     for name in ("plants.py", "flowers.py"):
         (project / name).write_text(text)
-    specs = load_study(project / "plants.py").study.block(0, [{"batch_size": 32}, {"batch_size": 64}])
+    specs = load_study(project / "plants.py").study.trials()[:2]
     estimate = "time for what is to run: {}"
     assert estimate.format("not known before the first trials") in raypar("plan", "plants.py")[1]
     results = [

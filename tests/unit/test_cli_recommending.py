@@ -13,6 +13,7 @@ from stage import options_of
 
 from raypar.analysis.question import Question, point_key, question_of
 from raypar.cli.common import parse_quantity
+from raypar.execution.flags import RunFlags
 from raypar.execution.options import ResumeFlags
 from raypar.study.loader import load_study
 from raypar.study.quantity import UNITS_J
@@ -98,7 +99,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
     settings = [after for word, after in pairwise(words) if word == "--set"]
     repeats = int(words[words.index("--repeats") + 1])
     before = load_study(project / "noisy.py").study
-    after = load_study(project / words[2], settings, {"num_repeats": repeats}).study
+    after = load_study(project / words[2], settings, RunFlags(repeats=repeats).of_study).study
     points = ({"batch_size": 64, "optimizer": "adam", "num_workers": n} for n in (1, 2, 4))
     assert {point_key(p) for p in after.points()} == {point_key(p) for p in points}
     stored = {spec.identity for spec in before.trials()}

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from raypar.cli import cluster
 from raypar.cli import flags as options_of_flags
-from raypar.errors import RayparError
+from raypar.errors import RayparError, StudyError
 from raypar.execution import flags as module
 from raypar.execution import options
 from raypar.execution.flags import FlagCheck, RunFlags, all_flags, where
 from raypar.execution.options import ResumeFlags
+from raypar.study.loader import load_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class WithPriority(RunFlags):
     priority: int | None = where(
         None, "Run trials at it.", "N", check=FlagCheck(lambda n: n < 20, "is too high", "use 19"), is_submitted=False
     )
+    retries: int | None = where(None, "Start a trial again this often.", "N", of_study="max_retries")
 
 
 @pytest.fixture
@@ -55,3 +57,16 @@ def test_a_new_flag_is_one_field():
     assert ResumeFlags.from_stored("s", stored).flags.priority is None, "in an older store"
     with pytest.raises(RayparError, match="--address http://head:8265 and --priority exclude each other"):
         cluster.dashboard_in(WithPriority(priority=5, address="http://head:8265"))
+
+
+@pytest.mark.usefixtures("with_priority", "modules_as_they_were")
+def test_a_new_flag_that_changes_a_field_of_a_study_is_one_field_too(tmp_path):
+    file = tmp_path / "retried.py"
+    file.write_text("from raypar import Study\nfrom raypar.workloads import digits\nstudy = Study(workload=digits)\n")
+    flags = WithPriority(retries=0)
+    study = load_study(file, (), flags.of_study).study
+    assert study.max_retries == 0 and flags.of_run(study).retries == 0
+    with pytest.raises(StudyError, match="--retries = -1: must be a whole number of at least 0"):
+        load_study(file, (), WithPriority(retries=-1).of_study)
+    with pytest.raises(StudyError, match="use --retries 3"):
+        load_study(file, ("max_retries=3",), flags.of_study)

@@ -47,8 +47,8 @@ def test_a_study_file_loads_into_trials_that_can_be_compared(path):
     assert study.num_repeats >= 3
     # Every point has a baseline, and some point differs from its own.
     points = study.points()
-    assert study.baseline and all(study.baseline_of(point) in points for point in points)
-    assert any(study.baseline_of(point) != point for point in points)
+    assert study.baseline and all({**point, **study.baseline} in points for point in points)
+    assert any({**point, **study.baseline} != point for point in points)
     if path.stem in REPEATS_REPORT:
         docstring = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
         assert any(f'"{title}"' in docstring for title in REPORTS)
@@ -95,7 +95,7 @@ def test_a_study_runs_on_any_number_of_gpus(path):
 def test_a_technique_is_compared_over_the_same_samples(name):
     study = study_file(name).study
     for point in study.points():
-        config, base = (study.trial(p, 0).config for p in (point, study.baseline_of(point)))
+        config, base = (study.trial(p, 0).config for p in (point, {**point, **study.baseline}))
         assert (config["epochs"], config["num_samples"]) == (base["epochs"], base["num_samples"])
         # Only in weak scaling does the batch grow: with the workers.
         same = "per_worker_batch_size" if name == "weak_scaling" else "batch_size"

@@ -106,7 +106,7 @@ def spec(repeat=0):
 def test_does_not_fit_is_a_result_and_ends_its_point():
     failure = Failure(FailureKind.DOES_NOT_FIT, "needs 2.00 GB of memory", 0)
     result = trial_result(spec(), {0: RankEnd(failure=failure)}, failure=failure)
-    assert (result.state, result.is_complete, result.is_unusable) == (TrialState.DOES_NOT_FIT, True, True)
+    assert (result.state, result.is_complete, result.state.traits.is_unusable) == (TrialState.DOES_NOT_FIT, True, True)
     assert TrialResult.from_json(result.to_json()) == result
     assert not is_retried(failure, 1, 5)
     stopped = StoppedPoints()
