@@ -186,14 +186,14 @@ def path_from_here(path: Path) -> str:
 
 
 def workload_named(name: str) -> AnyWorkload:
-    """Return the listed workload of that name, or that of a study file. Raises RayparError where there is none."""
+    """Return the listed workload of that name, or that of a Python file. Raises RayparError where there is none."""
     from raypar.errors import suggest
     from raypar.workloads import WORKLOADS
 
     if name.endswith(".py"):
-        from raypar.study.loader import load_study
+        from raypar.study.loader import load_workload
 
-        return load_study(Path(name)).study.workload
+        return load_workload(Path(name))
     if name not in WORKLOADS:
         raise RayparError(f"no workload `{name}`", hint=suggest(name, list(WORKLOADS)))
     return WORKLOADS[name]

@@ -418,7 +418,7 @@ def work(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help="A name that `raypar model list` shows, or a study file.",
+            help="A name that `raypar model list` shows, or a Python file that defines one.",
             autocompletion=common.complete_workload,
         ),
     ],

@@ -240,7 +240,7 @@ def workloads(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="Show this one with its options, or that of a study file.",
+            help="Show this one with its options, or that of a Python file.",
             autocompletion=common.complete_workload,
         ),
     ] = None,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePath
 from string import Formatter
-from typing import Any
 
 from raypar.errors import Mistake
 
@@ -26,7 +25,7 @@ PLACES = {
 }
 
 # Values that replace them when a command is only checked.
-EXAMPLES: Mapping[str, Any] = {
+EXAMPLES: Mapping[str, object] = {
     **dict.fromkeys(("node_rank", "seed", "repeat"), 0),
     **dict.fromkeys(("num_nodes", "workers_per_node"), 1),
     "master_addr": "127.0.0.1",
@@ -120,7 +119,7 @@ class Command:
                     return bool(re.match(r"(?:\\s[*+?]?|\s|\(\?:)*%", pattern[part.end() :]))
         return False
 
-    def filled(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+    def filled(self, values: Mapping[str, object]) -> tuple[str, ...]:
         """Return the command line of a trial.
 
         Args:
@@ -131,7 +130,7 @@ class Command:
             return ("/bin/sh", "-c", *(word.format_map(values) for word in self.words))
         return tuple(word.format_map(values) for word in self.words)
 
-    def problem(self, config: Mapping[str, Any]) -> str:
+    def problem(self, config: Mapping[str, object]) -> str:
         """Return why it can't be started with a trial's hyperparameters; empty if it can."""
         values = {**config, **EXAMPLES}
         try:

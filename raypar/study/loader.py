@@ -29,7 +29,7 @@ from raypar.provenance import source_files
 from raypar.search_path import file_of, owner_of, put_first
 from raypar.study.overrides import FieldFlag, flag_mistakes, with_flags
 from raypar.study.study import Study
-from raypar.study.workload import CommandWorkload
+from raypar.study.workload import AnyWorkload, CommandWorkload
 from raypar.units import listed
 
 MODULE_PREFIX = "raypar_study_"
@@ -112,6 +112,18 @@ def load_study(path: Path, settings: Sequence[str] = (), flags: Sequence[FieldFl
     if study.workload.files:
         files = source_files(path, source, study.workload.files)
     return LoadedStudy(study, path.resolve(), source, module_name, files.packages, local, files.digests)
+
+
+def load_workload(path: Path) -> AnyWorkload:
+    """Run a study file, or another file that defines a workload, and return the workload. Raises RayparError."""
+    module = _execute(path, read_python(path, "file"), _module_name(path))
+    found = [value.workload if isinstance(value, Study) else value for value in vars(module).values()]
+    workloads = {id(value): value for value in found if isinstance(value, AnyWorkload)}
+    if len(workloads) == 1:
+        return workloads.popitem()[1]
+    names = ", ".join(str(workload.name) for workload in workloads.values())
+    problem = f"defines several workloads: {names}" if workloads else "defines no workload"
+    raise RayparError(f"{path}: {problem}", hint="name a file with a Study, or with one Workload")
 
 
 def name_of(path: Path) -> str:

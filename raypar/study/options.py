@@ -262,7 +262,7 @@ def has_own_optimizer(workload: AnyWorkload) -> bool:
     return isinstance(workload, Workload) and workload.optimizer is not None and "optimizer" not in workload.options
 
 
-def leaves_cores_open(workload: AnyWorkload, chosen: Mapping[str, Any]) -> bool:
+def leaves_cores_open(workload: AnyWorkload, chosen: Mapping[str, Value]) -> bool:
     """Return whether neither a study's settings nor the workload's defaults give ``cpus_per_worker``."""
     return "cpus_per_worker" not in {**workload.defaults, **chosen}
 

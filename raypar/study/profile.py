@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raypar.study.conditions import Stored
+
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
 COMMUNICATION, STRAGGLERS, BUBBLE, OTHER = "exposed_communication", "stragglers", "bubble", "other"
 PARTS = (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUBBLE, OTHER)
@@ -70,7 +72,7 @@ class Profile:
         return asdict(self)
 
     @classmethod
-    def from_stored(cls, raw: Mapping[str, Any]) -> Profile | None:
+    def from_stored(cls, raw: Stored) -> Profile | None:
         """Restore a profile from the result of `to_stored`; None for any other mapping."""
         try:
             ranks = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -143,7 +143,9 @@ def randint(low: int, high: int) -> RandInt:
     return RandInt(low, high)
 
 
-MAKERS: Mapping[str, Any] = {make.__name__: make for make in (grid, choice, uniform, loguniform, randint)}
+MAKERS: Mapping[str, Callable[..., Domain]] = {
+    make.__name__: make for make in (grid, choice, uniform, loguniform, randint)
+}
 
 
 def examples(domain: Domain) -> tuple[Value, ...]:

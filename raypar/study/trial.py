@@ -10,14 +10,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Required, TypeAlias, TypedDict
 
-from raypar.study.conditions import Conditions
+from raypar.study.conditions import Conditions, Stored
 from raypar.study.profile import Profile
 from raypar.study.space import Value
+from raypar.study.workload import Config
 from raypar.units import counted, value_of
 
 LoadSample: TypeAlias = tuple[str, float, int, int]  # of a machine: key, value, Unix time in ms, step
+
+
+class TensorRecord(TypedDict):
+    """Type of a tensor, and the shape of one sample."""
+
+    dtype: str
+    shape: list[int]
+
+
+class SplitRecord(TypedDict, total=False):
+    """One split of a data set; one that is read sample by sample has only its size."""
+
+    num_samples: Required[int]
+    digest: str
+    inputs: TensorRecord
+    targets: TensorRecord
+
+
+class DataRecord(TypedDict, total=False):
+    """Data set of a trial, as stored; empty if unknown.
+
+    Attributes:
+        source: module and name of the workload's function.
+        splits: "train", "val" and "test", as far as they exist.
+    """
+
+    name: str
+    source: str
+    splits: dict[str, SplitRecord]
+
+
 # Key in the reports of training code that raypar didn't write: seconds from the start of the trial's processes.
 SINCE_LAUNCH = "since_launch_s"
 # Hyperparameter of a study that compares two versions of the code (`raypar ab`): a version's label.
@@ -138,7 +170,7 @@ class Placement:
     revision: str = ""  # label of the code, where a study compares two
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Placement:
+    def of(cls, config: Config) -> Placement:
         """Return the placement of a complete config; older stored ones lack the nodes and their label."""
         workers, cores, device = (config[key] for key in ("num_workers", "cpus_per_worker", "device"))
         return cls(
@@ -266,7 +298,7 @@ class TrialResult:
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         conditions: what it ran on and with, and what was measured of its machines.
         profile: where a step's time goes; None for a trial that was not profiled.
-        data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
+        data: data set that it was trained and judged on.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
         load: of its machines, from a runner that samples it; it is not part of the stored result.
     """
@@ -288,7 +320,7 @@ class TrialResult:
     conditions: Conditions = field(default_factory=Conditions)
     failure: Failure | None = None
     profile: Profile | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: DataRecord = field(default_factory=DataRecord)
     code: Mapping[str, str] = field(default_factory=dict)
     load: tuple[LoadSample, ...] = ()
 
@@ -380,10 +412,10 @@ def gang_step_times_s(result: TrialResult) -> tuple[float, ...]:
     return tuple(max(times) for times in zip(*result.step_times_s, strict=False))
 
 
-def spec_from_dict(raw: Mapping[str, Any]) -> TrialSpec:
+def spec_from_dict(raw: Stored) -> TrialSpec:
     """Return a spec from its ``dataclasses.asdict`` form as JSON gives it back (lists for tuples)."""
 
-    def values(mapping: Mapping[str, Any]) -> dict[str, Value]:
+    def values(mapping: Stored) -> dict[str, Value]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in mapping.items()}
 
     return TrialSpec(**{**raw, "point": values(raw["point"]), "config": values(raw["config"])})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypedDict, Unpack
 
 from raypar.errors import Mistake, suggest
 from raypar.study.command import Command
@@ -169,6 +169,28 @@ def whole_number(default: int | None, doc: str, *, at_least: int = 1, **rules: A
 
 def _no_preparation(config: Config) -> None:
     """Do nothing, as an embedded data set needs."""
+
+
+class CommonFields(TypedDict, total=False):
+    """Fields that a train loop and a command share with a `Workload`, which describes them."""
+
+    options: Mapping[str, Value | Option]
+    defaults: Mapping[str, Value]
+    metric: str | Metric
+    mode: str
+    metric_chosen_by: str
+    prepare: Callable[[Config], object]
+    description: str
+    dataset: str
+
+
+def _with_chooser(fields: CommonFields) -> CommonFields:
+    """Return the fields; if they name no metric, raypar chose the default one."""
+    if fields.get("metric"):
+        return fields
+    others: Any = {key: value for key, value in fields.items() if key != "metric" and value}
+    chosen: CommonFields = {"metric_chosen_by": DEFAULT_CHOOSER, **others}
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,54 +352,29 @@ class Workload(AnyWorkload):
         cls,
         train_loop_per_worker: Callable[[dict[str, Any]], Any],
         *,
-        name: str | None = None,
-        options: Mapping[str, Value | Option] | None = None,
-        defaults: Mapping[str, Value] | None = None,
-        metric: str | Metric = "",
-        mode: str = "",
-        metric_chosen_by: str = "",
+        name: str = "",
         preload: tuple[str, ...] = ("torchvision", "ray.train.torch"),
-        prepare: Callable[[Config], object] = _no_preparation,
-        description: str = "",
-        dataset: str = "",
+        **fields: Unpack[CommonFields],
     ) -> TrainLoopWorkload:
         """Take a Ray Train ``train_loop_per_worker(config)`` as it is.
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
-        Every key of the study's config and space that neither raypar nor `options` knows is handed to it unchecked.
-        Each step is timed where the loop calls ``raypar.step()``; else what lies between two reports, where these have
-        an ``epoch`` or a ``step`` of the loop's own; else the whole trial.
+        It gets every key of the study's config and space that neither raypar nor `options` knows, unchecked.
+        Each step is timed if the loop calls ``raypar.step()``. Otherwise the time between two reports counts, if these
+        have an ``epoch`` or a ``step``, and else the whole trial.
 
         Args:
             train_loop_per_worker: the loop, an importable function.
-            name: its name in plans, reports and the store; None: the function's name.
-            options: the loop's hyperparameters, each with its default or an `Option`.
-            defaults: raypar's own options here, unless a study sets them.
-            metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-                direction and unit; empty: "accuracy".
-            mode: "max" or "min" of it is better; empty: as its name shows.
-            metric_chosen_by: who chose the metric if you did not; the report names it.
+            name: its name in plans, reports and the store; empty: the function's name.
             preload: modules that it imports, imported ahead so that no trial pays for it.
-            prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
-            description: one line for a person.
-            dataset: the data set's name and size, for people.
+            **fields: `options`, `defaults`, `metric` (by default "accuracy"), `mode`, `metric_chosen_by`, `prepare`,
+                `description` and `dataset`, as for a `Workload`.
 
         Returns:
             The workload. Its metrics are those that the loop reports.
         """
-        return TrainLoopWorkload(
-            name=name or str(getattr(train_loop_per_worker, "__name__", "train_loop")),
-            train_loop=train_loop_per_worker,
-            options=options or {},
-            defaults=defaults or {},
-            metric=metric or TrainLoopWorkload.metric,
-            mode=mode,
-            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
-            preload=preload,
-            prepare=prepare,
-            description=description,
-            dataset=dataset,
-        )
+        name = name or str(getattr(train_loop_per_worker, "__name__", "train_loop"))
+        return TrainLoopWorkload(name=name, train_loop=train_loop_per_worker, preload=preload, **_with_chooser(fields))
 
     @classmethod
     def from_command(
@@ -388,19 +385,12 @@ class Workload(AnyWorkload):
         tensorboard: str = "",
         folder: str = "",
         shell: bool = False,
-        name: str | None = None,
-        options: Mapping[str, Value | Option] | None = None,
-        defaults: Mapping[str, Value] | None = None,
-        metric: str | Metric = "",
-        mode: str = "",
-        metric_chosen_by: str = "",
-        prepare: Callable[[Config], object] = _no_preparation,
-        description: str = "",
-        dataset: str = "",
+        name: str = "",
+        **fields: Unpack[CommonFields],
     ) -> CommandWorkload:
         """Take a command line, such as ``"torchrun --nproc-per-node={num_workers} train.py --lr {lr}"``.
 
-        It is run once on each machine of a trial, on the cores of all its workers there.
+        It runs once on each machine of a trial, on the cores of all its workers there.
         Reports are its output's JSON lines (``{"step": 10, "loss": 0.5}``), calls of ``raypar.report`` in the script,
         and what `metrics` finds. An exit code other than 0 is a failure.
 
@@ -410,36 +400,18 @@ class Workload(AnyWorkload):
                 and ``{output_dir}``. Values are filled in after it is split into words: they need no quotes.
             metrics: name to a regular expression, whose first group is the value: ``{"loss": r"loss: ([0-9.]+)"}``.
             tensorboard: folder of event files, whose scalars are reported at the end: ``"{output_dir}/runs"``.
-            folder: where it runs, from the study file's folder on; ``"{output_dir}"``: an empty one for each trial.
+            folder: where it runs, relative to the study file's folder; ``"{output_dir}"``: a new one for each trial.
             shell: hand the text to ``/bin/sh``; values are quoted.
-            name: its name in plans, reports and the store; None: the script's file name.
-            options: the command's hyperparameters, each with its default or an `Option`; those in braces need no entry.
-            defaults: raypar's own options here, unless a study sets them.
-            metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-                direction and unit; empty: "loss".
-            mode: "max" or "min" of it is better; empty: as its name shows.
-            metric_chosen_by: who chose the metric if you did not; the report names it.
-            prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
-            description: one line for a person.
-            dataset: the data set's name and size, for people.
+            name: its name in plans, reports and the store; empty: the script's file name.
+            **fields: `options` (those in braces need no entry), `defaults`, `metric` (by default "loss"), `mode`,
+                `metric_chosen_by`, `prepare`, `description` and `dataset`, as for a `Workload`.
 
         Returns:
-            The workload. That its points do equal work is not proven: raypar doesn't see what is trained.
+            The workload. raypar can't prove that its points do equal work, since it doesn't see what is trained.
         """
         words = command if isinstance(command, str) or not isinstance(command, Sequence) else tuple(command)
         template = Command(words, shell, dict(metrics or {}), tensorboard, folder)
-        return CommandWorkload(
-            name=name or template.title,
-            command=template,
-            options=options or {},
-            defaults=defaults or {},
-            metric=metric or CommandWorkload.metric,
-            mode=mode,
-            metric_chosen_by=metric_chosen_by or ("" if metric else DEFAULT_CHOOSER),
-            prepare=prepare,
-            description=description,
-            dataset=dataset,
-        )
+        return CommandWorkload(name=name or template.title, command=template, **_with_chooser(fields))
 
     def train_size(self, config: Config) -> int | None:
         return self.num_train_samples(config) if callable(self.num_train_samples) else self.num_train_samples

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
-from raypar.study.trial import COUNTERS, TrialResult
+from raypar.study.trial import COUNTERS, DataRecord, TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
@@ -169,7 +169,7 @@ class Recorder:
         if by_identity:
             self._write("trial_metrics", by_identity=by_identity)
 
-    def record_trial_inputs(self, by_identity: Mapping[str, Mapping[str, Any]], contexts: Sequence[str]) -> None:
+    def record_trial_inputs(self, by_identity: Mapping[str, DataRecord], contexts: Sequence[str]) -> None:
         """Add splits of `TrialResult.data` that trials were later evaluated on."""
         if by_identity:
             self._write("trial_inputs", by_identity=by_identity, contexts=contexts)

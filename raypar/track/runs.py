@@ -7,11 +7,20 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raypar.study.options import GENERAL, OPTIONS, has_effect
 from raypar.study.quantity import View, of_view
-from raypar.study.trial import SINCE_LAUNCH, TrialResult, TrialSpec, TrialState, reason_of
+from raypar.study.trial import (
+    SINCE_LAUNCH,
+    DataRecord,
+    SplitRecord,
+    TensorRecord,
+    TrialResult,
+    TrialSpec,
+    TrialState,
+    reason_of,
+)
 from raypar.track.names import (
     MAX_NAME_LENGTH,
     MAX_PARAM_LENGTH,
@@ -129,20 +138,21 @@ def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> C
     )
 
 
-def inputs_of(data: Mapping[str, Any], contexts: Sequence[str]) -> tuple[Input, ...]:
+def inputs_of(data: DataRecord, contexts: Sequence[str]) -> tuple[Input, ...]:
     """Return the splits of a `TrialResult.data` with these contexts."""
     splits = data.get("splits", {})
     return tuple(_input(data, context, splits[context]) for context in contexts if context in splits)
 
 
-def _input(data: Mapping[str, Any], context: str, split: Mapping[str, Any]) -> Input:
-    def tensor(name: str) -> str:
-        spec = {"dtype": split[name]["dtype"], "shape": [-1, *split[name]["shape"]]}
+def _input(data: DataRecord, context: str, split: SplitRecord) -> Input:
+    def tensor(name: str, of: TensorRecord) -> str:
+        spec = {"dtype": of["dtype"], "shape": [-1, *of["shape"]]}
         return json.dumps([{"name": name, "type": "tensor", "tensor-spec": spec}])
 
     schema = ""
-    if {"inputs", "targets"} <= split.keys():
-        schema = json.dumps({"mlflow_tensorspec": {"features": tensor("inputs"), "targets": tensor("targets")}})
+    if "inputs" in split and "targets" in split:
+        features, targets = tensor("inputs", split["inputs"]), tensor("targets", split["targets"])
+        schema = json.dumps({"mlflow_tensorspec": {"features": features, "targets": targets}})
     digest = split.get("digest")
     # MLflow identifies a data set by name and digest. Without a digest, the name has to distinguish the splits.
     name = data["name"] if digest else f"{data['name']}, {context}"

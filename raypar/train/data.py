@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import Batch, call
+from raypar.study.trial import DataRecord, SplitRecord, TensorRecord
 from raypar.study.workload import Config, Data, Split, Workload, first_tensor
 from raypar.train.precision import Numerics, fitted
 
@@ -376,7 +377,7 @@ def pins_memory(config: Config, device: torch.device) -> bool:
 MAX_HASHED_BYTES = 64 * 2**20
 
 
-def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]:
+def fingerprint(workload: Workload, data: Data, num_used: int) -> DataRecord:
     """Return name and source of the data set, and its existing ``splits``: "train", "val" and "test".
 
     Each split has ``num_samples``. A split in memory also has a ``digest`` of 16 hex digits, and dtype and shape of
@@ -386,7 +387,7 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]
         num_used: number of training samples in use, counted from the first.
     """
     read = {"train": data.train_dataset, "val": data.val_dataset}
-    splits: dict[str, Any] = {}
+    splits: dict[str, SplitRecord] = {}
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is not None:
             splits[name] = _in_memory(split, min(num_used, len(split)) if name == "train" else len(split))
@@ -403,12 +404,17 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]
     }
 
 
-def _in_memory(split: Split, num_samples: int) -> Mapping[str, Any]:
-    types = {}
-    for name, tree in (("inputs", split.inputs), ("targets", split.targets)):
+def _in_memory(split: Split, num_samples: int) -> SplitRecord:
+    def type_of(tree: Any) -> TensorRecord:
         first = first_tensor(tree)
-        types[name] = {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}
-    return {"num_samples": num_samples, "digest": digest(split, num_samples, MAX_HASHED_BYTES), **types}
+        return {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}
+
+    return {
+        "num_samples": num_samples,
+        "digest": digest(split, num_samples, MAX_HASHED_BYTES),
+        "inputs": type_of(split.inputs),
+        "targets": type_of(split.targets),
+    }
 
 
 def digest(split: Split, num_samples: int, most_bytes: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from raypar.study.conditions import RankConditions
 from raypar.study.options import ON_CPU, Auto
-from raypar.study.trial import LoadSample, TrialSpec
+from raypar.study.trial import DataRecord, LoadSample, TrialSpec
 
 if TYPE_CHECKING:
     from raypar.train.telemetry import RankCounters
@@ -244,7 +244,7 @@ class RankOutcome:
     conditions: RankConditions = field(default_factory=RankConditions)
     counters: RankCounters | None = None
     profile: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: DataRecord = field(default_factory=DataRecord)
     is_idle: bool = False
 
 

@@ -6,7 +6,6 @@
 from raypar.plugins import registered
 from raypar.study.workload import AnyWorkload
 from raypar.workloads.digits import digits
-from raypar.workloads.lenet5 import lenet5
 from raypar.workloads.mnist_cnn import mnist_cnn
 from raypar.workloads.mnist_mlp import mnist_mlp
 from raypar.workloads.resnet import resnet
@@ -15,7 +14,6 @@ from raypar.workloads.wide_mlp import wide_mlp
 
 __all__ = [
     "digits",
-    "lenet5",
     "mnist_cnn",
     "mnist_mlp",
     "resnet",

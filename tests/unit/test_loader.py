@@ -6,7 +6,7 @@ import pytest
 
 from raypar import RayparError, grid
 from raypar.errors import DataError
-from raypar.study.loader import load_study
+from raypar.study.loader import load_study, load_workload
 from raypar.study.overrides import parse_value
 from raypar.study.space import Choice, LogUniform, RandInt, Uniform
 
@@ -70,6 +70,22 @@ def test_a_changed_file_is_the_same_module_and_one_of_the_same_name_elsewhere_an
     assert len(names) == 2 and names <= set(sys.modules)
     changed = loaded(tmp_path, GOOD.replace("0.2", "0.4"))
     assert changed.module_name in names and changed.study.config["lr"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "defines no workload"),
+        ("from raypar.workloads import digits, wide_mlp\n", "several workloads: digits, wide_mlp"),
+    ],
+)
+def test_a_file_stands_for_a_workload_only_if_it_defines_one(tmp_path, text, message):
+    with pytest.raises(RayparError, match=message):
+        load_workload(written(tmp_path, text))
+    made = (
+        "from raypar.workloads import digits\nmine = digits\nfrom raypar import Study\nstudy = Study(workload=mine)\n"
+    )
+    assert load_workload(written(tmp_path, made)).name == "digits"
 
 
 def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path):

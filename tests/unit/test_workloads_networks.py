@@ -17,14 +17,14 @@ from raypar import Study, StudyError
 from raypar.errors import DataError, RayparError
 from raypar.study.options import resolve
 from raypar.train.flops import count_work
-from raypar.workloads import digits, lenet5, mnist_cnn, mnist_mlp, transformer, wide_mlp
+from raypar.workloads import digits, mnist_cnn, mnist_mlp, transformer, wide_mlp
 from raypar.workloads.activations import ACTIVATIONS, activation
 from raypar.workloads.datasets import image_data, normalised
-from raypar.workloads.lenet5 import QUADRUPLES, TRIPLES
 from raypar.workloads.metrics import accuracy as accuracies
 from raypar.workloads.metrics import macro_f1, sum_and_weight
 from workloads.fashion_mlp import fashion_mlp
 from workloads.iris import iris
+from workloads.lenet5 import QUADRUPLES, TRIPLES, lenet5
 from workloads.tweets import tweets
 
 SEQUENTIAL = [digits, fashion_mlp, iris, lenet5, mnist_cnn, mnist_mlp, wide_mlp]
