@@ -90,7 +90,7 @@ class Strategy:
 
     @property
     def named_model(self) -> nn.Module:
-        """The model with the workload's names of parameters, for optimizers of its own.
+        """The model with the workload's names of parameters, for the workload's own optimizer.
 
         Parameters are this rank's parts where the strategy splits them. Those that other ranks train get no gradient.
         """

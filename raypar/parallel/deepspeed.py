@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: optimizer state, gradients and weights shared out among the ranks, as far as its stage says.
+"""DeepSpeed's ZeRO: optimizer state, gradients and weights divided among the ranks, as its stage says.
 
 Stage 0 shares out nothing (an all-reduce after the backward pass), 1 the optimizer's state, 2 the gradients too, 3 the
 weights too (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). It works on the trial's own process group.
@@ -46,7 +46,7 @@ def conflicts(config: Config, _swept: Collection[str]) -> Iterator[Conflict]:
     if config["precision"] == "fp64":
         yield "precision", "is not DeepSpeed's: it keeps float32", 'use precision="fp32"'
     if config["checkpoint_every_epochs"]:
-        problem = "does not go with deepspeed, whose engine keeps weights of its own"
+        problem = "does not go with deepspeed, whose engine keeps its own weights"
         yield "checkpoint_every_epochs", problem, 'leave it out, or use strategy="fsdp", which shares out as much'
 
 
@@ -59,7 +59,7 @@ class DeepSpeed(DataParallelism):
         super().__init__(task)
         self._context, self._config = task.context, task.config
         self._stage: int = task.config["zero_stage"]
-        # An engine takes its model's parameters apart and keeps weights of its own: a new start takes a new one.
+        # An engine takes its model's parameters apart and keeps its own weights: a restart needs a new one.
         self._initial = strategy.copied(task.model, strategy.HOST)
         self._complete = strategy.copied(task.model, strategy.HOST)
         self._engine: Any = None
@@ -78,7 +78,7 @@ class DeepSpeed(DataParallelism):
         return [{"params": [p for p in self._model.parameters() if p.requires_grad]}]
 
     def wrap_optimizer(self, optimizer: Optimizer) -> StepOptimizer:
-        """Start the engine. It puts flat parts of its own into the optimizer's groups; the lr stays the schedule's."""
+        """Start the engine. It gives the optimizer its own flat parameters; the lr stays the schedule's."""
         deepspeed = _package(self._context.device)
         self._engine, *_ = deepspeed.initialize(
             model=self._model, optimizer=optimizer, config=engine_config(self._config, self._context.world_size)

@@ -44,7 +44,7 @@ def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
     yield from pipeline.conflicts(config, swept)
     replica_size = config["tensor_size"] * config["pipeline_size"]
     if config["num_workers"] > 1 and config["num_workers"] % replica_size:
-        problem = f"is no multiple of tensor_size x pipeline_size = {replica_size}"
+        problem = f"must be a multiple of tensor_size x pipeline_size = {replica_size}"
         yield "num_workers", problem, f"use a multiple of {replica_size} workers"
 
 

@@ -8,7 +8,9 @@ et al. 2021, https://arxiv.org/abs/2104.04473).
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from raypar.parallel.base import SplitModel
 from raypar.study.space import Value
 from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout, layout_of, pipeline_size
 from raypar.study.workload import Config, Option, Workload, one_of, whole_number
+from raypar.units import counted
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -111,24 +114,18 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     The linear partition problem, by dynamic programming over the prefixes (Skiena, "The Algorithm Design Manual",
     section 10.7).
     """
-    import numpy as np
+    sums = [0.0, *itertools.accumulate(costs)]
 
-    num = len(costs)
-    sums = np.concatenate([[0.0], np.cumsum(costs)])
-    best = np.full((num_parts + 1, num + 1), np.inf)
-    at = np.zeros((num_parts + 1, num + 1), dtype=int)
-    best[0, 0] = 0.0
-    for parts in range(1, num_parts + 1):
-        for end in range(parts, num + 1):
-            starts = np.arange(parts - 1, end)
-            largest = np.maximum(best[parts - 1, starts], sums[end] - sums[starts])
-            first = int(np.argmin(largest))
-            best[parts, end], at[parts, end] = largest[first], starts[first]
-    ends = [num]
-    for parts in range(num_parts, 0, -1):
-        ends.append(int(at[parts, ends[-1]]))
-    ends.reverse()
-    return [range(a, b) for a, b in itertools.pairwise(ends)]
+    @functools.cache
+    def best(num_parts: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """Return the largest sum of the first entries, cut into parts, and where these begin and end."""
+        if num_parts == 1:
+            return sums[end], (0, end)
+        ways = ((best(num_parts - 1, start), start) for start in range(num_parts - 1, end))
+        largest = ((max(before, sums[end] - sums[start]), (*cuts, end)) for (before, cuts), start in ways)
+        return min(largest, key=operator.itemgetter(0))
+
+    return [range(a, b) for a, b in itertools.pairwise(best(num_parts, len(costs))[1])]
 
 
 def _costs(
@@ -332,7 +329,8 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
             choices = ", ".join(filter(None, names[1:]))
             return f"can't begin a stage at {unknown[0]!r}: no such layer", f"layers that can: {choices}"
         if len(set(how)) != num_stages - 1:
-            return f"needs {num_stages - 1} names for {num_stages} stages, not {len(set(how))}", "name so many"
+            hint = f"name {counted(num_stages - 1, 'layer')}"
+            return f"needs {counted(num_stages - 1, 'name')} for {num_stages} stages, not {len(set(how))}", hint
     return None
 
 

@@ -155,7 +155,7 @@ class Command:
         hint = 'such as "python train.py --lr {lr}"'
         texts = self.template if isinstance(self.template, tuple) else (self.template,)
         if not texts or not isinstance(texts[0], (str, PurePath)) or not str(texts[0]).strip():
-            yield Mistake(where, self.template, "is no command line", hint=hint)
+            yield Mistake(where, self.template, "must be a command line", hint=hint)
             return
         try:
             words = self.words
@@ -171,7 +171,7 @@ class Command:
             try:
                 wrong = "" if re.compile(pattern).groups else "has no group for the value"
             except (re.error, TypeError) as error:
-                wrong = f"is no regular expression: {error}"
+                wrong = f"is not a regular expression: {error}"
             if wrong:
                 yield Mistake(f"workload.metrics[{name!r}]", pattern, wrong, hint=r'such as r"loss[ =:]+([0-9.e+-]+)"')
 
@@ -181,7 +181,7 @@ def _names(text: str) -> list[str]:
     names: list[str] = []
     for _, name, form, _ in Formatter().parse(text):
         if name is not None and not name.isidentifier():
-            raise ValueError(f"{{{name}}} is no name of a hyperparameter")
+            raise ValueError(f"{{{name}}} is not the name of a hyperparameter")
         if name is not None:
             names += [name, *_names(form or "")]  # a width may be a hyperparameter too: {lr:{width}}
     return names

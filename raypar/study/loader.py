@@ -160,7 +160,7 @@ def read_python(path: Path, what: str = "study file") -> str:
         hint = f"did you mean {folder / close[0]}?" if close else _files_in(folder)
         raise RayparError(f"{path}: there is no such file", hint=hint)
     if not stat.S_ISREG(mode):  # reading a pipe would block, reading a device would not end
-        raise RayparError(f"{path}: is no regular file", hint=f"a {what} is a text that ends in .py")
+        raise RayparError(f"{path}: is not a regular file", hint=f"a {what} is a text that ends in .py")
     if path.suffix != ".py":
         defines = " and defines a Study" if what == "study file" else ""
         raise RayparError(f"{path}: is not a Python file", hint=f"a {what} ends in .py{defines}")

@@ -155,7 +155,7 @@ GENERAL: Mapping[str, Option] = {
     "epochs": whole_number(1, "passes over the training set"),
     "num_samples": whole_number(None, "train on this many samples only; None: all"),
     "lr": Option(0.1, float, "learning rate", _positive),
-    "lr_scaling": one_of("none", LR_SCALINGS, "lr times batch_size / lr_base_batch_size, or its square root"),
+    "lr_scaling": one_of("none", LR_SCALINGS, "scale lr by batch_size / lr_base_batch_size, or by its square root"),
     "lr_base_batch_size": whole_number(
         None,
         "the batch that lr is meant for; None: the workload's own batch_size",
@@ -165,9 +165,7 @@ GENERAL: Mapping[str, Option] = {
     "lr_warmup_steps": whole_number(0, "steps over which lr rises from 0 (other than num_warmup_steps)", at_least=0),
     "optimizer": one_of("sgd", OPTIMIZERS),
     "weight_decay": Option(0.0, float, "weight decay", at_least(0)),
-    "clip_grad_norm": Option(
-        None, float, "gradients of a larger norm are scaled down to it; None: not", _positive, optional=True
-    ),
+    "clip_grad_norm": Option(None, float, "maximum norm of the gradients; None: no limit", _positive, optional=True),
     "device": one_of("auto", DEVICES, "cpu, cuda, mps, or auto (cuda where every trial fits on the GPUs, else cpu)"),
     "precision": one_of("fp32", PRECISIONS, "fp32, fp64, tf32 (NVIDIA GPUs), or mixed: bf16, fp16 with loss scaling"),
     "loader": one_of("resident", LOADERS, "resident (tensors in memory) or dataloader (torch's)"),
@@ -178,7 +176,7 @@ GENERAL: Mapping[str, Option] = {
     "pin_memory": Option(
         None, bool, "loader=dataloader puts batches into page-locked memory; None: where there is a GPU", optional=True
     ),
-    "cpus_per_worker": whole_number(1, "cores that each worker has to itself; unless set, all that a node has per GPU"),
+    "cpus_per_worker": whole_number(1, "cores of each worker alone; unless set, all that a node has per GPU"),
     "cpu_affinity": Option(
         None,
         object,
@@ -189,13 +187,13 @@ GENERAL: Mapping[str, Option] = {
     "nodes": Option(
         "pack",
         object,
-        "how workers lie on a cluster's nodes: pack (few nodes), spread (evenly over all), or over so many",
+        "placement of workers on a cluster's nodes: pack (few), spread (evenly over all), or a number of nodes",
         _nodes_problem,
     ),
     "node_label": Option(
         None,
         str,
-        'nodes with this label of Ray\'s alone: "type=gpu"; None: any node',
+        'only nodes with this Ray label: "type=gpu"; None: any node',
         lambda label: None if any(node_label_of(str(label))) else 'must be a label and its value: "type=gpu"',
         optional=True,
     ),
@@ -206,19 +204,19 @@ GENERAL: Mapping[str, Option] = {
     ),
     "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
-    "drop_last": Option(False, bool, "leave out a last, smaller batch"),
+    "drop_last": Option(False, bool, "drop a smaller last batch"),
     "num_warmup_steps": whole_number(10, "steps run and undone before the clock starts", at_least=0),
     "eval_every_steps": whole_number(None, "number of steps between evaluations; None: one epoch"),
     "eval_batch_size": whole_number(1000, "samples at once in an evaluation"),
     "checkpoint_every_epochs": whole_number(
         None,
-        "a trial that is started again goes on where it was, this many epochs back at most; None: from the beginning",
+        "a restarted trial continues from a checkpoint that is at most this many epochs old; None: from the beginning",
     ),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
     "max_memory": Option(
         None,
         str,
-        'memory that the training on a worker may take, "20GB": a trial that needs more does not fit; None: any',
+        'maximum memory of the training on a worker, "20GB"; a trial that needs more does not fit; None: no limit',
         _memory_problem,
         optional=True,
     ),
@@ -231,7 +229,7 @@ def _options() -> dict[str, Option]:
     return {
         "num_workers": whole_number(1, "ranks that train together"),
         "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
-        "accumulation_steps": whole_number(1, "parts of a worker's batch, one after the other, for one update"),
+        "accumulation_steps": whole_number(1, "parts into which a worker's batch is cut for one update"),
         **strategy_options(),
         **GENERAL,
     }
@@ -375,7 +373,7 @@ def _training_conflicts(config: Config, workload: Workload) -> Iterator[Conflict
         yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'
     if has_own_optimizer(workload) and config["optimizer"] != OWN_OPTIMIZER:
         hint = 'leave it out, or add it to the workload\'s options={"optimizer": …} and read config["optimizer"] there'
-        yield "optimizer", "has no effect: the workload has an optimizer= of its own", hint
+        yield "optimizer", "has no effect: the workload has its own optimizer=", hint
 
 
 def _strategy_conflicts(config: Config) -> Iterator[Conflict]:

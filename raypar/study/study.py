@@ -63,28 +63,27 @@ class Study:
         workload: model, data, loss and metrics.
         space: swept hyperparameters. Grids are run in full; with any other domain the study is a search.
         baseline: values to compare at: a point's speedup is over the point that differs from it in these alone.
-        num_repeats: trials of every point, each in a block (and with a seed) of its own; with `until` at least so many.
-        until: "settled": after each block, points that are still open are run again, with what they are compared with;
-            empty: every point is run `num_repeats` times.
+        num_repeats: trials of every point, each in another block and with another seed; the minimum with `until`.
+        until: "settled" repeats inconclusive points, and those that they are compared with, block by block; empty:
+            every point is run `num_repeats` times.
         margin: with `until`, the difference of speedups that does not matter: 0.05, or "5%".
-        max_repeats: with `until`, the most trials of a point.
-        budget: with `until`, seconds (or "10m", "2h") after which no block is to end; None: no limit.
+        max_repeats: with `until`, the maximum number of trials of a point.
+        budget: with `until`, seconds (or "10m", "2h") after which no block may end; None: no limit.
         config: fixed hyperparameters.
         name: the study's name in the store; empty: the file's stem.
         seed: source of everything random in the study.
-        max_retries: times that a trial is started again after its gang or one of its processes died.
-        num_trials: points that a search draws (per grid point, if the space also has grids).
+        max_retries: number of times that a trial is restarted after its gang or one of its processes died.
+        num_trials: number of points that a search draws (per grid point, if the space also has grids).
         searcher: a ``ray.tune`` search algorithm; needs metric and mode.
         scheduler: a ``ray.tune`` trial scheduler (ASHA …); needs metric and mode.
         metric: key of the reports that trials are judged by, also by searcher and scheduler, or a `Metric`; empty: the
             workload's.
-        mode: "max" or "min"; empty: the metric's, as the workload or its name has it.
-        max_concurrent_trials: None: every trial has its machines to itself, so that there is one at a time on a
-            machine, and several on a cluster of several. A number: so many at a time, on machines that they may share,
-            each on cores of its own; 1: one at a time, wherever it runs.
+        mode: "max" or "min"; empty: the metric's, as the workload declares it or its name shows.
+        max_concurrent_trials: None: trials share no machine, so they run one at a time on each. A number: this many
+            trials run at a time and may share machines, each on separate cores; 1: one at a time, wherever it runs.
         description: the question, for people; empty: the file's docstring.
-        price_per_node_hour: cost of a machine for an hour, in any currency; None: nothing has a cost. It may change
-            without anything being run again.
+        price_per_node_hour: cost of a machine for an hour, in any currency; None: nothing has a cost. Changing it runs
+            nothing again.
 
     Raises:
         StudyError: with every mistake in it.
@@ -197,7 +196,7 @@ def _metric_mistakes(study: Study) -> Iterator[Mistake]:
         elif name == "accuracy":
             hint = 'the loss does not show that outputs are classes: if they are, give the Workload metric="accuracy"'
             hint += ', or one of yours, metrics={"accuracy": function}'
-        yield Mistake("metric", name, f"is nothing that workload {workload.name} reports", hint=hint)
+        yield Mistake("metric", name, f"is not reported by workload {workload.name}", hint=hint)
 
 
 def _mapping(study: Study, key: str) -> Mapping[str, Any]:
@@ -282,7 +281,7 @@ def _until_mistakes(study: Study) -> Iterator[Mistake]:
         yield Mistake("num_repeats", repeats, wrong, hint="lower it, or raise max_repeats (--max-repeats)")
     budget = study.budget
     if budget is not None and (not _is_number(budget) or not 0 < float(budget) < math.inf):
-        yield Mistake("budget", budget, "is no time greater than 0", hint="such as 90s, 10m or 2h; or leave it out")
+        yield Mistake("budget", budget, "must be a time greater than 0", hint="such as 90s, 10m or 2h; or leave it out")
     elif budget is not None and not until:
         hint = 'add --until settled (in a file until="settled"), or leave it out'
         yield Mistake("budget", budget, "limits a study that runs until it is settled", hint=hint)
@@ -313,7 +312,7 @@ def _config_mistakes(study: Study, options: Mapping[str, Option], is_complete: b
         if key in space:
             yield Mistake(where, value, "is also swept in `space`", hint="give it in one of the two")
         if isinstance(value, DOMAINS):
-            yield Mistake(where, value, "is no single value", hint=f"put it into space={{{key!r}: …}}")
+            yield Mistake(where, value, "must be a single value", hint=f"put it into space={{{key!r}: …}}")
         else:
             wrong = _key_mistake(study, where, key, value, options, is_complete)
             yield from filter(None, [wrong or _setting_mistake(where, key, value, options)])

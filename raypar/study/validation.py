@@ -91,7 +91,7 @@ def validate(
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
             hint = "drop the point, ask for less, or give the --address of a larger cluster"
             if placement.device == "cuda" and "GPU" in wrong:
-                hint = "use --set device=cpu, or give the --address of a cluster with GPUs enough"
+                hint = "use --set device=cpu, or give the --address of a cluster with enough GPUs"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
 
@@ -145,7 +145,7 @@ def validate_value(field: str, key: str, value: Value, option: Option) -> Mistak
 
 
 def unknown_option(field: str, value: object, key: str, options: Collection[str], hint: str = "") -> Mistake:
-    """Return the mistake of a key that is no option, with the closest one that is."""
+    """Return the mistake of a key that is not an option, with the closest one."""
     return Mistake(field, value, f"unknown option '{key}'", hint=suggest(key, list(options)) + hint)
 
 
@@ -157,7 +157,7 @@ def is_default(value: object) -> bool:
 def metric_mistakes(where: str, metric: Metric) -> Iterator[Mistake]:
     """Yield the mistakes of a metric, whatever its fields hold."""
     if not isinstance(metric.name, str) or not metric.name:
-        yield Mistake(where, metric.name, "is no name of a metric", hint='set metric="val_loss"')
+        yield Mistake(where, metric.name, "must be the name of a metric", hint='set metric="val_loss"')
     if metric.mode not in ("max", "min"):
         part = where.removesuffix("metric") + "mode"
         yield Mistake(part, metric.mode, 'must be "max" or "min"', 'set mode="max" for an accuracy')
@@ -169,7 +169,7 @@ def metric_mistakes(where: str, metric: Metric) -> Iterator[Mistake]:
 def workload_mistakes(workload: AnyWorkload) -> Iterator[Mistake]:
     """Yield the mistakes of a workload, whatever its fields hold."""
     if not isinstance(workload.name, str) or not workload.name:
-        yield Mistake("workload.name", workload.name, "is no name", hint='set name="mine"')
+        yield Mistake("workload.name", workload.name, "must be a name", hint='set name="mine"')
     yield from metric_mistakes("workload.metric", workload.metric_of())
     yield from workload.mistakes()
     for part in ("options", "defaults"):
@@ -181,7 +181,7 @@ def workload_mistakes(workload: AnyWorkload) -> Iterator[Mistake]:
     for key, value in workload.options.items():
         if not is_default(value):
             hint = "a default is a str, int, float, bool or tuple (its type is the option's), or a raypar.Option"
-            yield Mistake(f"workload.options[{key!r}]", value, "is no default for an option", hint=hint)
+            yield Mistake(f"workload.options[{key!r}]", value, "can't be the default of an option", hint=hint)
     options = known_options(replace(workload, defaults={}))
     for key, value in workload.defaults.items():
         where = f"workload.defaults[{key!r}]"

@@ -79,7 +79,7 @@ class Data:
             ``loader="dataloader"`` where samples are to be prepared one by one; without it that loader serves
             ``train`` sample by sample, and `transform` is applied to its batches. Without `train`, a DataLoader reads
             it whatever `loader` is.
-        val_dataset: the like for `val`, used only where that is None.
+        val_dataset: the same for `val`; used only if that is None.
         test: samples that no trial sees: only the models that were chosen on `val`, once, at a study's end.
         collate: makes a batch of a list of samples of `train_dataset` or `val_dataset`, as a DataLoader's
             ``collate_fn`` does; None: torch's own.
@@ -100,7 +100,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Metric that is no mean of per-sample scores, say a macro-F1.
+    """Metric that is not a mean of per-sample scores, such as a macro-F1.
 
     Attributes:
         collect: ``collect(outputs, targets) -> tensor`` of one shape for every batch; summed over batches and ranks.
@@ -229,7 +229,7 @@ class AnyWorkload:
 
     @property
     def hyperparameters(self) -> Mapping[str, Value | Option]:
-        """Hyperparameters of its own, each with its default or an `Option`."""
+        """Its own hyperparameters, each with its default or an `Option`."""
         return self.options
 
     @property
@@ -454,7 +454,7 @@ class Workload(AnyWorkload):
         is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         if size is not None and not callable(size) and not is_size:
             hint = "give a number, or a function of the config that returns it, or leave it out"
-            yield Mistake("workload.num_train_samples", size, "is no whole number of at least 1", hint=hint)
+            yield Mistake("workload.num_train_samples", size, "must be a whole number of at least 1", hint=hint)
         if not isinstance(self.loaders, (tuple, list)) or not self.loaders or set(self.loaders) - {*LOADERS}:
             hint = f"give a tuple of them: loaders={LOADERS}"
             yield Mistake("workload.loaders", self.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
@@ -534,4 +534,4 @@ def _function_mistakes(workload: AnyWorkload, *parts: str, hint: str = "") -> It
         value = getattr(workload, part)
         if not callable(value) and (value is not None or hint):
             fix = hint or "give a function, or leave it out"
-            yield Mistake(f"workload.{part}", value, "is no function", hint=fix)
+            yield Mistake(f"workload.{part}", value, "must be a function", hint=fix)

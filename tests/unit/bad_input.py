@@ -73,7 +73,7 @@ STUDY_FILES = (
     flags("a path of a file's name below a file", "plan good.py/bad.py", "good.py/bad.py", "no folder good.py"),
     flags("a name that is too long", f"plan {'x' * 300}.py", "xxx.py", "can't be read: File name too long"),
     flags("an empty name", "plan " + "\N{NO-BREAK SPACE}.py", "no such file"),
-    at("a FIFO", lambda folder: os.mkfifo(folder / "bad.py"), "is no regular file", "a study file"),
+    at("a FIFO", lambda folder: os.mkfifo(folder / "bad.py"), "is not a regular file", "a study file"),
     source("an empty file", "", "defines no Study", "study = Study("),
     source("a syntax error", "x = (\n", "line 1", "syntax error", "'(' was never closed"),
     source("not UTF-8", b"# caf\xe9\nx = 1\n", "line 1", "byte 0xe9 is not UTF-8", "save the file as UTF-8"),
@@ -166,16 +166,19 @@ STUDIES = (
     ),
     study("a size that raises", "workload=Own(num_train_samples=lambda c: 1 / 0)", "num_train_samples | ZeroDivision"),
     study(
-        "an optimizer that is none", "workload=Own(optimizer='adam')", "workload.optimizer = 'adam'", "is no function"
+        "an optimizer that is none",
+        "workload=Own(optimizer='adam')",
+        "workload.optimizer = 'adam'",
+        "must be a function",
     ),
     study(
         "an optimizer beside the workload's own",
         "workload=Own(optimizer=len), space={'optimizer': grid('sgd', 'adam')}",
-        "optimizer = 'adam' | the workload has an optimizer= of its own | read config[\"optimizer\"] there",
+        "optimizer = 'adam' | the workload has its own optimizer= | read config[\"optimizer\"] there",
     ),
     study("a bad check", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING),
     Case("data that fails", ("plan", "bad.py"), ("workload w: prepare raises Zero",), {"bad.py": FAILS}),
-    study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "is no function"),
+    study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "must be a function"),
     study("what can't be kept", "workload=LOOP, config={'own': {1}}", "config['own'] = {1} | a set can't be kept"),
     study(
         "mistakes beside a bad workload",

@@ -145,7 +145,10 @@ KEPT = {"checkpoint_every_epochs": 1}
         ({"device": "mps"}, "num_workers: can't share the one MPS device"),
         ({"device": "mps", "precision": "fp64", "num_workers": 1}, "precision: is unavailable on MPS"),
         ({"strategy": "gather_broadcast", "precision": "fp16"}, "precision: scales its loss by rank: gather_broadcast"),
-        ({"strategy": "hybrid", "tensor_size": 3}, "num_workers: is no multiple of tensor_size x pipeline_size = 3"),
+        (
+            {"strategy": "hybrid", "tensor_size": 3},
+            "num_workers: must be a multiple of tensor_size x pipeline_size = 3",
+        ),
         ({"strategy": "pipeline", "num_microbatches": 2}, "num_microbatches: is fewer than the 4 stages"),
         ({"strategy": "pipeline", "num_microbatches": 5}, "batch_size: can't be cut into num_microbatches=5"),
         (INTERLEAVED, "num_microbatches: can't be dealt out in rounds of 4"),

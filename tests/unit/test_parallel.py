@@ -173,7 +173,7 @@ CASES = [
     (OWN, {"strategy": "pipeline"}, "needs a model that splits: Linear is not known to be a row of layers"),
     (digits, {"strategy": "pipeline", "num_workers": 8, "num_microbatches": 8}, "needs 8 stages, and the model has"),
     (digits, {"strategy": "pipeline", "pipeline_split": ("x",)}, "can't begin a stage at 'x'"),
-    (wide_mlp, {"strategy": "pipeline", "pipeline_split": ("2", "4")}, "needs 1 names for 2 stages, not 2"),
+    (wide_mlp, {"strategy": "pipeline", "pipeline_split": ("2", "4")}, "needs 1 name for 2 stages, not 2"),
     (resnet, {"strategy": "tensor"}, "needs layers that split"),
     (wide_mlp, {"strategy": "tensor", "width": 30, "num_workers": 4}, "can't split the 30 features of layer 0"),
 ]

@@ -167,13 +167,13 @@ def test_commands_and_train_loops_are_judged_by_what_they_report_in_its_unit():
 @pytest.mark.parametrize(
     ("study", "words"),
     [
-        ({"workload": Own(loss=loss), "metric": "accuracy"}, "metric = 'accuracy': is nothing that workload w reports"),
+        ({"workload": Own(loss=loss), "metric": "accuracy"}, "metric = 'accuracy': is not reported by workload w"),
         ({"workload": Own(metrics={"f1": scores}, metric="f2")}, "it reports f1, val_loss, train_loss"),
         ({"workload": Own(loss=loss, mode="max")}, "is given without metric=, so it would be that of val_loss"),
         ({"workload": Own(metric=Metric("val_loss", "most"))}, 'must be "max" or "min"'),
         ({"workload": Own(metric=Metric("val_loss", "min", "%"))}, "its unit must be one of share, percent, number"),
         ({"workload": digits, "metric": Metric("val_loss", "min", "%")}, "its unit must be one of share"),
-        ({"workload": digits, "metric": Metric(3)}, "is no name of a metric"),
+        ({"workload": digits, "metric": Metric(3)}, "must be the name of a metric"),
         ({"workload": digits, "metric": 3}, "must be text"),
     ],
 )

@@ -12,7 +12,7 @@ from workload_parts import trained
 from raypar import Study, grid
 from raypar.errors import DataError, RayparError, StudyError
 from raypar.study.options import resolve
-from raypar.workloads.resnet import MEAN, STD, SUFFIXES, resnet, synthetic_images
+from raypar.workloads.resnet import MEAN, STD, resnet, synthetic_images
 
 COLOURS = {"ant": (250, 0, 0), "bee": (0, 0, 250), "cow": (0, 250, 0)}
 
@@ -114,9 +114,7 @@ def test_a_folders_images_are_decoded_at_the_size_with_the_classes_of_its_folder
     [
         ({}, "no such folder"),
         ({"train/ant": 1, "train/bee": 1}, "val: no such folder"),
-        ({"train": 0}, "train: contains no class"),
-        ({"train/ant": 1, "val/ant": 1}, "train: contains only one class, ant"),
-        ({"train/ant": 1, "train/bee": 0, "val/ant": 1, "val/bee": 1}, "bee: contains no image"),
+        ({"train/ant": 1, "val/ant": 1}, "train: needs at least 2 classes, contains 1"),
         ({"train/ant": 1, "train/bee": 1, "val/ant": 1, "val/cow": 1}, "class bee is in train only"),
         ({"train/ant": 1, "train/bee": 1, "val/ant": 1, "val/bee": 1, "val/cow": 1}, "class cow is in val only"),
     ],
@@ -127,12 +125,6 @@ def test_an_incomplete_folder_is_reported_with_a_fix(counts, problem, tmp_path, 
     with pytest.raises(DataError, match=problem) as error:
         resnet.prepare(config(**from_folder()))
     assert error.value.hint and str(tmp_path / "pictures") in error.value.message
-
-
-def test_the_suffixes_are_those_that_torchvision_reads():
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    assert set(SUFFIXES) == set(IMG_EXTENSIONS)
 
 
 @pytest.mark.parametrize("chosen", [from_folder(loader="resident"), {"augment": True}], ids=["folder", "augment"])
