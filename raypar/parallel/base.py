@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Strategy:
-    """The parallel part of a step. This base class does nothing in parallel and serves a single rank.
+    """The parallel part of a step. This base class serves a single rank.
 
-    A step is `forward_backward` on this rank's share, `sync_gradients`, the optimizer where `runs_optimizer` is set,
-    `sync_weights`.
+    A step consists of `forward_backward` on this rank's share, `sync_gradients`, the optimizer if `runs_optimizer` is
+    set, and `sync_weights`.
 
     Attributes:
         module: the model as this rank runs it; may be replaced by its compiled form.
         share: this rank's share of every global batch, and the number of shares.
-        counts_samples: this rank's samples and losses count; true for one rank of those with the same share.
+        counts_samples: this rank's samples and losses count; true for one of the ranks with the same share.
         runs_optimizer: this rank runs the optimizer.
-        depends_on_shape: a batch of another size costs something once, so the warm-up has to run one.
+        depends_on_shape: the first batch of another size takes longer, so the warm-up has to run one.
     """
 
     module: nn.Module
@@ -49,23 +49,15 @@ class Strategy:
         """Bring the mean gradients to where the optimizer runs."""
 
     def global_weight(self, weight: Tensor) -> Tensor:
-        """Return the weight of the loss of the batch whose mean gradient every rank gets.
-
-        Args:
-            weight: of this rank's part of a step, shape ``()``.
-        """
+        """Return the weight of the global batch's loss from that of this rank's part, both of shape ``()``."""
         return weight
 
     def gradient_factor(self, batch: Batch, weight: Tensor) -> Tensor:
-        """Return what turns the gradients of a step into those of the loss ``sum / weight``.
-
-        Args:
-            weight: as for `global_weight`.
-        """
+        """Return the factor that turns a step's gradients into those of the loss ``sum / weight``."""
         return batch.num_global / self.global_weight(weight)
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply the gradients that the optimizer uses; `factor` has the shape ``()``."""
+        """Multiply the gradients that the optimizer uses by a factor of shape ``()``."""
         import torch
         from torch.distributed.tensor import DTensor
 
@@ -90,9 +82,9 @@ class Strategy:
 
     @property
     def named_model(self) -> nn.Module:
-        """The model with the workload's names of parameters, for the workload's own optimizer.
+        """Model with the workload's names of parameters, for the workload's own optimizer.
 
-        Parameters are this rank's parts where the strategy splits them. Those that other ranks train get no gradient.
+        Split parameters are this rank's parts. Parameters that other ranks train get no gradient.
         """
         return self._model
 
@@ -101,29 +93,25 @@ class Strategy:
         return optimizer
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradients down to a norm, over all ranks that hold a part of them.
-
-        Returns:
-            Their norm before, of shape ``()``; to be read after the optimizer's step.
-        """
+        """Scale the gradients down to a norm over all ranks; return their former norm, valid after the step."""
         from torch.nn.utils import clip_grad_norm_
 
         return clip_grad_norm_(self._model.parameters(), max_norm)
 
     def reset_state(self) -> None:
-        """Drop what earlier steps left behind, other than weights: the training starts anew."""
+        """Drop the state of earlier steps, except weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `reset_state` drops, for a checkpoint."""
+        """Return the state that `reset_state` drops, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
 
     def full_model(self) -> nn.Module:
-        """Return the complete model with the current weights, on every rank; not to be trained. All ranks call it.
+        """Return the complete model with the current weights on every rank, possibly in host memory.
 
-        It may be in host memory, for `on_device`.
+        All ranks call it. The model is not to be trained.
         """
         return self._model
 
@@ -140,7 +128,7 @@ class DataParallelism(Strategy):
 
 
 class SplitModel(Strategy):
-    """Base of the strategies that split the model; a complete copy in host memory is filled with its weights."""
+    """Base of the strategies that split the model; it fills a complete copy in host memory with the weights."""
 
     def __init__(self, task: Task) -> None:
         from raypar.parallel.strategy import HOST, copied

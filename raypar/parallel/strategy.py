@@ -74,11 +74,11 @@ class Batch(NamedTuple):
     """One rank's samples of one step.
 
     Attributes:
-        inputs: as `call` takes them.
-        weight: factor of this part's mean loss, so that the average over the shares of the global batch is its mean:
-            ``num_local * num_shares / num_global``.
-        num_samples: the samples that count.
-        num_global: samples of the global batch.
+        inputs: for `call`.
+        weight: factor of this part's mean loss, ``num_local * num_shares / num_global``, so that the average over the
+            shares is the global batch's mean.
+        num_samples: number of samples that count.
+        num_global: number of samples of the global batch.
     """
 
     inputs: Any
@@ -90,12 +90,11 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardBackward:
-    """The forward and the backward pass of a batch.
+    """Forward and backward pass of a batch.
 
     Attributes:
-        loss: of outputs and targets.
         autocast: context of the forward pass.
-        scaled: scales a loss before the backward pass (for fp16).
+        scaled: scales a loss before the backward pass, for fp16.
         span: marks a part of the step by its name, for a profile.
     """
 
@@ -105,7 +104,7 @@ class ForwardBackward:
     span: Span = no_span
 
     def run(self, module: nn.Module, batch: Batch, share: float = 1.0) -> Tensor:
-        """Add the gradients of a batch's loss to the module's; return its loss, as `Loss.noted` has it.
+        """Add the gradients of a batch's loss to the module's; return `Loss.noted`.
 
         Args:
             share: the batch's share of the samples of this rank's step.
@@ -124,10 +123,10 @@ class ForwardBackward:
         num_parts: int,
         no_sync: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> Tensor:
-        """`run`, with the batch in parts whose gradients add up to the full batch's.
+        """Run the batch in parts, whose gradients add up to the full batch's.
 
         Args:
-            no_sync: context of all passes but the last, which holds back communication.
+            no_sync: context of all passes but the last, to delay communication.
         """
         if num_parts == 1:
             return self.run(module, batch)
@@ -148,8 +147,8 @@ def call(module: Callable[..., Any], inputs: Any) -> Any:
 def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
     """Yield nearly equal parts of a batch, in order, and each part's share of the batch.
 
-    There are always `num_parts`, since every rank has to join as many collectives as the others: where there are too
-    few samples, a part is the batch's first one with weight 0.
+    The number of parts is fixed, because all ranks have to join the same collectives. If there are too few samples, the
+    other parts are the first sample with weight 0.
     """
     size = len(first_tensor(batch.targets))
     (least, num_larger), end = divmod(size, num_parts), 0
@@ -162,19 +161,19 @@ def parts_of(batch: Batch, num_parts: int) -> Iterator[tuple[Batch, float]]:
 
 
 def by_layout(tensors: Sequence[Any]) -> list[list[Any]]:
-    """Group tensors as torch's functions and optimizers take them: those that are split among ranks, and the rest."""
+    """Group tensors for torch's functions and optimizers: those that are split among ranks, and the others."""
     groups = [[t for t in tensors if isinstance(t, DTensor) is split] for split in (False, True)]
     return [group for group in groups if group]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Parameters that got no gradient in backward passes of some samples, on any rank.
+    """Names of parameters without a gradient in backward passes of some samples, on any rank.
 
     Attributes:
-        never: names of those that got none at all.
-        at_times: names of those that got one in some passes only.
-        are_sparse: names of those whose gradients are sparse tensors.
+        never: without a gradient in all passes.
+        at_times: without a gradient in some passes.
+        are_sparse: whose gradients are sparse tensors.
     """
 
     never: tuple[str, ...] = ()
@@ -183,7 +182,7 @@ class Gradients:
 
     @property
     def are_missing(self) -> bool:
-        """True where a step has to expect parameters without a gradient."""
+        """True if a step may leave parameters without a gradient."""
         return bool(self.never or self.at_times)
 
 
@@ -192,9 +191,9 @@ class Task:
     """Model and setting that a strategy is built for.
 
     Attributes:
-        model: with the same weights on every rank; the strategy may cut it up or wrap it.
-        sample: two samples as `call` takes them, for strategies that need the shapes.
-        gradients: what is known about them beforehand, the same on every rank.
+        model: the same weights on every rank; the strategy may cut or wrap it.
+        sample: two samples for `call`, for strategies that need the shapes.
+        gradients: the same on every rank.
     """
 
     workload: Workload
@@ -216,7 +215,7 @@ class StepOptimizer(Protocol):
 
 
 def copied(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of a model whose parameters and buffers are on a device, and on no other in between."""
+    """Return a copy of a model on a device, without another copy on the model's own device."""
     copies: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         copies[id(tensor)] = tensor.detach().to(device, copy=True)
@@ -232,7 +231,7 @@ def on_device(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def broadcast(tensor: Tensor, device: torch.device, group: dist.ProcessGroup | None = None, group_src: int = 0) -> None:
-    """Take a rank's values of a tensor that may be in host memory: NCCL sends what is on the device only."""
+    """Broadcast a rank's values of a tensor, which may be in host memory, through the device: NCCL needs that."""
     sent = tensor.to(device)
     dist.broadcast(sent, group=group, group_src=group_src)
     if sent is not tensor:
@@ -240,16 +239,16 @@ def broadcast(tensor: Tensor, device: torch.device, group: dist.ProcessGroup | N
 
 
 def broadcast_buffers(model: nn.Module, device: torch.device) -> nn.Module:
-    """Take the first rank's buffers: each rank has seen other samples, which move a batch norm's running means."""
+    """Broadcast the first rank's buffers: each rank's samples move a batch norm's running means."""
     for buffer in model.buffers():
         broadcast(buffer, device)
     return model
 
 
 def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the gradients of parameters of one type as one row, and whether each is there (1) or not (0) after them.
+    """Return the gradients of parameters of one type as a vector, followed by a 1 or 0 for each: it exists or not.
 
-    Those that are not there are zeros: every rank has to send as much as the others.
+    Missing gradients are zeros, since all ranks have to send the same number of values.
     """
     parts = [_local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
     is_there = torch.tensor([p.grad is not None for p in parameters], dtype=parts[0].dtype)
@@ -257,9 +256,9 @@ def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def take_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
-    """Set gradients to those of a row as `flattened` makes it, combined over ranks.
+    """Set gradients from a vector of `flattened`, combined over ranks.
 
-    What no rank has a gradient of keeps none, as in a single process: an optimizer with momentum would move it.
+    A parameter without a gradient on all ranks gets none, as in a single process: momentum would move it.
     """
     *parts, shares = flat.split([*(_local(p).numel() for p in parameters), len(parameters)])  # type: ignore[no-untyped-call]
     # Read only where it is needed: this waits for the device.
@@ -297,19 +296,16 @@ def build_strategy(task: Task) -> Strategy:
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
-    """Return why a workload can't be trained by the strategy of a config, and the fix; None if it can.
-
-    Called before anything is started.
-    """
+    """Return why a workload can't be trained with a config's strategy, and the fix; None if it can."""
     check = STRATEGIES[config["strategy"]].check
     return check(workload, config) if check and config["num_workers"] > 1 else None
 
 
 def meta_model(workload: Workload, config: Config) -> nn.Module:
-    """Build a workload's model on torch's meta device if possible: a large one takes no memory there."""
+    """Build a workload's model, on torch's meta device if possible, where it takes no memory."""
     assert workload.model is not None
     try:
         with torch.device("meta"):
             return workload.model(config)
-    except (RuntimeError, NotImplementedError, TypeError):  # it looks at numbers when it is built
+    except (RuntimeError, NotImplementedError, TypeError):  # building it needs values
         return workload.model(config)

@@ -13,13 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raypar.errors import suggest
 from raypar.plugins import Lazy
 from raypar.study.space import Value
 from raypar.study.strategy import IN_EVERY_CONFIG, STRATEGIES, Conflict, num_shares, strategy_options
 from raypar.study.workload import (
     LOADERS,
-    PLACEMENT_OPTIONS,
     AnyWorkload,
     Config,
     Option,
@@ -314,9 +312,6 @@ def conflicts(
         yield "cpu_affinity", problem, f"list a multiple of {workers} cores"
     if isinstance(config["nodes"], int) and config["nodes"] > workers:
         yield "nodes", f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
-    for key in workload.unset(config):
-        hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
-        yield key, "is in braces in the command and has no value", hint + suggest(key, list(PLACEMENT_OPTIONS))
     if isinstance(workload, Workload):
         yield from _batch_conflicts(config, num_train_samples)
         yield from _data_conflicts(config, workload)

@@ -38,7 +38,7 @@ class _Written:
 
 @dataclass(frozen=True, repr=False)
 class Grid(_Written):
-    """Values that are all tried; grids multiply."""
+    """Values that are all run; grids multiply."""
 
     is_drawn = False
 
@@ -47,7 +47,7 @@ class Grid(_Written):
 
 @dataclass(frozen=True, repr=False)
 class Choice(_Written):
-    """Values of which a search draws one, each as likely."""
+    """Values of which a search draws one, each with the same probability."""
 
     values: tuple[Value, ...]
 
@@ -62,7 +62,7 @@ class Uniform(_Written):
 
 @dataclass(frozen=True, repr=False)
 class LogUniform(_Written):
-    """Range [low, high) that a search draws a float from, each order of magnitude as likely."""
+    """Range [low, high) that a search draws a float from, uniformly on a log scale."""
 
     low: float
     high: float
@@ -81,65 +81,27 @@ DOMAINS = (Grid, Choice, Uniform, LogUniform, RandInt)
 
 
 def grid(*values: Value) -> Grid:
-    """Try every value: ``grid(1, 2, 4)``.
-
-    Args:
-        *values: of one hyperparameter, at least one. Grids of several hyperparameters multiply.
-
-    Returns:
-        The domain, for a study's `space`.
-    """
+    """Run every value: ``grid(1, 2, 4)``. Grids of several hyperparameters multiply."""
     return Grid(values)
 
 
 def choice(*values: Value) -> Choice:
-    """Draw one of the values: ``choice("sgd", "adam")``.
-
-    Args:
-        *values: each is as likely.
-
-    Returns:
-        The domain, which makes a study a search.
-    """
+    """Draw one of the values, each with the same probability: ``choice("sgd", "adam")``."""
     return Choice(values)
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """Draw a float from [low, high): ``uniform(0, 0.5)``.
-
-    Args:
-        low: the least value.
-        high: above all values.
-
-    Returns:
-        The domain, which makes a study a search.
-    """
+    """Draw a float from [low, high): ``uniform(0, 0.5)``."""
     return Uniform(low, high)
 
 
 def loguniform(low: float, high: float) -> LogUniform:
-    """Draw a float from [low, high), each order of magnitude as likely: ``loguniform(1e-4, 1)``.
-
-    Args:
-        low: the least value, above 0.
-        high: above all values.
-
-    Returns:
-        The domain, which makes a study a search.
-    """
+    """Draw a float from [low, high), uniformly on a log scale: ``loguniform(1e-4, 1)``; `low` is above 0."""
     return LogUniform(low, high)
 
 
 def randint(low: int, high: int) -> RandInt:
-    """Draw a whole number from [low, high): ``randint(1, 9)``.
-
-    Args:
-        low: the least value.
-        high: above all values.
-
-    Returns:
-        The domain, which makes a study a search.
-    """
+    """Draw a whole number from [low, high): ``randint(1, 9)``."""
     return RandInt(low, high)
 
 
@@ -149,7 +111,7 @@ MAKERS: Mapping[str, Callable[..., Domain]] = {
 
 
 def examples(domain: Domain) -> tuple[Value, ...]:
-    """Return values whose validity stands for the domain's: all of a grid or choice, both ends of a range."""
+    """Return the values that decide whether a domain is valid: all of a grid or choice, both ends of a range."""
     match domain:
         case Grid(values) | Choice(values):
             return values
@@ -190,7 +152,7 @@ def _duplicates(values: Sequence[Value]) -> str | None:
 
 
 def _alike(values: Sequence[Value]) -> str | None:
-    """Return which values Python takes for one (1, 1.0 and True; 0.0 and -0.0), or look the same (1 and "1")."""
+    """Return the values that are equal in Python (1, 1.0 and True; 0.0 and -0.0) or as text (1 and "1")."""
     first: dict[object, Value] = {}
     pairs: dict[str, None] = {}
     for value in values:
@@ -224,10 +186,10 @@ def lone_surrogate(value: object) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with Python's own types alone, as far as it has some: what ranks get and the store keeps.
+    """Return a value in Python's own types, for ranks and the store.
 
     Members of a ``str`` or ``int`` enumeration become texts and numbers, scalars of numpy and torch become numbers,
-    also inside of a domain, tuple, list or dict. What has no such type stays as it is.
+    also in a domain, tuple, list or dict. Other values stay the same.
     """
     if type(value) in (float, int, str, bool):
         return value

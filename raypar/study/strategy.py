@@ -23,7 +23,7 @@ class WorkLayout:
     Attributes:
         num_shares: shares that every batch is cut into; workers beyond them work on the same samples.
         pipeline_size: workers in a pipeline; 1 without one.
-        tensor_size: workers that each layer is split among; 1 where none is.
+        tensor_size: workers that each layer is split among; 1 if none is.
     """
 
     num_shares: int = 1
@@ -41,22 +41,22 @@ class StrategyTraits:
     """Declaration of a strategy: what it is, its options, and what it goes with.
 
     Attributes:
-        build: makes a rank's `raypar.parallel.base.Strategy` of a `raypar.parallel.strategy.Task`.
-        splits: what is split among the workers, for the documentation.
+        build: makes a rank's `raypar.parallel.base.Strategy` from a `raypar.parallel.strategy.Task`.
+        splits: description of what the workers split, for the documentation.
         built_on: library or function that it is built on, for the documentation.
-        options: its own options; one that several strategies have is the same object in each.
-        layout: how the workers share a step, by a complete config.
-        conflicts: combinations of values that can't run under it, or have no effect; by a complete config, of any
-            number of workers, and what the study sweeps. General ones follow from the traits below.
-        check: returns why a workload's model, or this machine, does not allow it, and the fix; None if it does. May
-            import torch. None: every model and machine allow it.
+        options: its own options; strategies that share an option have the same object.
+        layout: returns how the workers of a complete config share a step.
+        conflicts: yields values that can't run under it or have no effect, from a complete config (for any number of
+            workers) and the swept hyperparameters. General conflicts follow from the traits below.
+        check: returns why a workload's model or this machine rules it out, and the fix, or None. May import torch.
+            None: it works with every model and machine.
         scales_loss: combines with the loss scaling of ``precision="fp16"``.
-        has_layer_norms: a rank has the norms of complete layers, as LARS and LAMB need them.
+        has_layer_norms: a rank has the norms of complete layers, which LARS and LAMB need.
         takes_loss_pairs: combines with a loss that is a pair (sum, weight).
         takes_sparse_gradients: combines with sparse gradients.
-        needs_same_parameters: all ranks have to use the same parameters in a step: it gathers weights before their use.
-        names_collectives: a profile's spans show which ranks talk to each other, since all do.
-        sync_every: option that holds the steps from one synchronisation to the next; empty: every step has one.
+        needs_same_parameters: all ranks must use the same parameters in a step, because it gathers weights.
+        names_collectives: all ranks take part in each collective, so a profile's spans can be matched.
+        sync_every: option with the number of steps between synchronisations; empty: every step has one.
     """
 
     build: Callable[[Any], Any]
@@ -75,8 +75,8 @@ class StrategyTraits:
     sync_every: str = ""
 
 
-# Their options are in every trial's config, and so in its identity. The options of later ones are in the configs of
-# their own trials only, so that a new strategy changes the identity of no other trial.
+# Their options are in every trial's config, and so in its identity. Options of later strategies are only in the configs
+# of their own trials, so that a new strategy doesn't change the identity of other trials.
 IN_EVERY_CONFIG = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "local_sgd", "gather_broadcast", "deepspeed")
 # raypar's own, in the order in which they are listed.
 OWN = {name: f"raypar.parallel.{name}:STRATEGY" for name in (*IN_EVERY_CONFIG,)}
@@ -84,7 +84,7 @@ STRATEGIES = registered("raypar.strategies", StrategyTraits, OWN)
 
 
 def strategy_options() -> dict[str, Option]:
-    """Return the options of all strategies, each with the names of those that it is for.
+    """Return the options of all strategies, each with the names of its strategies.
 
     Raises:
         RayparError: two strategies have different options of one name.
@@ -95,7 +95,7 @@ def strategy_options() -> dict[str, Option]:
             others = options[key].strategies if key in options else ()
             option = replace(option, strategies=(*others, name))
             if key in options and replace(options[key], strategies=option.strategies) != option:
-                message = f"strategy {name}: option {key} is another one than that of {', '.join(others)}"
+                message = f"strategy {name}: option {key} differs from that of {', '.join(others)}"
                 raise RayparError(message, hint="rename it in the package that adds the strategy")
             options[key] = option
     return options
@@ -107,7 +107,7 @@ def layout_of(config: Config) -> WorkLayout:
 
 
 def num_shares(config: Config) -> int:
-    """Return the number of shares that every batch is cut into: one a worker, unless some take the same samples."""
+    """Return the number of shares of every batch: one per worker, unless some take the same samples."""
     return layout_of(config).num_shares
 
 
@@ -117,20 +117,17 @@ def pipeline_size(config: Config) -> int:
 
 
 def tensor_size(config: Config) -> int:
-    """Return the number of workers that each layer is split among; 1 where none is."""
+    """Return the number of workers that each layer is split among; 1 if none is."""
     return layout_of(config).tensor_size
 
 
 def sync_period(config: Config) -> int:
-    """Return the steps from one synchronisation to the next, also of a stored config; 1: each step has one.
-
-    A stored trial may have a strategy that isn't installed here, and older ones have none.
-    """
+    """Return the number of steps between synchronisations, also for a stored config with an unknown strategy."""
     traits = STRATEGIES.get(config.get("strategy", ""))
     return int(config[traits.sync_every]) if traits and traits.sync_every else 1
 
 
 def names_collectives(config: Config) -> bool:
-    """Return the trait of that name of a stored config's strategy; True where it is unknown."""
+    """Return this trait of a stored config's strategy; True if the strategy is unknown."""
     traits = STRATEGIES.get(config.get("strategy", ""))
     return traits is None or traits.names_collectives

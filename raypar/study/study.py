@@ -430,7 +430,7 @@ def _point_mistakes(study: Study) -> list[Mistake]:
     for key in drawn:
         for value in examples(study.space[key])[1:]:
             config = resolve(study.workload, {**first, key: value})
-            if mistake := study.workload.point_mistake(config, f"{point_label({key: value})}."):
+            for mistake in study.workload.point_mistakes(config, f"{point_label({key: value})}."):
                 mistakes.setdefault(mistake.problem, mistake)
     for point in study.points():
         config = resolve(study.workload, {**study.config, **drawn, **point})

@@ -52,11 +52,11 @@ class DataRecord(TypedDict, total=False):
 
 # Key in the reports of training code that raypar didn't write: seconds from the start of the trial's processes.
 SINCE_LAUNCH = "since_launch_s"
-# Hyperparameter of a study that compares two versions of the code (`raypar ab`): a version's label.
+# Hyperparameter of a study that compares two versions of the code (`raypar ab`): the version's label.
 REVISION = "revision"
 # Options that change nothing about a trial's result.
 IDENTITY_IGNORED = frozenset(("checkpoint_every_epochs",))
-# Options added after results were stored: with these values a trial keeps the identity that it had without them.
+# Options added later: with these values, a trial keeps the identity that it had without them.
 IDENTITY_DEFAULTS = {
     "nodes": "pack",
     "node_label": None,
@@ -72,10 +72,10 @@ class StateTraits:
 
     Attributes:
         is_result: it need not be run again.
-        is_usable: its model and metrics are what the point gives: a searcher may learn from them.
-        is_measured: it ran to its end as well, so that its time counts.
-        is_rare: lists of studies have a column for it only where there is such a trial.
-        plural: the state as several trials have it; empty: the same as one has it.
+        is_usable: its model and metrics are valid; a searcher may learn from them.
+        is_measured: it ran to its end as well, so its time counts.
+        is_rare: lists of studies have a column for it only if there is such a trial.
+        plural: its form for several trials; empty: the same as for one.
     """
 
     is_result: bool = True
@@ -86,7 +86,7 @@ class StateTraits:
 
     @property
     def is_unusable(self) -> bool:
-        """True if the trial need not be run again, although its point gives no model: it diverged, or does not fit."""
+        """True if the trial need not be run again, but gave no model: it diverged, or does not fit."""
         return self.is_result and not self.is_usable
 
 
@@ -113,7 +113,7 @@ class TrialState(StrEnum):
         return "num_finished" if self.traits.is_usable else f"num_{self.value.replace(' ', '_')}"
 
     def said_of(self, number: int) -> str:
-        """Return the state as this number of trials or points has it: ``does not fit``, ``do not fit``."""
+        """Return the state as text for a number of trials or points: ``does not fit``, ``do not fit``."""
         return self.value if number == 1 else self.traits.plural or self.value
 
 
@@ -126,8 +126,8 @@ class FailureTraits:
     """Consequences of a failure.
 
     Attributes:
-        is_retried: the trial is started again: the next attempt may end well.
-        is_deterministic: the trial's code raised it, or what it needs: trials of the same point may fail alike.
+        is_retried: the trial is restarted, since the next attempt may succeed.
+        is_deterministic: it comes from the trial's code or its needs, so trials of the same point may fail alike.
     """
 
     is_retried: bool = False
@@ -144,12 +144,12 @@ class FailureKind(StrEnum):
 
     ERROR = "error", FailureTraits(is_deterministic=True)  # user code raised
     CRASH = "crash", FailureTraits(is_retried=True, is_deterministic=True)  # a rank died: signal, exit
-    DOES_NOT_FIT = "does_not_fit"  # a GPU that the trial has to itself refused it memory, or it exceeded max_memory
+    DOES_NOT_FIT = "does_not_fit"  # its own GPU refused it memory, or it exceeded max_memory
     # An allocation was refused, or the kernel killed a rank for its memory.
     OUT_OF_MEMORY = "out_of_memory", FailureTraits(is_deterministic=True)
     # A GPU failed: an uncorrectable memory error, or it fell off the bus.
     DEVICE = "device", FailureTraits(is_retried=True)
-    # A rank lost its connection to another one, of which nothing more is known.
+    # A rank lost its connection to another one, for an unknown reason.
     PEER_LOST = "peer_lost", FailureTraits(is_retried=True)
     HUNG = "hung", FailureTraits(is_retried=True)  # took longer than it may
     GANG_LOST = "gang_lost", FailureTraits(is_retried=True)  # a worker, node or controller of the gang died
@@ -171,7 +171,7 @@ class Placement:
 
     @classmethod
     def of(cls, config: Config) -> Placement:
-        """Return the placement of a complete config; older stored ones lack the nodes and their label."""
+        """Return the placement of a complete config; older stored configs lack `nodes` and `node_label`."""
         workers, cores, device = (config[key] for key in ("num_workers", "cpus_per_worker", "device"))
         return cls(
             workers,
@@ -206,9 +206,9 @@ class TrialSpec:
         study: the study's name.
         workload: the workload's name.
         point: the swept hyperparameters.
-        config: every hyperparameter, the swept ones and the defaults included.
-        repeat: which repetition of the point, from 0; also the block it is run in.
-        seed: what seeds model, data order and workload: the same for every point of a block.
+        config: all hyperparameters, including swept ones and defaults.
+        repeat: number of the repeat, from 0, which is also that of its block.
+        seed: seed of model, data order and workload; the same for every point of a block.
         order: position in the study's execution order, from 0.
     """
 
@@ -222,7 +222,7 @@ class TrialSpec:
 
     @cached_property
     def identity(self) -> str:
-        """Hash of what determines the result (not of the order it is run in): 16 hex digits."""
+        """Hash of everything that determines the result, 16 hex digits."""
         return self._hash(self.repeat, self.seed)
 
     @cached_property
@@ -259,8 +259,8 @@ class Failure:
     """Why a trial failed.
 
     Attributes:
-        rank: the rank that failed first; None where the gang as a whole was lost.
-        log_path: where that rank's output is.
+        rank: the rank that failed first; None if the gang as a whole was lost.
+        log_path: file with that rank's output.
     """
 
     kind: FailureKind
@@ -280,27 +280,24 @@ class TrialResult:
     """Outcome of a trial. Times are seconds of a monotonic clock, slowest rank.
 
     Attributes:
-        attempts: how often it was started; more than 1 after infrastructure failures.
+        attempts: number of starts; more than 1 after infrastructure failures.
         started_at: Unix time at which its ranks were started.
-        wall_s: from the start of its ranks to their end, everything included.
+        wall_s: from the start of its ranks to their end.
         startup_s: from the start of its ranks to the first warm-up step: process group, data, model.
-        data_time_s: of that, loading and preparing the data.
-        warmup_s: the undone steps before the clock.
-        train_time_s: the timed region: all counted steps, without evaluation. None where raypar can't
-            look into the training code, and it reports no steps.
+        data_time_s: part of `startup_s` for loading and preparing the data.
+        warmup_s: warm-up steps, which are undone.
+        train_time_s: the timed region: all counted steps, without evaluation. None if raypar can't instrument the
+            training code, and it reports no steps.
         eval_time_s: evaluations.
-        energy_j: joules of the timed region, over all nodes: of their CPU packages and the trial's GPUs, as far as they
-            can be read (``conditions.energy_of``). None where they can't.
-        throughput_samples_per_s: samples trained on in the timed region, whole gang, over train_time_s.
-        reports: one mapping per epoch (or per report of a train loop or a command): ``epoch``, ``train_loss``,
-            ``val_loss``, ``accuracy``, ``train_time_s``, ``eval_time_s``, ``throughput_samples_per_s`` … Those of a
-            train loop or a command have `SINCE_LAUNCH`.
+        energy_j: joules of the timed region, over all nodes (``conditions.energy_of``); None: can't be read.
+        throughput_samples_per_s: samples of the timed region, whole gang, over `train_time_s`.
+        reports: one mapping per epoch, or per report of a train loop or a command, which have `SINCE_LAUNCH`.
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
-        conditions: what it ran on and with, and what was measured of its machines.
-        profile: where a step's time goes; None for a trial that was not profiled.
+        conditions: its hardware and software, and measurements of its machines.
+        profile: parts of its steps; None: not profiled.
         data: data set that it was trained and judged on.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
-        load: of its machines, from a runner that samples it; it is not part of the stored result.
+        load: samples of its machines' load; not part of the stored result.
     """
 
     spec: TrialSpec
@@ -348,9 +345,9 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> TrialResult:
-        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError or AttributeError where it is none.
+        """Restore a result from `to_json`. Raises ValueError, KeyError, TypeError or AttributeError for other texts.
 
-        Of results from before there was a state for it, those whose loss is not finite are diverged.
+        Results from before the state existed count as diverged if their last loss is not finite.
         """
         raw = json.loads(text)
         failure, conditions = raw["failure"], Conditions.from_stored(raw.pop("environment", {}))
@@ -421,7 +418,7 @@ def spec_from_dict(raw: Stored) -> TrialSpec:
     return TrialSpec(**{**raw, "point": values(raw["point"]), "config": values(raw["config"])})
 
 
-# In a key such as best_val_loss (infinite before the first evaluation) or loss_scale: no loss of the report's epoch.
+# Words of keys that are not losses of the report's epoch: best_val_loss (first infinite), loss_scale.
 _NO_LOSS = frozenset(("best", "min", "lowest", "scale", "scaler"))
 
 
@@ -429,7 +426,7 @@ def bad_losses(report: Mapping[str, float], metric: str = "") -> dict[str, float
     """Return the losses of a report that are not finite, by their keys.
 
     Args:
-        metric: the study's, which stands for the loss in a report without any.
+        metric: the study's metric, which replaces the loss in a report without one.
     """
     losses = {key: value for key, value in report.items() if is_loss(key)}
     if not losses and metric in report:
@@ -444,17 +441,13 @@ def is_loss(key: str) -> bool:
 
 
 def end_state(state: TrialState, reports: Sequence[Mapping[str, float]], metric: str = "") -> TrialState:
-    """Return the state of a trial that ended in `state` with these reports: diverged where its last loss is not finite.
-
-    Args:
-        metric: as for `bad_losses`.
-    """
+    """Return the final state of a trial: diverged if its last loss is not finite; `metric`: as for `bad_losses`."""
     is_diverged = state.traits.is_usable and reports and bad_losses(reports[-1], metric)
     return TrialState.DIVERGED if is_diverged else state
 
 
 def latest(results: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
-    """Return one result per trial, the oldest first: its last complete one, or its last failure if none is complete."""
+    """Return one result per trial, the oldest first: its last complete one, else its last failure."""
     chosen: dict[str, TrialResult] = {}
     for result in results:
         other = chosen.get(result.spec.identity)

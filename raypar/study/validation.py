@@ -78,8 +78,7 @@ def validate(
         return [Mistake("workload.num_train_samples", where, wrong, hint="fix that function, or leave it out")]
     prefix, wrongs = f"{where}." if where else "", conflicts(config, workload, size, swept)
     mistakes = [Mistake(f"{prefix}{key}", config[key], wrong, hint=hint) for key, wrong, hint in wrongs]
-    if not mistakes and (mistake := workload.point_mistake(config, prefix)):
-        mistakes.append(mistake)
+    mistakes += workload.point_mistakes(config, prefix)
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)

@@ -43,11 +43,10 @@ class Split:
     """One part of a data set, held in memory.
 
     Attributes:
-        inputs: shape ``(num_samples, ...)``, any dtype; whole numbers are cast batch by batch to what the model
-            takes.
-            Several inputs are a dict or a tuple of such tensors: the model gets a dict's entries by name and a tuple's
-            by position, or the dict or tuple itself where its ``forward`` takes one argument.
-        targets: shape ``(num_samples, ...)``; a dict or a tuple of tensors where the loss takes one.
+        inputs: shape ``(num_samples, ...)``, any dtype; whole numbers are cast batch by batch to the model's type.
+            Several inputs are a dict or a tuple of such tensors. The model gets a dict's entries by name and a tuple's
+            by position, or the dict or tuple itself if its ``forward`` takes one argument.
+        targets: shape ``(num_samples, ...)``; a dict or a tuple of tensors if the loss takes one.
     """
 
     inputs: Any
@@ -72,20 +71,19 @@ class Data:
     which is both input and target. Each may be a dict or a tuple of tensors, as in a `Split`.
 
     Attributes:
-        train: the training samples; None where they are too many to be held in memory (then `train_dataset`).
-        val: the samples that ``val_loss`` and the metrics are taken on; None: `val_dataset`.
-        transform: applied to a batch of inputs in the worker (say, uint8 to normalised float32).
+        train: the training samples; None if there are too many for memory (then `train_dataset`).
+        val: the samples for ``val_loss`` and the metrics; None: `val_dataset`.
+        transform: applied to a batch of inputs in the worker, for example from uint8 to normalised float32.
         train_dataset: a map-style dataset of the same training samples in the same order, ready for the model, for
-            ``loader="dataloader"`` where samples are to be prepared one by one; without it that loader serves
-            ``train`` sample by sample, and `transform` is applied to its batches. Without `train`, a DataLoader reads
-            it whatever `loader` is.
+            ``loader="dataloader"``. Without it, that loader serves ``train`` sample by sample and applies `transform`
+            to its batches. Without `train`, a DataLoader reads it for any value of `loader`.
         val_dataset: the same for `val`; used only if that is None.
-        test: samples that no trial sees: only the models that were chosen on `val`, once, at a study's end.
-        collate: makes a batch of a list of samples of `train_dataset` or `val_dataset`, as a DataLoader's
-            ``collate_fn`` does; None: torch's own.
-        train_loader: ``train_loader(rank, num_ranks, batch_size)`` returns a rank's own DataLoader, in place of
-            `train` and `train_dataset`. `batch_size` is the rank's part of the global batch. It has a length, the same
-            on every rank; where its sampler has ``set_epoch``, it is called before each epoch.
+        test: samples that no trial sees. Only models that were chosen on `val` see them, once, at a study's end.
+        collate: makes a batch from a list of samples of `train_dataset` or `val_dataset`, as a DataLoader's
+            ``collate_fn``; None: torch's own.
+        train_loader: ``train_loader(rank, num_ranks, batch_size)`` returns a rank's DataLoader, instead of `train` and
+            `train_dataset`. `batch_size` is the rank's part of the global batch. Its length is the same on every rank.
+            If its sampler has ``set_epoch``, it is called before each epoch.
     """
 
     train: Split | None = None
@@ -117,11 +115,11 @@ class Option:
 
     Attributes:
         default: its value unless a study sets another.
-        kind: the type of its values (an int will do for a float); `object`: `check` decides.
+        kind: the type of its values (an int is valid for a float); `object`: `check` decides.
         doc: its meaning, for people.
         check: returns what is wrong with a value (``"must be at least 1"``), or None.
-        optional: None is allowed, and means what `doc` says.
-        has_effect: tells whether a complete config uses it; a trial whose config doesn't is logged without it.
+        optional: None is allowed; `doc` explains it.
+        has_effect: returns whether a complete config uses it; other trials are logged without it.
         strategies: the values of `strategy` under which it has an effect; empty: all.
     """
 
@@ -234,12 +232,12 @@ class AnyWorkload:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of the Python files that it runs, from the study's folder on."""
+        """Paths, relative to the study's folder, of the Python files that it runs."""
         return ()
 
     @property
     def script(self) -> str:
-        """Path of the script that it surely runs, from the study's folder on; empty: unknown, or there is none."""
+        """Path, relative to the study's folder, of the script that it certainly runs; empty: unknown, or none."""
         return ""
 
     def train_size(self, config: Config) -> int | None:
@@ -247,19 +245,11 @@ class AnyWorkload:
         return None
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield what is wrong with the fields that its kind alone has."""
+        """Yield the mistakes of the fields that only its kind has."""
         yield from _function_mistakes(self, "prepare")
 
-    def point_mistake(self, config: Config, where: str = "") -> Mistake | None:
-        """Return what keeps it from being run with a complete config; None where nothing does.
-
-        Args:
-            where: prefix of the mistake's field, say the point and a dot.
-        """
-        return None
-
-    def unset(self, config: Config) -> Iterator[str]:
-        """Yield its hyperparameters that need a value and have none."""
+    def point_mistakes(self, config: Config, where: str = "") -> Iterator[Mistake]:
+        """Yield what prevents it from running with a complete config; `where` is a prefix of the mistakes' fields."""
         yield from ()
 
     def metric_of(self, name: str | Metric = "", mode: str = "") -> Metric:
@@ -280,7 +270,7 @@ class AnyWorkload:
         return self._reported_metric(name, mode)
 
     def _default_metric(self) -> str:
-        """Return the name of the metric to judge by where none is named."""
+        """Return the name of the metric to judge by if none is named."""
         return str(type(self).metric)
 
     def _reported_metric(self, name: str, mode: str) -> Metric:
@@ -298,37 +288,36 @@ class Workload(AnyWorkload):
         data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
-        optimizer: ``optimizer(model, config) -> torch.optim.Optimizer``, in place of raypar's options `optimizer` and
-            `weight_decay`: parameter groups of one's own, for example. The model has the parameters that a rank
-            trains under their names; of a strategy that splits them, its parts (DTensors). `lr_schedule` multiplies
-            each group's lr; ``config["lr"]`` is scaled as `lr_scaling` says.
-        loss: ``loss(outputs, targets) -> scalar``, the batch's mean over its samples; or ``-> (sum, weight)``, where
-            the loss is ``sum / weight``: say the sum over all tokens and their number, or the weighted sum and the sum
-            of the weights. raypar adds both up over workers, accumulation and evaluation batches. None means the loss
-            that the model returns (``outputs.loss``, ``outputs["loss"]``), else cross-entropy.
-        metrics: name to ``metric(outputs, targets)``, which returns a score for each sample, shape ``(batch,)``, or a
-            pair: the sum of scores and the number of what was counted (positions, say). Averaged over ``Data.val``. Or
-            to a `Statistic`. None means accuracy where the loss is torch's cross-entropy, and otherwise nothing.
-        metric: key of the reports that a study of it is judged by, unless it names another, or a `Metric` with its
-            direction and unit; empty: "accuracy" where that is one of the metrics, else "val_loss".
-        mode: "max" or "min" of it is better; empty: as its name shows.
-        metric_chosen_by: who chose the metric if the user did not, to be named where a recommendation rests on it.
-        options: the workload's own hyperparameters, each with its default (whose type is the option's) or an `Option`.
-        defaults: raypar's own options here, unless a study sets them (``{"lr": 0.1}``).
-        loaders: the values that `loader` may have: a set too large for memory has no "resident".
-        prepare: makes sure on the driver, before anything starts, that the data is there; raises DataError.
-        preload: modules that the model or data functions import, imported ahead so that no trial pays for it.
-        description: one line for a person.
+        optimizer: ``optimizer(model, config) -> torch.optim.Optimizer``, instead of raypar's options `optimizer` and
+            `weight_decay`, for example with parameter groups. The model has the rank's parameters under their names;
+            under a strategy that splits them, these are parts (DTensors). `lr_schedule` multiplies each group's lr;
+            ``config["lr"]`` is scaled by `lr_scaling`.
+        loss: ``loss(outputs, targets) -> scalar``, the batch's mean over its samples; or ``-> (sum, weight)`` for the
+            loss ``sum / weight``, such as the sum over all tokens and their number. raypar adds both up over workers,
+            accumulation and evaluation batches. None: the loss that the model returns (``outputs.loss``,
+            ``outputs["loss"]``), else cross-entropy.
+        metrics: name to a `Statistic` or to ``metric(outputs, targets)``, which returns a score for each sample, shape
+            ``(batch,)``, or the sum of the scores and their number (of positions, say); averaged over ``Data.val``.
+            None: accuracy if the loss is torch's cross-entropy, else nothing.
+        metric: key of the reports that its studies are judged by unless they name another, or a `Metric` with its
+            direction and unit; empty: "accuracy" if that is one of the metrics, else "val_loss".
+        mode: whether "max" or "min" of it is better; empty: inferred from its name.
+        metric_chosen_by: who chose the metric if the user did not; recommendations name it.
+        options: the workload's own hyperparameters, each with a default, which determines the type, or an `Option`.
+        defaults: its defaults for raypar's own options (``{"lr": 0.1}``).
+        loaders: allowed values of `loader`: a set that is too large for memory has no "resident".
+        prepare: makes sure that the data is there, on the driver, before anything starts; raises DataError.
+        preload: modules that the functions import, imported ahead so that no trial pays for it.
+        description: one line for people.
         dataset: the data set's name and size, for people.
-        has_test: `data` gives a test split.
-        save: writes a trained model into an (empty) folder, for ``keep_model``; None: its weights as ``weights.pt``.
-        generate: ``generate(folder, prompt, max_new_tokens) -> text`` by a model that `save` wrote.
-        layers: the model's layers in the order of the forward pass, such that ``nn.Sequential(*layers)`` computes the
-            same and no layer changes its input in place, for strategies that cut the model; they hold the model's own
-            parameters. May raise RayparError: this model can't be cut. None: the model itself where it is an
-            ``nn.Sequential``.
-        tensor_plan: names of ``nn.Linear`` layers of the model to how each is split among workers: "column" (by
-            output features) or "row" (by input features, after a column one). None: pairs of ``nn.Linear`` in an
+        has_test: `data` returns a test split.
+        save: writes a trained model into an empty folder, for ``keep_model``; None: its weights as ``weights.pt``.
+        generate: ``generate(folder, prompt, max_new_tokens) -> text`` with a model that `save` wrote.
+        layers: the model's own layers, in the order of the forward pass, for strategies that cut the model.
+            ``nn.Sequential(*layers)`` computes the same, and no layer changes its input in place. May raise
+            RayparError if this model can't be cut. None: the model itself if it is an ``nn.Sequential``.
+        tensor_plan: names of the model's ``nn.Linear`` layers to how each is split among workers: "column" (by output
+            features) or "row" (by input features, after a column one). None: pairs of ``nn.Linear`` in an
             ``nn.Sequential`` with only elementwise layers between them.
     """
 
@@ -507,21 +496,22 @@ class CommandWorkload(AnyWorkload):
 
     @property
     def script(self) -> str:
-        # What a shell runs, it alone knows.
+        # Only the shell knows what it runs.
         return "" if self.command.shell else next(iter(self.command.scripts), "")
 
     def mistakes(self) -> Iterator[Mistake]:
         yield from self.command.mistakes()
         yield from super().mistakes()
 
-    def point_mistake(self, config: Config, where: str = "") -> Mistake | None:
-        if not (wrong := self.command.problem(config)):
-            return None
-        hint = "change the format in braces, or the value"
-        return Mistake(f"{where}workload.command", self.command.template, wrong, hint=hint)
-
-    def unset(self, config: Config) -> Iterator[str]:
-        return (name for name in self.command.names if config[name] is None)
+    def point_mistakes(self, config: Config, where: str = "") -> Iterator[Mistake]:
+        unset = [name for name in self.command.names if config[name] is None]
+        for key in unset:
+            hint = f'give it a value, config={{"{key}": …}}, or a grid in the space; '
+            hint += suggest(key, list(PLACEMENT_OPTIONS))
+            yield Mistake(f"{where}{key}", None, "is in braces in the command and has no value", hint=hint)
+        if not unset and (wrong := self.command.problem(config)):
+            hint = "change the format in braces, or the value"
+            yield Mistake(f"{where}workload.command", self.command.template, wrong, hint=hint)
 
     def _reported_metric(self, name: str, mode: str) -> Metric:
         unit = PERCENT if self.command.is_per_cent(name) else ""

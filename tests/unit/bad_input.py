@@ -260,10 +260,12 @@ FLAGS = (
     flags("no repeats at all", "study good.py --repeats 0", "good.py", "--repeats = 0", "at least 1"),
     flags("until for ever on the line", "study good.py --until forever", "--until = 'forever': is unknown", "settled"),
     flags("no margin", "study good.py --until settled --margin 0", "--margin", "must lie between 0 and 1", "5%"),
-    flags("a budget of soon", "study good.py --until settled --budget soon", "--budget = 'soon'", "no time", "10m"),
+    flags(
+        "a budget of soon", "study good.py --until settled --budget soon", "--budget = 'soon'", "must be a time", "10m"
+    ),
     flags("two repeats at most", "plan good.py --until settled --max-repeats 2", "--max-repeats = 2", "from 3 to 100"),
     flags("--until of a search", "plan good.py --until settled --set lr=uniform(0.1,1)", "--until", "each point once"),
-    flags("--budget without --until", "study good.py --budget 10m", "--budget = 600.0: limits", "add --until settled"),
+    flags("--budget without --until", "study good.py --budget 10m", "--budget = '10m': is for", "add --until settled"),
     flags("--margin without --until", "study good.py --margin 5%", "--margin", "add --until settled"),
     flags("--set of until", "plan good.py --set until=settled", "--set until", "use --until settled"),
     flags("a negative seed", "plan good.py --seed -1", "good.py", "--seed = -1", "at least 0"),
