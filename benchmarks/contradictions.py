@@ -84,6 +84,7 @@ def random_study(rng: np.random.Generator) -> Sample:
         tuple(keys),
         points=() if is_search else tuple(points),
         num_repeats=num_repeats,
+        is_search=is_search,
         text="What is it worth?" if rng.random() < 0.5 else "",
         mode=str(rng.choice(["max", "max", "min"])),
         max_repeats=12 if not is_search and rng.random() < 0.3 else None,

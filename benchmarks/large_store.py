@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from store_rows import RowWriter
 
 from raypar import Study, grid, units
 from raypar.analysis.analyse import pair_speedups
-from raypar.analysis.question import question_of
+from raypar.analysis.question import question_of, question_to_dict
 from raypar.study.conditions import Conditions
 from raypar.study.space import loguniform, randint
 from raypar.study.trial import TrialResult, TrialSpec
@@ -149,7 +149,7 @@ def build(project: Path, studies: Sequence[Study]) -> None:
 
 def _record(project: Path, writer: RowWriter, study: Study, results: Sequence[TrialResult]) -> None:
     """Record results as an execution of the study does."""
-    question = json.dumps(asdict(question_of(study)), separators=(",", ":"))
+    question = json.dumps(question_to_dict(question_of(study)), separators=(",", ":"))
     execution = Execution(
         f"{study.name}-1",
         study.name,

@@ -177,7 +177,7 @@ def too_large_trials(evidence: Evidence) -> Iterator[Finding]:
         first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
         labels = named([point_label(p.point) for p in points])
         do_not = TrialState.DOES_NOT_FIT.said_of(len(points))
-        reason = f" ({first.reason})" if first.reason else ""
+        reason = f" ({reason_of(first)})" if reason_of(first) else ""
         yield Finding(f"{_share(points, evidence.points, 'point')} {do_not}", (labels + reason,))
 
 
@@ -204,7 +204,7 @@ def failed_trials(evidence: Evidence) -> Iterator[Finding]:
         num_skipped = sum(r.failure is not None and r.failure.kind is FailureKind.SKIPPED for r in failed)
         subject = f"{units.counted(len(failed) - num_skipped, 'trial')} failed"
         subject += f", {units.count(num_skipped)} not run" if num_skipped else ""
-        reason = f": {first.reason}" if first.reason else "."
+        reason = f": {reason_of(first)}" if reason_of(first) else "."
         log = f" (log: {first.failure.log_path})" if first.failure and first.failure.log_path else ""
         yield Finding(subject, (f"{first.spec.label}{reason}{log}",), "; {}")
 

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -46,6 +46,7 @@ class Question:
         unit: of the metric, as in `Metric`; empty: not declared, and not inferred from the values yet.
         metric_chosen_by: who chose the metric; empty: the user.
         points: every point, if the study lists them, including those without a result; () for a search.
+        is_search: points are drawn rather than listed.
         num_repeats: intended number of trials per point, 1 in a search; None: unknown.
         max_repeats: maximum number of trials per point, for a study that runs until it is settled; None:
             `num_repeats` are run.
@@ -81,6 +82,7 @@ class Question:
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unit: str = ""
     metric_chosen_by: str = ""
+    is_search: bool = False
 
     @property
     def judged_by(self) -> Metric:
@@ -97,11 +99,6 @@ class Question:
 
     def is_baseline(self, point: Mapping[str, Value]) -> bool:
         return bool(self.baseline) and point_key(self.baseline_of(point)) == point_key(point)
-
-    @property
-    def is_search(self) -> bool:
-        """True if points are drawn rather than listed."""
-        return not self.points and self.num_repeats == 1
 
     def compared_keys(self) -> tuple[str, ...]:
         """Return the swept hyperparameters in which a point differs from its baseline; they share all others."""
@@ -131,6 +128,7 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         text=first_sentence(study.description) or asked_by(study),
         metric_chosen_by=study.workload.metric_chosen_by if study.metric in ("", study.workload.metric) else "",
         unit=study.judged_by.unit,
+        is_search=study.is_search,
     )
 
 
@@ -186,8 +184,13 @@ def _fixed(study: Study, auto: Auto | None) -> dict[str, Value]:
     return {key: value for key, value in fixed.items() if not follows.get(key)}
 
 
+def question_to_dict(question: Question) -> dict[str, Any]:
+    """Return the stored form of a question. A search is stored as a question of one repeat without points."""
+    return {key: value for key, value in asdict(question).items() if key != "is_search"}
+
+
 def question_from_dict(raw: Mapping[str, Any]) -> Question:
-    """Return the question of a ``dataclasses.asdict`` form read back from JSON; an older store lacks some keys.
+    """Restore a question from its stored form; an older store lacks some keys.
 
     Raises:
         TypeError: the mapping is not a question.
@@ -198,7 +201,8 @@ def question_from_dict(raw: Mapping[str, Any]) -> Question:
             return {k: with_tuples(v) for k, v in value.items()}
         return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
-    return Question(**{f.name: with_tuples(raw[f.name]) for f in fields(Question) if f.name in raw})
+    given = {f.name: with_tuples(raw[f.name]) for f in fields(Question) if f.name in raw}
+    return Question(**{"is_search": not raw.get("points") and raw.get("num_repeats") == 1, **given})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import Question, after_first_sentence, first_sentence, point_key
+from raypar.analysis.question import Question, after_first_sentence, first_sentence, point_key, question_to_dict
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
@@ -286,7 +286,7 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
         },
         tags={
             **provenance(loaded.path, options.command),
-            "raypar.question": json.dumps(asdict(question), separators=(",", ":")),
+            "raypar.question": json.dumps(question_to_dict(question), separators=(",", ":")),
             CodeOrigin.TAG: masked(CodeOrigin.of(loaded.path, options.tracking_uri, loaded.code).to_json()),
             ResumeFlags.TAG: ResumeFlags.of(loaded, options, started_at).to_json(),
         },

@@ -109,7 +109,7 @@ def partition(
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
-    """Cut a row into parts, none of them empty, so that the largest sum is as small as can be.
+    """Cut a row into non-empty parts with the smallest possible largest sum.
 
     The linear partition problem, by dynamic programming over the prefixes (Skiena, "The Algorithm Design Manual",
     section 10.7).

@@ -42,8 +42,9 @@ def with_flags(study: Study, settings: Sequence[str] = (), flags: Sequence[Field
         StudyError: with every mistake of every flag.
     """
     given, chosen, mistakes = _checked(study, settings, flags)
+    changes: dict[str, Any] = {flag.field: flag.value for flag in given} | _merged(study, chosen)
     try:
-        made = replace(study, **{flag.field: flag.value for flag in given}, **_merged(study, chosen))
+        made = replace(study, **changes)
     except StudyError as error:
         words = {flag.field: flag.word for flag in given}
         mistakes += (replace(mistake, field=words.get(mistake.field, mistake.field)) for mistake in error.mistakes)

@@ -286,7 +286,7 @@ def effects():
         results = [replace(r, reports=({metric: r.reports[0]["accuracy"]},)) for r in results]
         return _indented(effect_lines(analyse(asked, results)))
 
-    search = Question("s", {}, ("lr", "batch_size"), num_repeats=1)
+    search = Question("s", {}, ("lr", "batch_size"), num_repeats=1, is_search=True)
     drawn = [make_result({"lr": 0.1 * i, "batch_size": 2**i}, 0, 4.0) for i in range(1, 5)]
     return {
         "numbers: both ends": grid("batch_size", 32, 64, 128, 256, accuracy=-0.01),
@@ -538,7 +538,10 @@ def figures():
         ]
 
     both, full = html_studies.question(), html_studies.results()
-    lr, loss = Question("s", {}, ("lr",), num_repeats=1), Question("s", {}, ("lr",), metric="loss", mode="min")
+    lr, loss = (
+        Question("s", {}, ("lr",), num_repeats=1, is_search=True),
+        Question("s", {}, ("lr",), metric="loss", mode="min"),
+    )
     eight = [r for i in range(8) for r in at_workers({1: 4.0 + i, 2: 2.0 + i, 4: 1.0 + i}, NOISE[:2])]
     groups = [replace(r, spec=replace(r.spec, point={"lr": i // 6, **r.spec.point})) for i, r in enumerate(eight)]
     wide = "speedup efficiency times pareto", at_workers({1: 1.0, 2: 2.0, 4: 3.0}, (1.0, 5.0))
@@ -555,7 +558,9 @@ def figures():
         "no results": drawn("omitted", [], both),
         "diverged trials": drawn("times pareto heat_map metric_heat_map", some_diverged()[1], some_diverged()[0]),
         "points of which one does not fit": drawn("memory times heat_map", some_do_not_fit()[1], some_do_not_fit()[0]),
-        "points that fill no grid": drawn("omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1)),
+        "points that fill no grid": drawn(
+            "omitted", drawn_lr, Question("s", {}, ("lr", "momentum"), num_repeats=1, is_search=True)
+        ),
         "more groups than colours": drawn("speedup", groups, both),
         "too few worker counts for a curve": drawn("speedup efficiency", at_workers({1: 4.0, 2: 2.5}, NOISE)),
         "intervals far wider than the values": drawn(*wide),

@@ -198,7 +198,9 @@ def test_where_most_trials_of_a_side_were_disturbed_nothing_is_claimed_on_times(
     assert comparison.matched[0].time.outcome is Outcome.DISTURBED
     assert (comparison.matched[0].gate, comparison.gate) == (UNCLEAR, UNCLEAR)
     # A search has no doubt of its own, for it asks for a metric; here its times are what is compared.
-    searched = compare(replace(side(a), question=Question("a", {}, ("num_workers",), num_repeats=1)), side(b), 0.05)
+    searched = compare(
+        replace(side(a), question=Question("a", {}, ("num_workers",), num_repeats=1, is_search=True)), side(b), 0.05
+    )
     assert searched.gate is UNCLEAR
 
 

@@ -204,7 +204,7 @@ def search(num_trials, metric, seed=0):
         }
         for _ in range(num_trials)
     ]
-    question = Question("s", {}, ("lr", "width", "optimizer"), num_repeats=1)
+    question = Question("s", {}, ("lr", "width", "optimizer"), num_repeats=1, is_search=True)
     return importances_of(
         question, collect(question, [make_result(p, 0, accuracy=metric(p, rng)) for p in points], "wall_s")
     )
@@ -224,5 +224,5 @@ def test_a_metric_of_chance_has_no_important_hyperparameter():
 def test_few_trials_and_a_single_hyperparameter_have_no_importances():
     assert search(9, lambda p, rng: p["lr"]) is None
     results = [make_result({"lr": i / 20}, 0, accuracy=i / 20) for i in range(20)]
-    assert analyse(Question("s", {}, ("lr",), num_repeats=1), results).importances is None
+    assert analyse(Question("s", {}, ("lr",), num_repeats=1, is_search=True), results).importances is None
     assert analyse(replace(QUESTION, points=POINTS), plain()).importances is None  # of a grid there are effects

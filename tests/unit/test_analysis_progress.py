@@ -25,7 +25,7 @@ def test_nothing_is_best_before_a_point_and_its_baseline_have_finished():
     failed = make_result({"num_workers": 2, "lr": 0.1}, state=TrialState.FAILED)
     for results in ([], scaling({(1, 0.1): [4.0], (2, 0.3): [2.0]}), [*scaling({(1, 0.1): [4.0]}), failed]):
         assert interim_best(SCALING, results) is None
-    assert interim_best(Question("s", {}, ("lr",), num_repeats=1), [make_result({"lr": 0.1})]) is None
+    assert interim_best(Question("s", {}, ("lr",), num_repeats=1, is_search=True), [make_result({"lr": 0.1})]) is None
 
 
 def test_the_point_with_the_best_median_speedup_over_its_own_baseline_is_best():

@@ -170,6 +170,6 @@ def test_where_half_of_the_trials_were_disturbed_that_is_a_caveat():
 
 def test_a_search_asks_for_a_metric_which_other_load_leaves_alone():
     results = [make_result({"lr": lr}, 0, accuracy=lr, environment=DISTURBED) for lr in (0.1, 0.3, 0.2)]
-    analysis = analyse(Question("s", {}, ("lr",), num_repeats=1), results)
+    analysis = analyse(Question("s", {}, ("lr",), num_repeats=1, is_search=True), results)
     assert analysis.verdict.answer == "Leading: accuracy 30.0 % with lr=0.3 (best of 3, one trial each, unconfirmed)."
     assert [p.point["lr"] for p in analysis.points] == [0.3, 0.2, 0.1]

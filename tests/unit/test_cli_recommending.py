@@ -37,7 +37,7 @@ def project(tmp_path_factory):
     percent = [make_result({"num_workers": n}, r, 9.0 - n, accuracy=97.0 - n) for n in (1, 2) for r in range(3)]
     recorded(folder, Question("percent", {"num_workers": 1}, ("num_workers",)), percent)
     drawn = [make_result({"lr": lr}, 0, 4.0 + lr, 0.9 + lr / 10) for lr in (0.1, 0.2, 0.3)]
-    recorded(folder, Question("drawn", {}, ("lr",), num_repeats=1), drawn)
+    recorded(folder, Question("drawn", {}, ("lr",), num_repeats=1, is_search=True), drawn)
     (folder / "noisy.py").write_text(STUDY_FILE, encoding="utf-8")
     loaded = load_study(folder / "noisy.py")
     noisy = []

@@ -19,7 +19,7 @@ from raypar.reporting.html import Origin, html_report
 from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialState
 
-SEARCH = Question("s", {}, ("lr",), num_repeats=1)
+SEARCH = Question("s", {}, ("lr",), num_repeats=1, is_search=True)
 QUESTION = Question("s", {"num_workers": 1}, ("batch_size", "num_workers"))
 
 

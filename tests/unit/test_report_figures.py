@@ -79,7 +79,7 @@ def test_the_comparisons_of_two_worker_counts_are_drawn_one_below_the_other():
 
 
 def test_a_search_shows_the_hyperparameter_that_matters_most_and_its_learning_curves_first():
-    asked = Question("s", {}, ("lr", "num_workers"), num_repeats=1)
+    asked = Question("s", {}, ("lr", "num_workers"), num_repeats=1, is_search=True)
     trials = [r for r in results() if r.spec.repeat == 0]
     first, *others = (f for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure))
     assert [first.key, *(f.key for f in others[:2])] == ["main_effect", "learning", "pareto"]

@@ -142,7 +142,7 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
         for i in range(5000)
     ]
     # To analyse so many takes half a minute; the page needs of them what stands here.
-    analysis = analyse(Question("search", {}, ("lr", "batch_size"), num_repeats=1), trials[:2])
+    analysis = analyse(Question("search", {}, ("lr", "batch_size"), num_repeats=1, is_search=True), trials[:2])
     first = analysis.points[0]
     single = partial(Estimate, low=None, high=None, num_samples=1, level=None, method=Method.SINGLE)
     values = [{"time_s": single(r.train_time_s), "metric": single(r.final["accuracy"])} for r in trials]

@@ -263,7 +263,7 @@ def test_the_end_is_expected_after_what_is_still_to_be_decided_on():
 
 
 def test_a_metric_is_shown_in_the_unit_that_its_values_have_so_far():
-    asked = Question("s", {}, ("num_workers",), metric="acc", num_repeats=1)
+    asked = Question("s", {}, ("num_workers",), metric="acc", num_repeats=1, is_search=True)
     specs = [make_spec({"num_workers": n}) for n in (1, 2)]
     ended = replace(make_result({"num_workers": 1}), reports=({"acc": 93.21},))
     with LiveView(console := terminal(), 2, question=asked) as view:
