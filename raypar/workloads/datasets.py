@@ -6,14 +6,13 @@ There is no fallback to other data: a data set is complete, or a DataError says 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -157,20 +156,14 @@ def _download_with_torchvision(name: str, root: str) -> None:
         getattr(datasets, name)(root, download=True)
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file exclusively."""
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
-
-
 def _fill_cache(files: FileSet, root: Path) -> None:
     """Download a set to the cache atomically, and once for any number of processes."""
+    from filelock import FileLock
+
     target, short = root / files.folder, files.name.replace(" ", "-")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f".{short}.lock"):
+        with FileLock(root / f".{short}.lock"):
             if target.exists():  # another process downloaded it
                 return
             with tempfile.TemporaryDirectory(dir=root, prefix=f".{short}-") as part:
@@ -203,6 +196,7 @@ def prepared(
         options: everything else that `make` depends on, including a version of its algorithm.
     """
     import torch
+    from filelock import FileLock
 
     digest = hashlib.sha256(repr(sorted(options.items())).encode())
     for source in sources:
@@ -213,7 +207,7 @@ def prepared(
         return tensors
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):  # all ranks of a trial arrive at once
+        with FileLock(path.with_suffix(".lock")):  # all ranks of a trial arrive at once
             if (tensors := _read_tensors(path)) is None:
                 tensors = make()
                 with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
