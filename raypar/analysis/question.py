@@ -18,11 +18,13 @@ from typing import Any, TypeAlias
 from raypar import units
 from raypar.analysis.load import disturbing_load
 from raypar.study.blocks import num_first_blocks
+from raypar.study.conditions import Stored
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
 from raypar.study.space import Value, examples
 from raypar.study.study import Study
 from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest, timed_work
+from raypar.study.workload import Config
 
 PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 
@@ -189,7 +191,7 @@ def question_to_dict(question: Question) -> dict[str, Any]:
     return {key: value for key, value in asdict(question).items() if key != "is_search"}
 
 
-def question_from_dict(raw: Mapping[str, Any]) -> Question:
+def question_from_dict(raw: Stored) -> Question:
     """Restore a question from its stored form; an older store lacks some keys.
 
     Raises:
@@ -238,7 +240,7 @@ class PointSamples:
     """
 
     point: Mapping[str, Value]
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
     samples: Mapping[int, Sample] = field(default_factory=dict)
     results: tuple[TrialResult, ...] = ()
     matched_times: Mapping[int, float] | None = None
@@ -485,7 +487,7 @@ def current_results(question: Question, results: Sequence[TrialResult]) -> Curre
 def _other_settings(question: Question, result: TrialResult) -> dict[str, tuple[Value, Value]]:
     """Return the settings in which a trial differs from the question, as (the question's, the trial's)."""
     spec = result.spec
-    config: Mapping[str, Any] = spec.config
+    config: Config = spec.config
     differences: dict[str, tuple[Value, Value]] = {}
     if question.workload and spec.workload != question.workload:
         differences["workload"] = (question.workload, spec.workload)

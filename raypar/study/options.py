@@ -358,13 +358,13 @@ def _training_conflicts(config: Config, workload: Workload) -> Iterator[Conflict
     if config["device"] == "mps" and config["precision"] == "fp64":
         yield "precision", "is unavailable on MPS", 'use precision="fp32", or device="cpu"'
     if config["compile"] and not config["num_warmup_steps"]:
-        hint = "leave it out: the warm-up is where compile=True compiles"
+        hint = "leave it out: compile=True compiles in the warm-up"
         yield "num_warmup_steps", "would time the compilation", hint
     if config["max_memory"] and config["device"] != "cuda" and not config["num_warmup_steps"]:
-        hint = "leave it out: memory is counted in the warm-up"
+        hint = "leave it out: memory is measured in the warm-up"
         yield "num_warmup_steps", "does not go with max_memory", hint
     if config["checkpoint_every_epochs"] and config["eval_every_steps"] and config["loader"] == "dataloader":
-        problem = "does not go with eval_every_steps and a dataloader, which draws anew in the middle of an epoch"
+        problem = "does not go with eval_every_steps and a dataloader, which shuffles again in the middle of an epoch"
         yield "checkpoint_every_epochs", problem, 'leave one of them out, or use loader="resident"'
     if has_own_optimizer(workload) and config["optimizer"] != OWN_OPTIMIZER:
         hint = 'leave it out, or add it to the workload\'s options={"optimizer": …} and read config["optimizer"] there'
