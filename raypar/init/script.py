@@ -181,20 +181,10 @@ class _Code:
                 self._add_parameters(node, f"{scope}.{node.name}")
 
     def _elements(self, node: ast.expr | None, at: int, num: int) -> list[ast.expr | None]:
-        """Return the values of loop target `at` of `num` in a loop over an expression."""
-        match node := self.source(node):
-            case ast.List(elts=elts) | ast.Tuple(elts=elts):
-                parts = [each.elts if num > 1 and isinstance(each, (ast.List, ast.Tuple)) else [each] for each in elts]
-                return [part[at] for part in parts if len(part) == num]
-            case ast.Dict(keys=keys) if num == 1:
-                return keys
-            case ast.Call(func=ast.Attribute(value=inner, attr="items" | "keys")) if at == 0:
-                return self._elements(inner, 0, 1)
-            case ast.Call(func=ast.Name(id="zip"), args=args) if at < len(args):
-                return self._elements(args[at], 0, 1)
-            case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]) if at == 1:
-                return self._elements(inner, 0, 1)
-        return []
+        """Return the values of loop target `at` of `num` in a loop over a list or tuple."""
+        elements = getattr(self.source(node), "elts", [])
+        parts = [each.elts if num > 1 and isinstance(each, (ast.List, ast.Tuple)) else [each] for each in elements]
+        return [part[at] for part in parts if len(part) == num]
 
     def _add_parameters(self, function: ast.FunctionDef | ast.AsyncFunctionDef, scope: str) -> None:
         names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]

@@ -101,10 +101,9 @@ LOSSES = "import logging, sys\nlosses = {'train': 0.1, 'val': 0.2}\n"
         ("def show(split, loss):\n    print('%s: loss %.3f' % (split.upper(), loss))\n"
          "show('train', 0.1)\nshow('val', loss=0.2)",
          {"loss": 0.1, "val_loss": 0.2}),
-        ("for name, loss in zip(('train', 'val'), (0.1, 0.2)):\n"
+        ("for name, loss in (('train', 0.1), ('val', 0.2)):\n"
          "    print('{} loss: {:.3f}'.format(name.capitalize(), loss))",
          {"train_loss": 0.1, "val_loss": 0.2}),
-        ("for phase, loss in losses.items():\n    print(phase, 'loss', loss)", {"train_loss": 0.1, "val_loss": 0.2}),
         ("for training in (True, False):\n"
          "    print(f'{\"train\" if training else \"val\"} loss {0.1 if training else 0.2:.2e}')",
          {"train_loss": 0.1, "val_loss": 0.2}),
