@@ -106,7 +106,11 @@ def randint(low: int, high: int) -> RandInt:
 
 
 MAKERS: Mapping[str, Callable[..., Domain]] = {
-    make.__name__: make for make in (grid, choice, uniform, loguniform, randint)
+    "grid": grid,
+    "choice": choice,
+    "uniform": uniform,
+    "loguniform": loguniform,
+    "randint": randint,
 }
 
 

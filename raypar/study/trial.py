@@ -352,7 +352,7 @@ class TrialResult:
         raw = json.loads(text)
         failure, conditions = raw["failure"], Conditions.from_stored(raw.pop("environment", {}))
         state = end_state(TrialState(raw["state"]), raw["reports"])
-        if raw["warmup_s"] is not None and raw["train_time_s"] is None and state.traits.is_measured:
+        if raw.get("warmup_s") is not None and raw.get("train_time_s") is None and state.traits.is_measured:
             conditions = conditions.untrained()  # earlier results don't say so
         return cls(
             **{
