@@ -176,7 +176,7 @@ def _text_of(value: object) -> str:
 
 
 def lone_surrogate(value: object) -> str | None:
-    """Return the first half of a character in a text, or in a container of texts; no file or database takes one."""
+    """Return the first half of a character in a text, or in a container of texts."""
     match value:
         case str():
             return next((char for char in value if "\ud800" <= char <= "\udfff"), None)

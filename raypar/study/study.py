@@ -148,13 +148,13 @@ class Study:
         )
 
     def trials(self, *, auto: Auto = ON_CPU) -> tuple[TrialSpec, ...]:
-        """Return every trial in execution order, the same for the same study; the first ones, where more may follow."""
+        """Return all trials in execution order, which is deterministic; with `until`, the first ones."""
         points = self.points()
         return tuple(spec for r in range(num_first_blocks(self)) for spec in block(self, r, points, auto=auto))
 
 
 def _mistakes(study: Study) -> list[Mistake]:
-    """Return all mistakes of a study, whatever its fields hold, without those that only follow from another."""
+    """Return all mistakes of a study with any values, without those that only follow from another."""
     mistakes = [*_field_mistakes(study), *_text_mistakes(study)]
     for key in _MAPPINGS:
         if not isinstance(getattr(study, key), Mapping):
@@ -205,7 +205,7 @@ def _mapping(study: Study, key: str) -> Mapping[str, Any]:
 
 
 def name_problem(name: str) -> str:
-    """Return what keeps a text from being a study's name; empty where nothing does."""
+    """Return why a text can't be a study's name; empty if it can."""
     if not re.fullmatch(r"[\w][\w .-]*", name):
         return "may hold letters, digits, space, '_', '-' and '.'"
     return f"is longer than {MAX_NAME} characters" if len(name) > MAX_NAME else ""
@@ -247,23 +247,23 @@ def whole_number_mistake(key: str, where: str, value: object) -> Mistake | None:
 
 
 def _text_mistakes(study: Study) -> Iterator[Mistake]:
-    """Yield what is stored of a study and holds half of a character."""
-    texts: dict[str, object] = {"metric": study.metric, "description": study.description}
+    """Yield the values with half of a character (a lone surrogate), which can't be stored."""
+    values: list[tuple[str, object, object]] = [(key, "", getattr(study, key)) for key in ("metric", "description")]
     if isinstance(study.workload, AnyWorkload):
-        texts |= {f"workload.{part.name}": getattr(study.workload, part.name) for part in fields(study.workload)}
+        names = [part.name for part in fields(study.workload)]
+        values += [(f"workload.{name}", "", getattr(study.workload, name)) for name in names]
     for name in _MAPPINGS:
-        texts |= {f"{name}[{key!r}]": (key, value) for key, value in _mapping(study, name).items()}
-    for where, value in texts.items():
-        if (char := lone_surrogate(value)) is not None:
-            wrong = f"holds {char!a}, half of a character, which no file and no database takes"
-            shown = value[1] if isinstance(value, tuple) else value
-            yield Mistake(where, shown, wrong, hint="write the whole character, or leave it out")
+        values += [(f"{name}[{key!r}]", key, value) for key, value in _mapping(study, name).items()]
+    for where, key, value in values:
+        if (char := lone_surrogate((key, value))) is not None:
+            wrong = f"holds {char!a}, half of a character, which can't be stored"
+            yield Mistake(where, value, wrong, hint="write the whole character, or leave it out")
 
 
 def _until_mistakes(study: Study) -> Iterator[Mistake]:
     until, repeats, most = study.until, study.num_repeats, study.max_repeats
     if until not in ("", "settled"):
-        hint = '"settled" repeats what is open until it is settled; or leave it out'
+        hint = 'set "settled", which repeats inconclusive points, or leave it out'
         yield Mistake("until", until, "is unknown", hint=hint)
     drawn = [key for key, domain in _mapping(study, "space").items() if not isinstance(domain, Grid)]
     if until and (study.searcher is not None or study.scheduler is not None or drawn):
@@ -275,9 +275,9 @@ def _until_mistakes(study: Study) -> Iterator[Mistake]:
         yield Mistake("margin", study.margin, "must lie between 0 and 1", hint="a share, such as 0.05 or 5%")
     if not isinstance(most, int) or isinstance(most, bool) or not MIN_BLOCKS <= most <= MAX_BLOCKS:
         wrong = f"must be a whole number from {MIN_BLOCKS} to {MAX_BLOCKS}"
-        yield Mistake("max_repeats", most, wrong, hint="30 are the default")
+        yield Mistake("max_repeats", most, wrong, hint="the default is 30")
     elif until and isinstance(repeats, int) and most < repeats <= MAX_TRIALS:
-        wrong = f"is more than the most repeats of a point, {most}"
+        wrong = f"is more than max_repeats={most}"
         yield Mistake("num_repeats", repeats, wrong, hint="lower it, or raise max_repeats (--max-repeats)")
     budget = study.budget
     if budget is not None and (not _is_number(budget) or not 0 < float(budget) < math.inf):
@@ -300,7 +300,7 @@ def options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
         return OPTIONS, False
     options = known_options(workload)
     for key, default in workload.options.items():
-        if not is_default(default):  # its type is unknown: any value will do
+        if not is_default(default):  # its type is unknown, so any value is valid
             options[key] = Option(None, object, "", optional=True)
     return options, not workload.takes_any_key
 
