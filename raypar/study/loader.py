@@ -117,8 +117,8 @@ def load_study(path: Path, settings: Sequence[str] = (), flags: Sequence[FieldFl
 def load_workload(path: Path) -> AnyWorkload:
     """Run a study file, or another file that defines a workload, and return the workload. Raises RayparError."""
     module = _execute(path, read_python(path, "file"), _module_name(path))
-    found = [value.workload if isinstance(value, Study) else value for value in vars(module).values()]
-    workloads = {id(value): value for value in found if isinstance(value, AnyWorkload)}
+    values = [value.workload if isinstance(value, Study) else value for value in vars(module).values()]
+    workloads = {id(value): value for value in values if isinstance(value, AnyWorkload)}
     if len(workloads) == 1:
         return workloads.popitem()[1]
     names = ", ".join(str(workload.name) for workload in workloads.values())
