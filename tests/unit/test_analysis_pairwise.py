@@ -112,12 +112,12 @@ def test_a_speedup_has_one_interval_in_every_view(seed, num_repeats):
     (group,) = analysis.worker_groups
     assert group.speedups == speedups
     assert {c.num_workers: c.speedup for c in advice.candidates} == speedups
-    assert any(ratio_interval(speedups[4]) in line for line in analysis.statements)
+    assert analysis.verdict.comparisons[-1].comparison.estimate == speedups[4]
     # The lead over the next is the same in the verdict, and the interval of a ratio turned over is that turned over.
     one, two, four = analysis.points
     assert advice.chosen.num_workers == 4
     assert advice.lead == analysis.family.speedup(two, four)
-    is_claimed = any(ratio_interval(advice.lead) in line for line in analysis.statements[1:])
+    is_claimed = any(ratio_interval(advice.lead) in line for line in analysis.statements)
     assert is_claimed == (advice.rivals == ())
     inverse = analysis.family.speedup(four, one)
     assert (inverse.low, inverse.high) == pytest.approx((1 / speedups[4].high, 1 / speedups[4].low))
