@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from raypar.analysis.load import MAX_TRUSTED, disturbing_load
-from raypar.analysis.stats import spread_medians
 from raypar.errors import RayparError
 from raypar.predict.network import Floats, Network
 from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
@@ -241,7 +240,7 @@ def calibrate(
     draws = None
     if min(len(p.step_times_s) for p in points) > 1:
         rng = np.random.default_rng(BOOTSTRAP_SEED)
-        logs = [spread_medians(np.log(p.step_times_s), NUM_DRAWS, rng) for p in alone]
+        logs = [_drawn_medians(np.log(p.step_times_s), rng) for p in alone]
         draws = np.array([_fitted_compute(batches, row) for row in np.exp(np.stack(logs, axis=1))])
     return Calibration(
         layers=tuple(layers),
@@ -253,6 +252,17 @@ def calibrate(
         draws=draws,
         notes=tuple(notes),
     )
+
+
+def _drawn_medians(logs: Floats, rng: np.random.Generator) -> Floats:
+    """Return medians of `NUM_DRAWS` bootstrap resamples of at least two repeats.
+
+    The repeats are first spread by sqrt(n / (n - 1)) around their mean, because n draws with replacement vary too
+    little by this factor.
+    """
+    size, mean = len(logs), np.mean(logs)
+    spread = mean + math.sqrt(size / (size - 1)) * (logs - mean)
+    return np.asarray(np.median(spread[rng.integers(size, size=(NUM_DRAWS, size))], axis=1))
 
 
 def fit_study_network(
