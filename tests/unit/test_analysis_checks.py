@@ -129,7 +129,7 @@ CASES = {
     "batch_norm_in_parts": [
         (
             on({"batch_norm_parts": [1]}, {"batch_norm_parts": [2, 2]}),
-            "Batch norm * by itself, * differ: 1 part at num_workers=1, 2 parts at num_workers=2.",
+            "Batch norm * separately, * differ: 1 part at num_workers=1, 2 parts at num_workers=2.",
         ),
         (on({"batch_norm_parts": [2]}), None),
         (on({"batch_norm_parts": "?"}), None),
@@ -137,7 +137,7 @@ CASES = {
     "without_gradient": [
         (
             on({}, {"without_gradient": [["head.weight"], ["head.weight"]], "finds_unused": [True, True]}),
-            "6 of 12 trials traversed the graph once more in each step, * without a gradient: head.weight.",
+            "6 of 12 trials traversed the graph again in each step, * without a gradient: head.weight.",
         ),
         (on({"without_gradient": [["head.weight"]], "finds_unused": [None]}), None),
         (on({"without_gradient": "?", "finds_unused": "?"}), None),
@@ -159,11 +159,11 @@ CASES = {
     "reported_steps": [
         (
             sound(environment={"steps_from": ["raypar.step", ""]}),
-            "Times are of * between two calls of raypar.step;*",
+            "Times are those between two calls of raypar.step *;*",
         ),
         (
             sound(environment={"steps_from": ["reports"], "laps_cover": ["epochs 1 to 4"]}),
-            "Times are of what * between two of its reports, epochs 1 to 4 in every trial; *",
+            "Times are those between two reports *, epochs 1 to 4 in every trial; *",
         ),
         (sound(environment={"steps_from": "?"}), None),
         (sound(), None),
@@ -255,7 +255,7 @@ CASES = {
         ([*sound()[:-2], *on({"throttles": [3, 4]})[-2:]], "Cores became too hot * 2 of 12 trials * (up to 7 times *")
     ],
     "clock_changes": [
-        (on(CLOCKS), "* at the end than at the beginning of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1)."),
+        (on(CLOCKS), "* from the beginning to the end of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1)."),
         (
             on({"cpu_mhz_mean": [3600.0]}, {"cpu_mhz_mean": [3000.0, 3100.0]}),
             "*: 3.05 GHz in num_workers=2 #1, 3.60 GHz in num_workers=1 #1.",
@@ -272,13 +272,13 @@ CASES = {
     "gpu_clock_changes": [
         (
             on(GPU_CLOCKS),
-            "The GPU's clock was another at the end * of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1).",
+            "The GPU's clock changed * of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1).",
         ),
         # Two workers load a GPU less than one does.
         (on({"gpu_mhz_mean": [1400.0]}, {"gpu_mhz_mean": [1900.0]}), None),
         (
             [*on({"gpu_mhz_mean": [1900.0]})[:-1], *on({"gpu_mhz_mean": [1700.0]})[-1:]],
-            "* in some trials of a point *: 1.70 GHz in num_workers=2 #6, 1.90 GHz in num_workers=2 #1.",
+            "* between trials of a point: 1.70 GHz in num_workers=2 #6, 1.90 GHz in num_workers=2 #1.",
         ),
     ],
     "gpu_shared": [
@@ -302,7 +302,7 @@ CASES = {
     "more_than_linear": [
         (
             scaled("num_workers", 4.4),
-            "1 speedup significantly larger than the number of workers * 4.* at *=4.",
+            "1 speedup significantly larger than the increase in workers: 4.* at *=4.",
         ),
         (scaled("num_workers", 4.01), None),
         (scaled("num_workers", 4.4, wavering=1.0), None),
