@@ -98,29 +98,11 @@ def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others():
     assert level(estimate, "num_workers", 4).metric_change.value == pytest.approx(0.0, abs=1e-12)
 
 
-@given(st.randoms(use_true_random=False))
-def test_the_order_of_results_changes_nothing(rng):
-    results = plain(noise=0.05)
-    assert effects(rng.sample(results, len(results))) == effects(results)
-
-
 def test_the_baseline_names_what_levels_are_compared_with():
     estimate = effects(plain(), replace(QUESTION, baseline={"batch_size": 64, "num_workers": 2}))
     assert [(effect.key, effect.reference) for effect in estimate.main] == [("batch_size", 64), ("num_workers", 2)]
     assert [of.level for of in estimate.main[0].levels] == [32, 512]
     assert (estimate.interactions[0].base_workers, estimate.interactions[0].num_workers) == (2, 4)
-
-
-def test_without_an_effect_few_studies_show_any():
-    same = {32: 1.0, 64: 1.0}
-    estimates = [effects(made(same, {1: 1.0, 2: 1.0}, noise=0.03, seed=seed)) for seed in range(100)]
-    shown = [
-        level(e, "batch_size", 64).speedup.excludes(1.0)
-        or level(e, "num_workers", 2).speedup.excludes(1.0)
-        or interaction(e, 64).change.excludes(1.0)
-        for e in estimates
-    ]
-    assert np.mean(shown) <= 0.05
 
 
 def test_intervals_of_effects_have_the_level_of_the_family_and_with_many_blocks_their_own_variance():

@@ -93,16 +93,6 @@ def test_it_is_never_less_than_the_longest_rest_nor_longer_with_more_side_by_sid
     assert with_one_more_s <= left_s
 
 
-@given(st.integers(1, 30), st.floats(0.1, 1e4), st.integers(1, 4), st.floats(0, 10))
-def test_it_falls_with_every_trial_that_ends_if_all_take_the_same(num_trials, each_s, num_slots, pause_s):
-    estimates = [
-        remaining_s([ONE] * (num_trials - n), [], [(ONE, each_s)] * n, num_slots=num_slots, overheads_s=[pause_s])
-        for n in range(1, num_trials + 1)
-    ]
-    assert estimates == sorted(estimates, reverse=True) and estimates[-1] == 0
-    assert estimates[0] >= (num_trials - 1) * each_s / num_slots * (1 - 1e-9)
-
-
 def test_gangs_that_have_still_to_start_add_a_measured_start_each():
     left_s = remaining_s([ONE, TWO], [], [(ONE, 5.0)], gang_starts_s=[20.0, 22.0], num_gang_starts=2)
     assert left_s == pytest.approx(10.0 + 2 * 21.0)

@@ -52,12 +52,6 @@ def holds(estimate, truth):
 # ---- laws
 
 
-def test_two_wild_runs_of_each_worker_count_make_no_interval_too_large_for_a_float():
-    runs = Runs({1: (1.0, 1e-9), 2: (1.0, 1e9), 4: (1.0, 1e12)}, Measurement.THROUGHPUT)
-    for step in analyse_scaling(runs, Scaling.STRONG, level=0.99999).steps:
-        assert step.gain.low < step.gain.value < step.gain.high < math.inf
-
-
 @pytest.mark.parametrize(
     ("law", "scaling", "bounds"),
     [
@@ -83,13 +77,6 @@ def test_parameters_are_over_the_baseline(law, parameters, baseline):
     for n in COUNTS:
         expected = law.speedup(n, *parameters) / law.speedup(baseline, *parameters)
         assert law.speedup(n / baseline, *(p.value for p in fit.parameters)) == pytest.approx(expected, rel=1e-3)
-
-
-@given(fraction=st.floats(0.01, 0.9), baseline=st.sampled_from(COUNTS))
-def test_karp_flatts_fraction_and_amdahls_have_one_base(fraction, baseline):
-    analysis = analyse_scaling(runs_of(AMDAHL, fraction), baseline=baseline)
-    fractions = [p.serial_fraction.value for p in analysis.points if p.num_workers != baseline]
-    assert fractions == pytest.approx([fit_of(analysis, AMDAHL).parameters[0].value] * 4, rel=1e-3)
 
 
 def test_noisy_repeats_give_intervals_that_hold_the_truth():
@@ -305,11 +292,6 @@ def test_a_serial_fraction_stays_between_0_and_1(power, scaling, law, fraction):
     work = COUNTS if scaling is Scaling.WEAK else (1,) * 5
     expected = [w * n**power for w, n in zip(work, COUNTS, strict=True)]
     assert [p.speedup.value for p in analysis.points] == pytest.approx(expected)
-
-
-def test_a_throughput_is_a_rate_in_both_ways_to_scale():
-    strong, weak = (analyse_scaling(runs_of(AMDAHL, 0.1), scaling) for scaling in Scaling)
-    assert [p.speedup for p in strong.points] == [p.speedup for p in weak.points]
 
 
 # ---- groups of a study

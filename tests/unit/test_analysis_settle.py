@@ -25,13 +25,6 @@ def test_a_normal_sum_crosses_the_bounds_by_each_look_as_often_as_is_spent(error
         assert 1 - never == pytest.approx(error * sizes[i - 1] / last, rel=2e-3)
 
 
-def test_in_simulation_thirty_looks_err_as_often_as_one():
-    looks = np.array(sequential_errors(0.05, 3, 30))
-    sums = np.random.default_rng(1).standard_normal((40_000, 30)).cumsum(axis=1)[:, 2:]
-    crossed = np.abs(sums) > -ndtri(looks / 2) * np.sqrt(np.arange(3, 31))
-    assert crossed.any(axis=1).mean() == pytest.approx(0.05, abs=0.0033)  # three standard errors
-
-
 def test_one_look_has_all_of_the_error_and_many_have_less_each():
     assert sequential_errors(0.05, 6, 6) == (pytest.approx(0.05),)
     looks = sequential_errors(0.05, 3, 100)
