@@ -14,7 +14,6 @@ from raypar.analysis.evidence import Evidence
 from raypar.analysis.load import disturbing_load
 from raypar.analysis.pairwise import Family, metric_differences, repeats_needed
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import REVISION, TrialResult, TrialState, is_loss
 
@@ -89,7 +88,7 @@ def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
 
 def _compare(question: Question, family: Family, a: PointSamples, b: PointSamples) -> RevisionPoint:
     speedup, num_more = family.speedup(a, b), None
-    time = Comparison(speedup and inverse(speedup), TIME_RATIO, margin=question.margin)
+    time = Comparison(speedup and speedup.inverse(), TIME_RATIO, margin=question.margin)
     if speedup is not None and not time.is_settled:
         level = family.time_level(speedup.num_samples)
         needed = repeats_needed(a.times, b.times, level, question.margin, least=0)
@@ -116,10 +115,3 @@ def _have_equal_losses(a: PointSamples, b: PointSamples) -> bool | None:
 
 def _losses(result: TrialResult) -> list[tuple[int, str, float]]:
     return [(i, key, value) for i, report in enumerate(result.reports) for key, value in report.items() if is_loss(key)]
-
-
-def inverse(ratio: Estimate) -> Estimate:
-    """Return the estimate of 1 over a ratio."""
-    low = None if ratio.high is None else 1 / ratio.high
-    high = None if ratio.low is None else 1 / ratio.low
-    return replace(ratio, value=1 / ratio.value, low=low, high=high)

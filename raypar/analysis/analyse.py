@@ -12,7 +12,7 @@ from raypar.analysis.effects import Effects, Importances, effects_of, importance
 from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.pairwise import Family, trial_speedup
-from raypar.analysis.points import PointAnalysis, energy_source
+from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
 from raypar.analysis.recommend import Constraints, recommend_of
 from raypar.analysis.scaling import WorkerGroup, worker_groups
@@ -41,7 +41,6 @@ class StudyAnalysis:
         effects: effect of each hyperparameter; None if fewer than two are swept.
         target: the best value of the metric that every trial reached, if batch sizes differ.
         batches: effect of the batch size on throughput and on progress towards that target.
-        energy_source: parts whose energy the points have; empty if they have none.
         scope: executions that the analysis is restricted to, in words; empty if it isn't restricted.
     """
 
@@ -55,7 +54,6 @@ class StudyAnalysis:
     effects: Effects | None = None
     target: Target | None = None
     batches: tuple[BatchGroup, ...] = ()
-    energy_source: str = ""
     scope: str = ""
 
     @property
@@ -69,6 +67,10 @@ class StudyAnalysis:
     @property
     def family(self) -> Family:
         return self.evidence.family
+
+    @property
+    def energy_source(self) -> str:
+        return self.evidence.energy_source
 
     @property
     def num_trials(self) -> int:
@@ -126,7 +128,6 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         effects=effects_of(question, points, family) if not doubt else None,
         target=target,
         batches=batch_groups(points, target, family, question.baseline) if target and not doubt else (),
-        energy_source=energy_source(points),
     )
 
 

@@ -264,7 +264,7 @@ def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> F
     largest = int(rates.counts[-1])
     fit = replace(fit, extrapolated={n: profile.speedup(n) for n in (factor * largest for factor in EXTRAPOLATED)})
     if law is AMDAHL and fit.is_bent:
-        return replace(fit, limit=_reciprocal(fit.parameters[0]))
+        return replace(fit, limit=fit.parameters[0].inverse())
     if law is USL and (peak := profile.peak()).high != math.inf:
         return replace(fit, peak=peak, peak_speedup=profile.speedup(max(1, round(peak.value))))
     return fit
@@ -330,8 +330,7 @@ class _Profile:
     def peak(self) -> Estimate:
         """Estimate Gunther's peak: the time a / n + b + c (n - 1) is shortest where n² = a / c."""
         square = self._ratio(np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, 1.0]))
-        low, high = (None if v is None else self._baseline * math.sqrt(v) for v in (square.low, square.high))
-        return replace(square, value=self._baseline * math.sqrt(square.value), low=low, high=high)
+        return square.mapped(lambda ratio: self._baseline * math.sqrt(ratio))
 
     def _ratio(self, above: Floats, below: Floats) -> Estimate:
         """Estimate the sum of the weights times `above`, over that times `below`."""
@@ -428,8 +427,3 @@ def _left_out_error(law: Law, rates: LogRates, baseline: int, index: int) -> flo
     weights, _ = _minimize(_terms(law, others.counts, baseline), sign * others.medians, np.sqrt(others.weights))
     left_out = float(_terms(law, rates.counts[index : index + 1], baseline)[0] @ weights)
     return abs(sign * float(rates.medians[index]) - math.log(left_out)) if left_out > 0 else MAX_LEFT_OUT
-
-
-def _reciprocal(of: Estimate) -> Estimate:
-    low, high = (None if b is None else 1 / b if b > 0 else math.inf for b in (of.high, of.low))
-    return replace(of, value=1 / of.value, low=low, high=high)

@@ -10,7 +10,7 @@ Cost counts every machine that workers ran on in full, for the compared time. Pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,24 +18,14 @@ import numpy as np
 from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
-from raypar.study import quantity
 from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
 from raypar.study.trial import TrialResult
 from raypar.units import HOUR_S, is_number
 
 
-def energy_source(gathered: Iterable[PointSamples]) -> str:
-    """Return the parts whose energy the finished trials have."""
-    return quantity.energy_source(_finished(gathered))
-
-
-def _finished(gathered: Iterable[PointSamples]) -> list[TrialResult]:
-    return [result for samples in gathered for result in samples.measured]
-
-
 def comparable(gathered: Sequence[PointSamples]) -> list[Quantity]:
     """Return the quantities that are estimated from trials, except those whose values can't be compared."""
-    finished = _finished(gathered)
+    finished = [result for samples in gathered for result in samples.measured]
     estimated = [q for q in quantities() if q.of_repeats not in (None, Repeats.DERIVED)]
     return [q for q in estimated if q.are_comparable(finished)]
 

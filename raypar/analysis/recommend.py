@@ -41,7 +41,7 @@ from raypar.analysis.pairwise import (
     repeats_for_margin,
     repeats_needed,
 )
-from raypar.analysis.points import PointAnalysis, energy_source, quantities_until
+from raypar.analysis.points import PointAnalysis, quantities_until
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import (
@@ -442,7 +442,7 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
         doubt=evidence.doubt,
         batches=batches,
         excluded=evidence.excluded,
-        energy_source=energy_source(evidence.points),
+        energy_source=evidence.energy_source,
         family=family,
     )
     return _chosen(before, family) if before.eligible else before

@@ -92,12 +92,8 @@ class ScalingPoint:
 
     @property
     def _fraction(self) -> Estimate:
-        ratio, num_workers = self.speedup, self.num_workers / self.baseline
         of = karp_flatt if self.scaling is Scaling.STRONG else gustafson_fraction
-        # The fraction falls as the speedup grows.
-        bounds = sorted(of(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
-        low, high = bounds or (None, None)
-        return replace(ratio, value=of(ratio.value, num_workers), low=low, high=high)
+        return self.speedup.mapped(lambda speedup: of(speedup, self.num_workers / self.baseline))
 
 
 @dataclass(frozen=True)
@@ -182,15 +178,19 @@ def analyse_scaling(
         hint = f"worker counts that have runs: {', '.join(map(str, counts))}"
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
-    rates = log_rates({n: _log_rates(runs, scaling, n) for n in counts}, are_paired=runs.are_paired)
+    by_count = {n: _rates(runs, scaling, n) for n in counts}
+    rates = log_rates({n: np.log(each) for n, each in by_count.items()}, are_paired=runs.are_paired)
     of_each = 1 - (1 - level) / max(1, len(counts) - 1)
-    speedups = speedups or {n: _speedup(runs, scaling, n, base, of_each) for n in counts}
+    speedups = speedups or {
+        n: reference(len(each)) if n == base else ratio_estimate(each, by_count[base], paired=False, level=of_each)
+        for n, each in by_count.items()
+    }
     laws = tuple(fit_law(law, rates, base, level) for law in LAWS[scaling])
     return ScalingAnalysis(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
-        points=_points(runs, base, speedups, scaling),
+        points=tuple(ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n], scaling) for n in counts),
         steps=tuple(_steps(counts, rates, speedups, base, level)),
         laws=laws,
         better=better_law(laws),
@@ -209,10 +209,12 @@ def _steps(
         if start != base:
             by_medians = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
             ratio = by_medians.scaled(speedups[end].value / speedups[start].value / by_medians.value)
-        value, low, high = (
-            None if v is None else v ** (1 / math.log2(end / start)) for v in (ratio.value, ratio.low, ratio.high)
-        )
-        yield Step(start, end, replace(ratio, value=value or 0.0, low=low, high=high))
+        yield _step(start, end, ratio)
+
+
+def _step(start: int, end: int, ratio: Estimate) -> Step:
+    num_doublings = math.log2(end / start)
+    return Step(start, end, ratio.mapped(lambda rate: float(rate ** (1 / num_doublings))))
 
 
 def karp_flatt(speedup: float, num_workers: float) -> float:
@@ -228,27 +230,11 @@ def gustafson_fraction(speedup: float, num_workers: float) -> float:
     return (num_workers - speedup) / (num_workers - 1)
 
 
-def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int, level: float) -> Estimate:
-    values, base_values = runs.values[num_workers], runs.values[base]
-    if num_workers == base:
-        return reference(len(values))
-    is_time = runs.quantity is Measurement.TIME
-    tops, bottoms = (base_values, values) if is_time else (values, base_values)
-    ratio = ratio_estimate(tops, bottoms, paired=False, level=level)
-    return ratio.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else ratio
-
-
-def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate], scaling: Scaling) -> tuple[ScalingPoint, ...]:
-    return tuple(
-        ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n], scaling) for n in sorted(runs.values)
-    )
-
-
-def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
-    logs = np.log(np.asarray(runs.values[num_workers], dtype=np.float64))
+def _rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
+    values = np.asarray(runs.values[num_workers], dtype=np.float64)
     if runs.quantity is Measurement.THROUGHPUT:
-        return logs
-    return (math.log(num_workers) if scaling is Scaling.WEAK else 0.0) - logs
+        return values
+    return (num_workers if scaling is Scaling.WEAK else 1) / values
 
 
 # ---- groups of a study
@@ -288,7 +274,7 @@ class WorkerGroup:
 
     @property
     def points(self) -> tuple[ScalingPoint, ...]:
-        return _points(self.runs, self.baseline, self.speedups, self.scaling)
+        return self.analysis.points
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:

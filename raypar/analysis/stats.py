@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -75,10 +75,19 @@ class Estimate:
         """Return whether `other` lies outside the interval: a significant difference. False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= other <= self.high
 
+    def mapped(self, function: Callable[[float], float]) -> Estimate:
+        """Return the estimate of a monotone function of the quantity."""
+        bounds = sorted(function(b) for b in (self.low, self.high) if b is not None)
+        low, high = bounds or (None, None)
+        return replace(self, value=function(self.value), low=low, high=high)
+
     def scaled(self, factor: float) -> Estimate:
-        """Return the estimate of `factor` (greater than 0) times the quantity."""
-        low, high = (None if b is None else b * factor for b in (self.low, self.high))
-        return replace(self, value=self.value * factor, low=low, high=high)
+        """Return the estimate of `factor` times the quantity."""
+        return self.mapped(lambda value: value * factor)
+
+    def inverse(self) -> Estimate:
+        """Return the estimate of 1 divided by the quantity."""
+        return self.mapped(lambda value: 1 / value)
 
 
 def reference(num_samples: int) -> Estimate:
@@ -169,7 +178,11 @@ def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estima
 
 
 def ratio_estimate(
-    numerators: Sequence[float], denominators: Sequence[float], *, paired: bool = True, level: float = LEVEL
+    numerators: Sequence[float] | Floats,
+    denominators: Sequence[float] | Floats,
+    *,
+    paired: bool = True,
+    level: float = LEVEL,
 ) -> Estimate:
     """Estimate how many times as large the numerators are.
 
@@ -407,9 +420,8 @@ def _pairs(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def exponential(of_logs: Estimate) -> Estimate:
     """Return the exponential of an estimate of logarithms; two wild samples may exceed the range of a float."""
     largest = math.log(sys.float_info.max)
-    low, high = (None if b is None else math.exp(min(max(b, -largest), largest)) for b in (of_logs.low, of_logs.high))
     method = Method.T_LOG if of_logs.method is Method.T_LINEAR else of_logs.method
-    return replace(of_logs, value=math.exp(of_logs.value), low=low, high=high, method=method)
+    return replace(of_logs.mapped(lambda log: math.exp(min(max(log, -largest), largest))), method=method)
 
 
 def bootstrap_estimate(value: float, draws: Any, num_samples: int) -> Estimate:
@@ -445,7 +457,7 @@ def _checked(values: Sequence[float] | Floats, *, positive: bool) -> Floats:
 
 
 def _log_estimate(value: float, half: float, size: int, level: float) -> Estimate:
-    """Return the t interval converted back from the log scale, rounded so that it includes the value."""
+    """Return the t interval converted back from the log scale. It includes the value in spite of rounding."""
     centre = math.log(value)
     back = exponential(Estimate(centre, centre - half, centre + half, size, level, Method.T_LOG))
     assert back.low is not None and back.high is not None

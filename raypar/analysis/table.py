@@ -181,9 +181,10 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
     columns, by_columns, mistakes = _columns_of(head, by, asked.columns)
     if mistakes:
         raise _error(path, mistakes)
-    cells = [[_bare(c, line.cells[c.index]) for line in lines] for c in columns]
-    decimal = asked.decimal or _decimal_of(path, cells, delimiter)
     workers, measured = columns
+    decimal = asked.decimal or _decimal_of(
+        path, [_bare(measured, line.cells[measured.index]) for line in lines], delimiter
+    )
     groups, mistakes = _groups_of(head, lines, workers, measured, by_columns, decimal)
     if mistakes:
         raise _error(path, mistakes)
@@ -409,32 +410,28 @@ _GAPS = re.compile(r"(?<=\d)[ '’\u00a0\u2009\u202f](?=\d{3})")  # thousands se
 _PLAIN = re.compile(r"[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?")
 
 
-def _decimal_of(path: Path, columns: Sequence[Sequence[str]], delimiter: str) -> str:
-    """Return the decimal separator of the numbers in some columns, "." or ",".
+def _decimal_of(path: Path, cells: Sequence[str], delimiter: str) -> str:
+    """Return the decimal separator of some numbers, "." or ",".
 
     Raises:
         RayparError: the numbers have two readings, or some have a decimal point and others a decimal comma.
     """
-    shown: dict[str, str] = {}  # an example of each separator
-    doubted: list[str] = []
-    for cells in columns:
-        numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
-        marked = [(text, _shows(text)) for text in numbers]
-        shown |= {decimal: text for text, decimal in reversed(marked) if decimal in (".", ",")}
-        groups = [text for text, decimal in marked if decimal == "?"]
-        whole = [text for text, decimal in marked if decimal == "" and "e" not in text.lower()]
-        if any(len(text) > 3 for text in whole):  # their thousands have no separator
-            shown |= {("." if "." in text else ","): text for text in groups}
-        # Three digits everywhere are decimals, unless the table looks as if it came from a decimal-comma locale.
-        elif whole or delimiter == ";" or any("," in text for text in groups):
-            doubted += groups
+    numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
+    by_mark: dict[str, list[str]] = {}
+    for text in numbers:
+        by_mark.setdefault(_shows(text), []).append(text)
+    groups = by_mark.get("?", [])
+    whole = [text for text in by_mark.get("", []) if "e" not in text.lower()]
+    shown = {mark: by_mark[mark][0] for mark in ".," if mark in by_mark}
+    if any(len(text) > 3 for text in whole):  # their thousands have no separator
+        shown |= {("." if "." in text else ","): text for text in groups}
     if len(shown) > 1:
         problem = f"{shown['.']} has a decimal point, {shown[',']} a decimal comma"
-        raise RayparError(
-            f"{path}: {problem}", hint="write all numbers alike, or say which: --decimal . or --decimal ,"
-        )
-    if not shown and doubted:
-        text = doubted[0]
+        hint = "write all numbers alike, or say which: --decimal . or --decimal ,"
+        raise RayparError(f"{path}: {problem}", hint=hint)
+    # Three digits everywhere are decimals, unless the table looks as if it came from a decimal-comma locale.
+    if not shown and groups and (whole or delimiter == ";" or any("," in text for text in groups)):
+        text = groups[0]
         mark = "." if "." in text else ","
         readings = f"{text.replace(mark, '')}, with a mark between thousands, or {text.replace(mark, '.')}"
         hint = f"say what separates decimals: --decimal {',' if mark == '.' else '.'} for the first, --decimal {mark}"
