@@ -17,6 +17,7 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from raypar import units
 from raypar.analysis.laws import Scaling
@@ -116,12 +117,19 @@ class Table:
     reading: str
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """Line of a table: its number (from 1) and a cell for each column."""
 
     number: int
     cells: list[str]
+
+
+class _Columns(NamedTuple):
+    """Columns of a table that count: of workers, of what was measured, and those to group by."""
+
+    workers: TableColumn
+    measured: TableColumn
+    by: list[int]
 
 
 def role_of(index: int, name: str) -> TableColumn | None:
@@ -178,21 +186,15 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
     """
     asked = asked or Asked()
     (head, *lines), delimiter = _rows(path)
-    columns, by_columns, mistakes = _columns_of(head, by, asked.columns)
-    if mistakes:
-        raise _error(path, mistakes)
-    workers, measured = columns
-    decimal = asked.decimal or _decimal_of(
-        path, [_bare(measured, line.cells[measured.index]) for line in lines], delimiter
-    )
-    groups, mistakes = _groups_of(head, lines, workers, measured, by_columns, decimal)
-    if mistakes:
-        raise _error(path, mistakes)
+    columns = _columns_of(path, head, by, asked.columns)
+    cells = [_bare(columns.measured, line.cells[columns.measured.index]) for line in lines]
+    decimal = asked.decimal or _decimal_of(path, cells, delimiter)
+    groups = _groups_of(path, head, lines, columns, decimal)
     if not groups:
         raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
     if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
         raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
-    measured, scaling = _settled(path, measured, groups, asked)
+    measured, scaling = _settled(path, columns.measured, groups, asked)
     quantity = Measurement.TIME if measured.role is Role.TIME else Measurement.THROUGHPUT
     unit = f"total {measured.name}" if measured.is_of_each else measured.name
     of_ratios = {Role.TIME: "", Role.SPEEDUP: "as given", Role.EFFICIENCY: "eff. × workers"}
@@ -204,18 +206,18 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
         )
         for label, of in groups.items()
     }
-    return Table(runs, scaling, _reading(path, workers, measured, decimal))
+    return Table(runs, scaling, _reading(path, columns.workers, measured, decimal))
 
 
 def _groups_of(
-    head: _Line,
-    lines: Sequence[_Line],
-    workers: TableColumn,
-    measured: TableColumn,
-    by_columns: Sequence[int],
-    decimal: str,
-) -> tuple[dict[str, dict[int, list[float]]], list[Mistake]]:
-    """Return the measured values by group and worker count, and the mistakes."""
+    path: Path, head: _Line, lines: Sequence[_Line], columns: _Columns, decimal: str
+) -> dict[str, dict[int, list[float]]]:
+    """Return the measured values by group and worker count.
+
+    Raises:
+        RayparError: lines have mistakes.
+    """
+    workers, measured, by = columns
     mistakes: list[Mistake] = []
     groups: dict[str, dict[int, list[float]]] = {}
     read: list[tuple[_Line, str, int]] = []
@@ -234,13 +236,15 @@ def _groups_of(
             except ValueError as error:  # its arguments are problem and hint
                 mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
         if len(numbers) == 2:
-            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by_columns)
+            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by)
             groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1] * measured.unit_s)
             read.append((line, label, int(numbers[0])))
     has_role = {c.index for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None}
     has_role |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(_words(name))}
-    mistakes += _mixed_columns(head.cells, read, has_role | {workers.index, measured.index, *by_columns})
-    return groups, mistakes
+    mistakes += _mixed_columns(head.cells, read, has_role | {workers.index, measured.index, *by})
+    if mistakes:
+        raise _error(path, mistakes)
+    return groups
 
 
 def _settled(
@@ -251,15 +255,14 @@ def _settled(
     Raises:
         RayparError: two readings are possible; both are shown.
     """
-    of_each = measured.is_of_each if asked.is_of_each is None else asked.is_of_each
-    if measured.role is not Role.THROUGHPUT:
-        of_each = measured.is_of_each
-    is_open = of_each is None if measured.role is Role.THROUGHPUT else measured.role is Role.TIME and not asked.scaling
-    ratios = [ratio for of in groups.values() for ratio in _ratios(of, is_time=measured.role is Role.TIME)]
+    is_time, is_rate = measured.role is Role.TIME, measured.role is Role.THROUGHPUT
+    of_each = asked.is_of_each if is_rate and asked.is_of_each is not None else measured.is_of_each
+    is_open = of_each is None if is_rate else is_time and not asked.scaling
+    ratios = [ratio for of in groups.values() for ratio in _ratios(of, is_time=is_time)]
     if is_open and ratios and max(speedup for _, _, speedup in ratios) <= MAX_DOUBTED:
         readings = ("of all workers together", "of each worker")
         hint = "say which: --throughput-of all, or --throughput-of worker"
-        if measured.role is Role.TIME:
+        if is_time:
             readings = ("strong scaling, the same work for all", "weak scaling, N workers do N times as much")
             hint = "say which: --scaling strong, or --scaling weak"
         shown = [ratios[0], ratios[-1]] if len(ratios) > 1 else ratios
@@ -291,10 +294,12 @@ def _reading(path: Path, workers: TableColumn, measured: TableColumn, decimal: s
     return f"Read {path.name}: workers from `{workers.name}`, {what} from `{measured.name}`{commas}."
 
 
-def _columns_of(
-    head: _Line, by: Sequence[str], given: Mapping[Role, str]
-) -> tuple[tuple[TableColumn, ...], list[int], list[Mistake]]:
-    """Return the column of workers, the measured column, the columns that `by` names, and the mistakes."""
+def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role, str]) -> _Columns:
+    """Return the columns that count.
+
+    Raises:
+        RayparError: a column is missing, or several could be meant.
+    """
     names, mistakes = [name.lower() for name in head.cells], list[Mistake]()
     roles = [column for i, name in enumerate(head.cells) if (column := role_of(i, name)) is not None]
     chosen: dict[Role, TableColumn] = {}
@@ -307,7 +312,7 @@ def _columns_of(
             problem = "several columns" if same else "no such column"
             mistakes.append(Mistake(f"--{role}-column", name, problem, f"columns: {', '.join(head.cells)}"))
     if mistakes:
-        return (), [], mistakes
+        raise _error(path, mistakes)
     free = [c for c in roles if c.index not in {other.index for other in chosen.values()}]
 
     def of(*wanted: Role) -> list[TableColumn]:
@@ -323,14 +328,16 @@ def _columns_of(
             shown = ",".join(c.name for c in matches) or ",".join(head.cells)
             problem = f"{len(matches)} columns give {what}" if matches else f"no column gives {what}"
             mistakes.append(Mistake(f"line {head.number}, head", shown, problem, f"name it: {flags}"))
-    measured = (*counted[:1], *candidates[:1])
-    others = [name for i, name in enumerate(names) if i not in {c.index for c in measured}]
+    taken = {c.index for c in (*counted[:1], *candidates[:1])}
+    others = [name for i, name in enumerate(names) if i not in taken]
     for name in by:
         if name.lower() not in others:
             problem = "no such column" if name.lower() not in names else "is what was measured"
             hint = f"columns to group by: {', '.join(others)}" if others else "leave out --by"
             mistakes.append(Mistake("--by", name, problem, hint))
-    return measured, [names.index(name.lower()) for name in by if name.lower() in others], mistakes
+    if mistakes:
+        raise _error(path, mistakes)
+    return _Columns(counted[0], candidates[0], [names.index(name.lower()) for name in by])
 
 
 def _mixed_columns(
