@@ -373,7 +373,7 @@ UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_
         ("other_code", sound(), NOW, None),
     ],
 )
-def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
+def test_findings_depend_on_the_question(check, results, question, detail):
     assert fits(details(results, question).get(check), detail)
 
 
@@ -393,11 +393,11 @@ def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
         {"foreign_cpu_share": "?", "other_load_cores": ["?"], "num_node_cores": [0], "throttles": "?"},
     ],
 )
-def test_quiet_machines_and_unknown_ones_raise_no_warning(environment):
+def test_quiet_and_unknown_machines_raise_no_warning(environment):
     assert details(sound(environment={"cores": [[0]], **environment})) == {}
 
 
-def test_every_check_has_advice_of_its_own_and_a_case_here():
+def test_every_check_has_its_own_advice_and_a_case_here():
     advice = [check.advice for check in CHECKS]
     assert len(set(advice)) == len(advice) and all(text.endswith(".") for text in advice)
     of_time = {"drift_over_study", "drift_in_trials", "slow_first_trial", "outliers"}
@@ -444,13 +444,13 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("check", "made", "least", "most"), SHARES)
-def test_what_was_made_is_noticed_and_steady_studies_seldom_raise_a_warning(check, made, least, most):
+def test_simulated_faults_are_noticed_and_steady_studies_rarely_raise_a_warning(check, made, least, most):
     num_studies = 50 if least else 300
     share = sum(check in over_time(study(seed, **made), check) for seed in range(num_studies)) / num_studies
     assert least <= share <= most
 
 
-def test_a_drift_is_reported_by_its_size_from_six_blocks_on():
+def test_a_drift_is_reported_with_its_size_from_six_blocks_on():
     detail = details(study(1, num_repeats=20, drift=0.2))["drift_over_study"]
     assert int(detail.split("became ")[1].split(" %")[0]) == pytest.approx(20, abs=5)
     assert fnmatchcase(detail, "Trials of the same point became * slower * over 20 blocks).")
@@ -464,7 +464,7 @@ def test_a_drift_is_reported_by_its_size_from_six_blocks_on():
     st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=4),
     st.permutations((0, 1, 2, 3, 4, 6, 10)),
 )
-def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trials(drift, levels, blocks):
+def test_an_exponential_drift_is_recovered_for_any_order_of_trials(drift, levels, blocks):
     trend = trend_of({at: math.log(level) + at / 10 * math.log1p(drift) for at in blocks} for level in levels)
     assert trend.change == pytest.approx(drift, rel=1e-6, abs=1e-9) and trend.num_blocks == 7
     assert abs(drift) <= 1e-6 or (trend.tau, trend.p_value) == pytest.approx(
@@ -472,7 +472,7 @@ def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trial
     )
 
 
-def test_a_block_counts_once_however_many_trials_are_in_it():
+def test_a_block_counts_once():
     logs = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.01}
     assert trend_of([logs] * 9) == trend_of([logs])
     # The median of its trials: one that is disturbed does not count.
@@ -500,7 +500,7 @@ def test_a_trends_p_value_is_nearly_that_of_kendalls_tau_with_many_blocks(size):
         assert trend_of([dict(enumerate(values))]).p_value == pytest.approx(expected, rel=0.05, abs=1e-4)
 
 
-def test_a_slow_first_trial_is_not_counted_as_an_outlier_again():
+def test_a_slow_first_trial_is_not_an_outlier():
     findings = details(study(3, first=1.5))
     assert "num_workers=1 #1" in findings["slow_first_trial"]
     assert "outliers" not in findings
@@ -534,5 +534,5 @@ def with_rates(factor, num_reports=9):
         (with_rates(0.5, num_reports=3), None),
     ],
 )
-def test_steps_that_change_within_trials_are_reported_by_the_direction(results, detail):
+def test_a_drift_within_trials_is_reported_with_its_direction(results, detail):
     assert fits(details(results).get("drift_in_trials"), detail)

@@ -80,7 +80,7 @@ PASSED, LOST, UNCLEAR = Gate.PASSED, Gate.FAILED, Gate.INCONCLUSIVE
         (FAILED, trials(), Outcome.MISSING, None, None),
     ],
 )
-def test_the_ratio_is_how_many_times_as_long_b_takes(a, b, difference, ratio, gate):
+def test_the_ratio_is_bs_time_divided_by_as(a, b, difference, ratio, gate):
     comparison = compared(a, b)
     (point,) = comparison.matched
     assert point.time.outcome is difference
@@ -95,7 +95,7 @@ def test_the_ratio_is_how_many_times_as_long_b_takes(a, b, difference, ratio, ga
     ("low", "high", "gate"),
     [(1.06, 1.10, LOST), (1.05, 1.10, UNCLEAR), (0.90, 1.20, UNCLEAR), (1.01, 1.04, PASSED)],
 )
-def test_b_is_slower_than_allowed_or_not_only_if_the_whole_interval_is(low, high, gate):
+def test_the_gate_needs_the_whole_interval_on_one_side(low, high, gate):
     ratio = Estimate(math.sqrt(low * high), low, high, 5, 0.95, Method.T_LOG)
     point = compared(trials(), trials(), 0.05).matched[0]
     assert replace(point, time=replace(point.time, estimate=ratio)).gate is gate
@@ -112,7 +112,7 @@ def test_b_is_slower_than_allowed_or_not_only_if_the_whole_interval_is(low, high
         ({8: 1.0}, None),
     ],
 )
-def test_a_point_that_b_lacks_is_not_passed_over(in_b, gate):
+def test_a_point_that_b_lacks_counts(in_b, gate):
     a = [r for n in (1, 2, 4) for r in trials(point={"num_workers": n})]
     b = [r for n, factor in in_b.items() for r in trials(scaled(factor), {"num_workers": n})]
     comparison = compared(a, b, 0.05)
@@ -151,7 +151,7 @@ def test_intervals_of_one_level_show_the_claims_of_holms_steps(num_points, size,
     assert {e.level for e in estimates} == {1 - 0.05 / max(1, num_points - len(claimed))}
 
 
-def test_pairs_with_a_single_value_take_no_part():
+def test_pairs_with_a_single_value_are_not_counted():
     pairs = samples(np.random.default_rng(0), 2, 5, 0.2)
     single = ([0.0], [1.0, 1.1])
     alone, among = (holm_estimates(p, against=0.0, error=0.05) for p in (pairs, [*pairs, single, None]))
@@ -159,7 +159,7 @@ def test_pairs_with_a_single_value_take_no_part():
 
 
 @pytest.mark.parametrize(("num_points", "size"), [(1, 3), (4, 3), (8, 6)])
-def test_two_runs_of_the_same_rarely_make_a_claim(num_points, size):
+def test_two_equal_studies_rarely_make_a_claim(num_points, size):
     rng = np.random.default_rng(size)
     wrong = 0
     for _ in range(300):
@@ -190,7 +190,7 @@ def disturbed(results, num=None):
 
 @pytest.mark.parametrize("factor", [3.59, 1.0, 0.5])
 @pytest.mark.parametrize("is_disturbed", [(False, True), (True, False), (True, True)])
-def test_where_most_trials_of_a_side_were_disturbed_nothing_is_claimed_on_times(factor, is_disturbed):
+def test_nothing_is_claimed_on_times_if_most_trials_of_a_side_were_disturbed(factor, is_disturbed):
     a, b = (disturbed(r) if d else r for r, d in zip((trials(), trials(scaled(factor))), is_disturbed, strict=True))
     comparison = compared(a, b, 0.05)
     why = "other processes used up to 50 % of the cores in 5 of 5 trials"
@@ -202,7 +202,7 @@ def test_where_most_trials_of_a_side_were_disturbed_nothing_is_claimed_on_times(
     assert searched.gate is UNCLEAR
 
 
-def test_disturbed_times_hide_neither_what_b_lost_nor_what_half_of_the_trials_show():
+def test_disturbed_times_do_not_hide_lost_trials():
     assert compared(disturbed(trials()), FAILED, 0.05).gate is LOST
     half = disturbed(trials(scaled(1.2)), 2)
     assert (compared(trials(), half, 0.05).gate, compared(trials(), half).doubts) == (LOST, ("", ""))
@@ -219,7 +219,7 @@ bounds = st.tuples(st.floats(-10, 10), st.floats(0, 5), st.floats(0, 5))
 
 
 @given(bounds, bounds)
-def test_a_difference_turns_round_with_its_sides_and_holds_its_value(a, b):
+def test_a_difference_is_antisymmetric(a, b):
     first, second = (Estimate(v, v - down, v + up, 7, 0.95, Method.RANKS) for v, down, up in (a, b))
     there, back = difference_estimate(first, second), difference_estimate(second, first)
     assert there.low <= there.value <= there.high
@@ -240,7 +240,7 @@ def written(point):
 
 
 @given(spaces, spaces)
-def test_every_point_is_in_one_place(a, b):
+def test_every_point_is_matched_once(a, b):
     of_a, of_b = ([PointSamples(p, {**CONFIG, **p}) for p in points] for points in (a, b))
     pairs, only_a, only_b = match(of_a, of_b, ("x", "y"))
     assert sorted(map(id, [*(p for p, _ in pairs), *only_a])) == sorted(map(id, of_a))
@@ -249,7 +249,7 @@ def test_every_point_is_in_one_place(a, b):
     assert len(pairs) == len(set(map(written, a)) & set(map(written, b)))
 
 
-def test_what_only_one_study_sweeps_is_looked_up_in_the_others_config():
+def test_hyperparameters_that_one_study_sweeps_come_from_the_others_config():
     a = [r for size in (32, 64) for r in trials(point={"num_workers": 2, "batch_size": size})]
     b = trials(point={"num_workers": 2}, batch_size=64)
     for swept in (("num_workers", "batch_size"), ("num_workers",)):  # now, or in an earlier execution alone
@@ -264,7 +264,7 @@ def test_only_points_that_do_the_same_work_are_compared():
     assert point.execution_changes == {"device": ("cpu", "cuda")}
 
 
-def test_points_without_a_trial_are_not_there():
+def test_points_without_a_trial_are_ignored():
     asked = Question("a", {}, ("num_workers",), points=({"num_workers": 1}, {"num_workers": 2}))
     comparison = compare(Side(asked, tuple(trials()), {}), side(trials(point={"num_workers": 2})))
     assert comparison.only == (({"num_workers": 1},), ({"num_workers": 2},))
@@ -282,7 +282,7 @@ ORIGIN = {"version_torch": "2.13", "cpu": "x", "command": "raypar study a", "git
 OTHER = {**ORIGIN, "version_torch": "2.15", "command": "raypar study b", "git_dirty": "yes"}
 
 
-def test_only_what_differs_in_their_origin_is_reported():
+def test_only_differences_in_origin_are_reported():
     comparison = compare(side(trials(), **ORIGIN), side(trials(), **OTHER))
     assert comparison.origins == {"version.torch": (("2.13",), ("2.15",))}
     assert comparison.uncommitted == (False, True)

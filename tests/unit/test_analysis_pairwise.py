@@ -90,9 +90,7 @@ def on_the_way(results):
         (BOTH, by_both(3, 4)[:-16], 6 + 3.5 + 2 * 4 / 4, 3.5 + (6 + 4) / 4),  # only points that ran count
     ],
 )
-def test_a_family_counts_the_comparisons_with_the_baseline_the_fastest_and_of_the_levels(
-    question, results, num_comparisons, num_metric_comparisons
-):
+def test_a_family_counts_its_comparisons(question, results, num_comparisons, num_metric_comparisons):
     family = family_of(question, gathered(question, results))
     assert family.num_comparisons == num_comparisons
     assert family.time_level(3) == pytest.approx(1 - TIME_ERROR / num_comparisons)
@@ -122,7 +120,7 @@ def test_a_speedup_has_one_interval_in_every_view(seed, num_repeats):
     assert (inverse.low, inverse.high) == pytest.approx((1 / speedups[4].high, 1 / speedups[4].low))
 
 
-def test_a_limit_on_the_points_leaves_their_intervals_as_they_are():
+def test_a_limit_on_the_points_keeps_their_intervals():
     results = by_both(2, 3)
     every, some = (recommend(BOTH, results, Constraints(only=only)) for only in ({}, {"batch_size": (2,)}))
     shown = {(c.point["batch_size"], c.num_workers): c.speedup for c in every.candidates}
@@ -130,7 +128,7 @@ def test_a_limit_on_the_points_leaves_their_intervals_as_they_are():
     assert some.lead.level == every.lead.level
 
 
-def test_of_a_study_of_equal_points_few_make_any_claim():
+def test_studies_of_equal_points_rarely_make_a_claim():
     num_false = 0
     for seed in range(200):
         analysis = analyse(WORKERS, by_workers(*[8.0] * 5, num_repeats=6, noise=0.05, seed=seed, spread=0.003))
@@ -154,13 +152,13 @@ def test_pairs_are_compared_block_by_block(base, other):
 
 
 @pytest.mark.parametrize("num_tests", [1, 4])
-def test_bounds_are_those_of_as_many_one_sided_tests(num_tests):
+def test_bounds_have_the_level_of_their_one_sided_tests(num_tests):
     one, two = gathered(WORKERS, by_workers(8.0, 4.0, metrics=(0.96, 0.97), spread=0.002))
     level = Family().metric_bounds(one, two, num_tests).level
     assert (1 - level) / 2 == pytest.approx(0.05 / num_tests)
 
 
-def test_points_that_learn_the_same_do_not_vary_as_others_do():
+def test_the_prior_does_not_apply_to_points_that_differ_by_rounding():
     prior = VariancePrior(0.01**2, 9.0, 90)
     one, two, three = gathered(
         WORKERS,
@@ -189,7 +187,7 @@ EQUIVALENT, LOWER, UNKNOWN = Outcome.EQUIVALENT, Outcome.LOWER, Outcome.INCONCLU
         ((0.95, 0.92), 0.001, 1, Outcome.UNCONFIRMED),
     ],
 )
-def test_the_metric_over_workers_is_equivalent_different_or_unknown(metrics, spread, num_repeats, verdict):
+def test_the_metric_over_workers_is_equivalent_different_or_inconclusive(metrics, spread, num_repeats, verdict):
     points = gathered(WORKERS, by_workers(8.0, 4.0, metrics=metrics, spread=spread, num_repeats=num_repeats))
     (compared,) = worker_metrics(WORKERS, points, family_of(WORKERS, points))
     assert (compared.point.num_workers, compared.base.num_workers, compared.comparison.margin) == (2, 1, 0.005)
@@ -197,7 +195,7 @@ def test_the_metric_over_workers_is_equivalent_different_or_unknown(metrics, spr
     assert compared.comparison.estimate.value == pytest.approx(metrics[1] - metrics[0], abs=2 * spread)
 
 
-def test_metrics_are_compared_over_workers_alone_with_the_baselines_number_of_them():
+def test_metrics_over_workers_are_compared_with_the_baselines():
     results = by_both(2, 3, num_repeats=2)
     question = Question("s", {"num_workers": 2}, ("batch_size", "num_workers"))
     points = gathered(question, results)
@@ -211,7 +209,7 @@ def test_metrics_are_compared_over_workers_alone_with_the_baselines_number_of_th
 # ---- repeats still needed
 
 
-def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread():
+def test_needed_repeats_grow_with_the_square_of_the_spread():
     # z(97.5 %) + z(80 %) is 2.8016; the distance is log(1 + MARGIN), which is what an unknown difference leaves.
     per_spread = 2.8016 * HODGES_LEHMANN_ERROR / math.log1p(MARGIN)
     for spread, expected in (
@@ -224,7 +222,7 @@ def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread():
     assert repeats_needed({0: 1.0}, {0: 2.0}) is None
 
 
-def test_the_blocks_that_show_a_margin_go_by_the_distance_to_it():
+def test_needed_blocks_depend_on_the_distance_to_the_margin():
     # z(95 %) + z(80 %) is 2.4865.
     differences, margin = (0.01, -0.01, 0.01, -0.01), 0.005
     expected = (2.4865 * HODGES_LEHMANN_ERROR * np.std(differences, ddof=1) / margin) ** 2

@@ -144,13 +144,13 @@ def test_a_limit_within_the_interval_is_a_close_call():
         ({"min_efficiency": 0.7, "baseline": {}}, "no point has an efficiency"),
     ],
 )
-def test_a_limit_on_what_the_study_lacks_is_an_error(constraints, message):
+def test_a_limit_on_a_missing_quantity_is_an_error(constraints, message):
     with pytest.raises(RayparError) as caught:
         asked([replace(r, conditions=stored_conditions({})) for r in TWO], **constraints)
     assert message in caught.value.message and caught.value.hint
 
 
-def test_efficiencies_are_over_the_studys_baseline_even_where_it_is_excluded():
+def test_efficiencies_are_relative_to_an_excluded_baseline_too():
     (two,) = asked(trials({1: 40.0, 2: 25.0}), only={"num_workers": (2,)}).candidates
     assert two.efficiency.value == pytest.approx(0.8, rel=0.02)
 
@@ -179,16 +179,14 @@ def measured(rng, accuracies, num_repeats, spread, times_s=None):
         ((0.95, 0.95), 0.005, 20, 0.75, 1.0),
     ],
 )
-def test_a_point_is_taken_where_it_is_shown_to_be_no_worse_than_the_margin(
-    accuracies, spread, num_repeats, least, most
-):
+def test_a_faster_point_needs_a_metric_within_the_margin(accuracies, spread, num_repeats, least, most):
     rng = np.random.default_rng(0)
     advice = [recommend(BY_LR, measured(rng, accuracies, num_repeats, spread), Constraints()) for _ in range(100)]
     taken = [a.decision is not UNCLEAR and a.chosen.point["lr"] > 0 for a in advice]
     assert least <= np.mean(taken) <= most
 
 
-def test_a_faster_point_that_may_be_worse_leaves_it_open_and_names_the_repeats():
+def test_a_faster_point_that_may_be_worse_is_an_open_rival():
     results = measured(np.random.default_rng(1), (0.95, 0.95), 3, 0.01)
     advice = recommend(BY_LR, results, Constraints())
     assert (advice.decision, advice.chosen.point, advice.rivals) == (UNCLEAR, {"lr": 0.0}, ())
@@ -201,7 +199,7 @@ def test_a_faster_point_that_may_be_worse_leaves_it_open_and_names_the_repeats()
     assert recommend(BY_LR, slower, Constraints()).decision is CLEAR
 
 
-def test_metrics_without_a_spread_are_compared_with_the_margin_as_they_are():
+def test_metrics_without_scatter_are_compared_with_the_margin():
     rng = np.random.default_rng(0)
     for accuracy, lr in ((0.95, 1.0), (0.946, 1.0), (0.944, 0.0)):
         advice = recommend(BY_LR, measured(rng, (0.95, accuracy), 3, 0.0), Constraints())
@@ -209,7 +207,7 @@ def test_metrics_without_a_spread_are_compared_with_the_margin_as_they_are():
 
 
 @pytest.mark.parametrize("accuracies", [(0.95, 0.95, 0.95), (0.95, 0.949, 0.9), (0.9, 0.95, 0.9)])
-def test_nothing_is_taken_from_one_trial_a_point(accuracies):
+def test_one_trial_per_point_recommends_nothing(accuracies):
     advice = recommend(BY_LR, measured(np.random.default_rng(0), accuracies, 1, 0.0), Constraints())
     assert advice.decision is UNCLEAR and advice.settling.num_repeats == 6
     assert all(

@@ -44,7 +44,7 @@ def confidence(k, size):
 
 
 @pytest.mark.parametrize("size", range(6, 31))
-def test_from_six_samples_on_the_bounds_lie_between_two_order_statistics_and_reach_them_at_their_levels(size):
+def test_bounds_are_interpolated_between_order_statistics_from_six_samples_on(size):
     values = np.arange(1.0, size + 1) ** 2
     k = max(k for k in range(1, size // 2 + 1) if confidence(k, size) >= LEVEL)
     estimate = median_estimate(values.tolist())
@@ -54,7 +54,7 @@ def test_from_six_samples_on_the_bounds_lie_between_two_order_statistics_and_rea
     assert bounds(outermost) == pytest.approx((values[k - 1], np.median(values), values[-k]))
 
 
-def test_few_times_get_a_t_interval_on_the_log_scale_and_few_scores_on_the_linear_one():
+def test_few_times_get_a_t_interval_on_logarithms_and_few_scores_a_linear_one():
     # 4.3027: the tabled two-sided 95 % quantile of Student's t with two degrees of freedom; 1.160: see MEDIAN_ERRORS.
     half = 4.3027 * 1.160 * np.std(np.log([2.0, 2.1, 2.4]), ddof=1) / math.sqrt(3)
     low, high = (pytest.approx(2.1 * math.exp(sign * half), rel=1e-4) for sign in (-1, 1))
@@ -65,7 +65,7 @@ def test_few_times_get_a_t_interval_on_the_log_scale_and_few_scores_on_the_linea
 
 
 @pytest.mark.parametrize(("size", "method"), [(7, Method.RANKS), (6, Method.T_LOG)])
-def test_a_level_beyond_what_the_extremes_reach_is_taken_from_students_t(size, method):
+def test_a_level_that_order_statistics_do_not_reach_uses_students_t(size, method):
     assert median_estimate(np.arange(1.0, size + 1).tolist(), level=0.98).method is method
 
 
@@ -92,7 +92,7 @@ def test_a_single_sample_has_no_interval_and_excludes_nothing(estimate):
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, math.nan], [1.0, math.inf], [1.0, 0.0], [1.0, -2.0]])
-def test_values_that_are_no_times_are_refused(bad):
+def test_invalid_times_are_refused(bad):
     with pytest.raises(ValueError, match="needs"):
         median_estimate(bad)
     with pytest.raises(ValueError, match="needs"):
@@ -118,7 +118,7 @@ CENSORED = Method.CENSORED
         (np.arange(1.0, 6.0), 1, Estimate(3.5, 1.0, math.inf, 6, pytest.approx(0.96875), CENSORED)),
     ],
 )
-def test_censored_values_count_as_longer_than_any_that_is_observed(values, num_longer, expected):
+def test_censored_values_count_as_longer_than_all_others(values, num_longer, expected):
     assert censored_median_estimate(list(values), num_longer) == expected
 
 
@@ -132,7 +132,7 @@ def test_pairs_need_partners():
 
 
 @pytest.mark.parametrize("size", [4, 6, 9, 20])
-def test_pairing_cancels_what_disturbed_a_whole_block(size):
+def test_pairing_cancels_disturbances_of_a_block(size):
     blocks = np.linspace(1, 3, size)
     paired, unpaired = (ratio_estimate(2.0 * blocks, blocks, paired=paired) for paired in (True, False))
     assert bounds(paired) == pytest.approx((2.0, 2.0, 2.0))
@@ -140,7 +140,7 @@ def test_pairing_cancels_what_disturbed_a_whole_block(size):
 
 
 @given(pairs, factors, st.booleans())
-def test_an_interval_of_a_ratio_scales_and_turns_over_with_it(values, factor, paired):
+def test_an_interval_of_a_ratio_scales_and_inverts_with_it(values, factor, paired):
     tops, bottoms = zip(*values, strict=True)
     ratio, inverse = ratio_estimate(tops, bottoms, paired=paired), ratio_estimate(bottoms, tops, paired=paired)
     assert ratio.low <= ratio.value <= ratio.high and ratio.level == LEVEL
@@ -149,7 +149,7 @@ def test_an_interval_of_a_ratio_scales_and_turns_over_with_it(values, factor, pa
     assert bounds(scaled) == pytest.approx([factor * b for b in bounds(ratio)], rel=1e-6)
 
 
-def test_an_unpaired_ratio_is_that_of_the_medians_with_the_freedom_of_both():
+def test_an_unpaired_ratio_is_that_of_the_medians():
     tops, bottoms = [2.0, 2.1, 2.2], [1.0, 1.05, 1.1, 1.0, 1.1]
     ratio = ratio_estimate(tops, bottoms, paired=False)
     assert ratio.value == pytest.approx(2.1 / 1.05)
@@ -162,7 +162,7 @@ def test_an_unpaired_ratio_is_that_of_the_medians_with_the_freedom_of_both():
     assert bounds(still) == pytest.approx(bounds(median_estimate(tops)))
 
 
-def test_a_ratio_beyond_a_float_is_as_large_as_a_float_can_be():
+def test_a_ratio_is_limited_to_the_range_of_a_float():
     wild = ratio_estimate([1e300, 1e-300], [1e-5, 1e5])
     assert wild.low > 0 and math.isfinite(wild.high)
 
@@ -188,7 +188,7 @@ def test_a_prior_adds_its_degrees_of_freedom_and_half_the_variance_of_a_differen
     assert shift_estimate(sample, level=LEVEL, prior=few).high == pytest.approx(0.1 + half)
 
 
-def test_differences_that_are_all_the_same_have_an_interval_of_no_width():
+def test_equal_differences_have_an_interval_of_width_zero():
     assert bounds(shift_estimate([0.25] * 4, level=0.999)) == (0.25, 0.25, 0.25)
     single = shift_estimate([0.25], level=LEVEL, prior=VariancePrior(0.1, 9.0, 20))
     assert single == Estimate(0.25, None, None, 1, None, Method.SINGLE)
@@ -200,13 +200,13 @@ def table(rng, num_points, num_blocks, spreads=0.05):
     return points + blocks + rng.normal(0, 1, (num_points, num_blocks)) * spreads
 
 
-def test_points_of_one_spread_have_a_prior_of_its_variance_and_of_many_degrees_of_freedom():
+def test_the_prior_of_equally_noisy_points_has_many_degrees_of_freedom():
     prior = variance_prior(table(np.random.default_rng(0), 400, 8))
     assert prior.variance == pytest.approx(0.05**2, rel=0.05)
     assert (prior.num_freedom, prior.num_pooled) == (36, 7 * 399)  # (8 - 2)²
 
 
-def test_a_prior_is_that_which_the_points_variances_were_drawn_from():
+def test_a_simulated_prior_is_recovered():
     # Smyth's model: a variance is s² · d / chi²(d).
     rng = np.random.default_rng(1)
     spreads = 0.05 * np.sqrt(6 / rng.chisquare(6, (4000, 1)))
@@ -224,12 +224,12 @@ def test_a_prior_is_that_which_the_points_variances_were_drawn_from():
         np.zeros((0, 0)),
     ],
 )
-def test_there_is_no_prior_of_two_points_two_blocks_or_points_that_do_not_vary(logs):
+def test_two_points_two_blocks_or_constant_points_have_no_prior(logs):
     assert variance_prior(logs) == NO_PRIOR
 
 
 @given(st.integers(3, 8), st.integers(3, 8), st.floats(-5, 5), factors)
-def test_a_prior_does_not_depend_on_how_fast_points_and_blocks_are(num_points, num_blocks, offset, factor):
+def test_a_prior_does_not_depend_on_the_level_of_points_and_blocks(num_points, num_blocks, offset, factor):
     logs = table(np.random.default_rng(num_points), num_points, num_blocks)
     moved = logs + offset * np.arange(num_points)[:, None] + offset * np.arange(num_blocks)
     one, other = variance_prior(logs), variance_prior(factor * moved)
@@ -301,7 +301,7 @@ def test_a_shift_lies_in_its_interval_whatever_the_points_have_in_common(size, l
     ("num_blocks", "num_pairs", "helps"),
     [(1, 2, False), (3, 1, True), (3, 8, True), (6, 2, True), (6, 8, False), (12, 8, False), (30, 1, True)],
 )
-def test_the_points_variance_is_worth_something_to_means_of_few_points_or_of_few_blocks(num_blocks, num_pairs, helps):
+def test_the_prior_helps_means_of_few_points_or_few_blocks(num_blocks, num_pairs, helps):
     prior = VariancePrior(1.0, (num_blocks - 2) ** 2, 7 * num_blocks)
     assert prior_of_mean(prior, num_blocks, num_pairs, 0.999) == (prior if helps else NO_PRIOR)
     assert prior_of_mean(NO_PRIOR, num_blocks, num_pairs, 0.999) == NO_PRIOR

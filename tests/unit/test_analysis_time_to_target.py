@@ -70,13 +70,13 @@ def test_the_time_is_that_of_the_timed_steps(result, target, expected):
     assert (to_target.status, to_target.time_s, to_target.num_samples, to_target.best) == expected
 
 
-def test_from_the_launch_on_start_up_warm_up_and_evaluations_count():
+def test_start_up_warm_up_and_evaluations_count_from_launch_on():
     result = trial([0.5, 0.91, 0.95])
     assert trial_to_target(result, TARGET, Start.LAUNCH).time_s == 4.0 + 3.0 + 0.25 + 2 * 0.5
     assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).status is UNKNOWN
 
 
-def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half():
+def test_trials_that_missed_the_target_count_as_longer():
     most = point(trial([0.5, 0.91]), trial([0.5, 0.6], 1), trial([0.95], 2))
     assert (most.num_in(REACHED), most.num_in(MISSED), most.is_always_reached) == (2, 1, False)
     assert most.times == {0: 4.0, 2: 2.0}
@@ -87,7 +87,7 @@ def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half
     assert many.time_s == Estimate(8.0, 2.0, math.inf, 7, pytest.approx(1 - 2 / 2**7), Method.CENSORED)
 
 
-def test_failed_trials_spoil_no_others():
+def test_failed_trials_do_not_affect_others():
     failed = make_result({"num_workers": 2}, 1, state=TrialState.FAILED)
     assert point(trial([0.95]), failed).is_always_reached and not point(failed).is_always_reached
 

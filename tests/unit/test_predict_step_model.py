@@ -194,7 +194,7 @@ def test_gradients_are_sent_bucket_by_bucket(how, exposed_s, hidden_s):
     )
 
 
-def test_gloo_lets_two_buckets_wait_at_once_but_not_after_the_backward_pass():
+def test_gloo_sends_two_buckets_at_once_during_the_backward_pass():
     # Four gradients of almost no work, 40 ms of messages each among two workers, and 100 ms of bytes.
     layers = tuple(LayerCost(name, 100, 1e-9, 1e-9) for name in "abcd")
     gloo = Communication(Network(0.01, 1000.0), "gloo", bucket_bytes=0)
@@ -226,7 +226,7 @@ def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest():
 
 
 @given(layer_lists, communications, counts, seconds, st.floats(0, 0.3))
-def test_hidden_and_exposed_communication_are_all_there_is(layers, how, num_workers, compute_s, variation):
+def test_hidden_and_exposed_communication_add_up(layers, how, num_workers, compute_s, variation):
     step = simulate_step(layers, num_workers, how, compute_s=compute_s, variation=variation)
     sent = [
         float(all_reduce_cost(size * how.compression, num_workers, how.network, how.algorithm).total_s)
@@ -260,7 +260,7 @@ def test_the_expected_maximum_is_that_of_the_tables():
 
 
 @given(communications)
-def test_many_worker_counts_at_once_give_what_each_gives_alone(how):
+def test_worker_counts_can_be_simulated_together(how):
     workers = np.array([1, 2, 3, 64])
     times = simulate_steps(LAYERS, workers, how, compute_s=1 / workers, variation=0.05, data_s=0.3)
     for i, n in enumerate(workers):
@@ -269,6 +269,6 @@ def test_many_worker_counts_at_once_give_what_each_gives_alone(how):
         assert times.step_time_s[i] == pytest.approx(alone.step_time_s)
 
 
-def test_a_network_known_by_its_size_alone_sends_all_of_it_at_the_end():
+def test_a_network_of_known_size_sends_everything_at_the_end():
     step = simulate_step(one_layer(400), 2, replace(SLOW, bucket_bytes=None), compute_s=1.0)
     assert (step.hidden_communication_s, step.exposed_communication_s) == pytest.approx((0, 0.42))
