@@ -43,7 +43,7 @@ def test_speedups_compare_trials_of_one_block():
     results = [*scaling(), *scaling(batch_size=128, one=(9.0, 9.9, 9.45), two=(3.0, 3.3, 3.15))]
     one, two = (at(analyse(QUESTION, results), **point) for point in BOTH)
     assert (one.is_baseline, one.speedup) == (True, reference(3))
-    # Every pair says 2 exactly, however much the blocks differ from each other.
+    # Every pair has a ratio of exactly 2, even though the blocks differ.
     assert (two.speedup.value, two.speedup.low, two.speedup.high) == pytest.approx((2.0, 2.0, 2.0))
     assert (two.speedup.num_samples, two.time_s.value) == (3, 2.1)
     # A point is compared with the one that differs only in the baseline.
@@ -95,7 +95,7 @@ BASELINES = {
 def test_trials_are_paired_if_they_share_two_blocks(base, num_samples, ratio):
     estimate = two_workers([*(make_result(BOTH[0], r, t) for r, t in base.items()), *scaling()[3:]]).speedup
     assert (estimate.num_samples, estimate.value) == (num_samples, pytest.approx(ratio))
-    # Pairs say 2 exactly; independent samples scatter.
+    # Pairs have a ratio of exactly 2; independent samples scatter.
     assert (estimate.high - estimate.low > 0.1) == (num_samples == 3)
 
 
@@ -105,7 +105,7 @@ def test_a_memory_only_trial_has_no_time():
     only = [replace(make_result({"num_workers": n}), **counted) for n in (1, 2)]
     for point in analyse(WORKERS, only).points:
         assert (point.time_s, point.speedup, point.memory_bytes.value) == (None, None, 3e8)
-    # Beside trials that were trained, and beside train loops that can't be timed, it changes no time either.
+    # It doesn't change the times of trained trials or of train loops either.
     two = trials({"num_workers": 2}, (2.0, 2.2, 2.1))
     assert at(analyse(WORKERS, [only[0], *two]), num_workers=2).time_s.value == 2.1
     loops = [replace(result, train_time_s=None) for result in two]
@@ -194,7 +194,7 @@ PACKAGES = {"energy_of": "CPU packages"}
 
 
 def measured(joules, environment=PACKAGES, num_repeats=6):
-    """Twice the workers train in half the time."""
+    """Trials in which twice the workers take half the time."""
     return [
         replace(
             make_result({"num_workers": w}, r, 40.0 / w * (1 + 0.002 * r), environment={"cores": [[0]], **environment}),

@@ -1,4 +1,4 @@
-"""Checks: evidence in, findings out; and how seldom they warn of a study that there is nothing to say against."""
+"""Checks: findings for given evidence, and few false warnings for sound studies."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ Results = list[TrialResult]
 
 
 def sound(num_repeats=6, time_s=8.0, **more):
-    """Results that there is nothing to say against: `num_repeats` of one worker, then of two."""
+    """Results without a fault: `num_repeats` of one worker, then of two."""
     return [
         make_result({"num_workers": w}, r, time_s / w * (1 + 0.002 * ((r * 7 + w) % 5)), 0.97 + 0.001 * r, **more)
         for w in (1, 2)
@@ -33,7 +33,7 @@ def sound(num_repeats=6, time_s=8.0, **more):
 
 
 def on(one, two=None, time_s=8.0):
-    """Sound but for what the ranks report; `two` for the trials of two workers."""
+    """Sound results with these conditions; `two` for the trials of two workers."""
     environments = {1: one, 2: one if two is None else two}
     quiet = {"cores": [[0]], "foreign_cpu_share": [0.0]}
     return [
@@ -60,7 +60,7 @@ def uneven(key, base, other, there=57_344):
 
 
 def of_code(first, second):
-    """Trials of one worker ran a version of model.py, those of two another one, later."""
+    """Trials of one worker with a version of model.py, and later ones of two workers with another."""
     digests = {1: (first, 1.0), 2: (second, 2.0)}
     return [
         replace(r, code={"model.py": digest, "s.py": "py3.11:1"}, started_at=started_at)
@@ -102,9 +102,8 @@ A_OR_B, EPYCS = "Trials ran on different nodes: a, b.", "Trials ran on different
 LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
 
 
-# By check: evidence, and the detail that it gives (* for anything), or None: it finds nothing.
 def with_data(*digests):
-    """Trials whose training samples have these digests, over and over."""
+    """Trials whose training samples have these digests in turn."""
     every = sound()
     return [
         replace(r, data={"splits": {"train": {"num_samples": 9, "digest": digests[i % len(digests)]}}})
@@ -112,6 +111,7 @@ def with_data(*digests):
     ]
 
 
+# By check: evidence and the finding's detail (* for anything), or None for no finding.
 CASES = {
     "different_data": [
         (with_data("a"), None),
@@ -218,7 +218,7 @@ CASES = {
         (on({"num_threads": [2], "cores": [[]]}), None),  # not pinned: maybe on cores of their own
         (on({"num_threads": None, "cores": None}), None),
     ],
-    # What the trials of one worker ran on, and those of two.
+    # Machines of the trials of one worker, and of two.
     "mixed_hardware": [
         (on(EPYC_1, EPYC_2), EPYCS),
         (on({"device_name": ["A100"]}, {"device_name": ["A100", "H100"]}), "Trials ran on * devices: A100, H100."),
@@ -231,12 +231,11 @@ CASES = {
         (on(EPYC_1, {"cpu_model": None}), None),
         (on(EPYC_1, {}), None),
     ],
-    # By others, on average over the timed region.
     "other_load": [
         (on(BUSY), LOAD + "it took 20 % of * a worker's own cores and it kept 1.3 of a machine's 2 cores busy."),
         (on({"foreign_cpu_share": [0.06]}), LOAD + "it took 6 % of the time of a worker's own cores."),
         (on(NEIGHBOUR), LOAD + "it kept 9.0 of a machine's 16 cores busy."),
-        # Where processes can't be bound to cores, others' work may be on any of them.
+        # If processes can't be bound to cores, other work may run on any of them.
         (on(UNPINNED), LOAD + "it kept 0.6 of a machine's 8 cores busy."),
         ([*sound()[:-1], on({"foreign_cpu_share": [0.5]})[-1]], "Other work ran while 1 of 12 trials was *"),
         (on({"foreign_cpu_share": [0.08]}, time_s=0.5), None),  # a few ticks of the clock
@@ -384,7 +383,7 @@ def test_findings_depend_on_the_question(check, results, question, detail):
         {"foreign_cpu_share": None, "other_load_cores": None, "num_node_cores": None, "throttles": None},
         {"foreign_cpu_share": [None], "other_load_cores": [None], "num_node_cores": [64], "cpu_mhz_mean": [None]},
         {"foreign_cpu_share": [0.01, 0.04], "other_load_cores": [0.15, 0.15], "num_node_cores": [2, 2]},
-        # 4 of 64 cores, and none of them the trial's.
+        # 4 of 64 cores, but not those of the trial.
         {"foreign_cpu_share": [0.02], "other_load_cores": [4.0], "num_node_cores": [64], "throttles": [0]},
         {"cpu_mhz_first": [3000.0], "cpu_mhz_mean": [2950.0], "cpu_mhz_last": [2900.0], "throttles": [0, None]},
         {"cpu_mhz_first": None, "cpu_mhz_mean": 2000.0, "cpu_mhz_last": [2000.0]},
@@ -414,7 +413,7 @@ def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0, block
     """
     rng = np.random.default_rng(seed)
     order = [(r, int(w)) for r in range(num_repeats) for w in rng.permutation(workers)]
-    # In the first block the baseline comes first, so that a test knows whose trial is slowed.
+    # The first trial is one of the baseline.
     order[: len(workers)] = [(0, w) for w in workers]
     factors = np.exp(rng.normal(0, 0.03, len(order))) * (1 + drift) ** np.linspace(0, 1, len(order))
     factors *= np.exp(np.repeat(rng.normal(0, blocks, num_repeats), len(workers)))
@@ -426,13 +425,13 @@ def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0, block
 
 
 def over_time(results, name):
-    """Findings of a check, from the trials alone."""
+    """Return the check's name if it has findings."""
     points = tuple(PointAnalysis(**vars(p)) for p in collect(QUESTION, results, "train_time_s"))
     (check,) = (check for check in CHECKS if check.name == name)
     return {name for _ in check(Evidence(QUESTION, "train_time_s", points))}
 
 
-# The least and the most of the studies that a check warns of; the level of the test for a drift is 0.5 %.
+# Check, simulated study, and bounds of the share of studies that it warns of; the level of the drift test is 0.3 %.
 SHARES = [
     ("drift_over_study", {}, 0.0, 0.01),
     ("drift_over_study", {"num_repeats": 10, "blocks": 0.1}, 0.0, 0.015),
@@ -475,7 +474,7 @@ def test_an_exponential_drift_is_recovered_for_any_order_of_trials(drift, levels
 def test_a_block_counts_once():
     logs = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.01}
     assert trend_of([logs] * 9) == trend_of([logs])
-    # The median of its trials: one that is disturbed does not count.
+    # Its median withstands one disturbed trial.
     disturbed = trend_of([logs, logs, {**logs, 0: 9.0}])
     assert (disturbed.tau, disturbed.p_value) == (trend_of([logs]).tau, trend_of([logs]).p_value)
 
@@ -511,13 +510,13 @@ def test_an_outlier_is_counted_and_named_and_stays_in_the_numbers():
     results[10] = replace(results[10], train_time_s=1.6 * (results[10].train_time_s or 0))
     assert fnmatchcase(details(results)["outliers"], f"1 of 18 trials is far *: {results[10].spec.label} *")
     assert sum(p.time_s.num_samples for p in analyse(QUESTION, results).points if p.time_s) == 18
-    # Of two trials, neither is one.
+    # Two trials have no outlier.
     pairs = [make_result({"num_workers": w}, r, 8.0 / w * (1 + (w == 2) * r)) for w in (1, 2, 4) for r in range(2)]
     assert "outliers" not in details(pairs)
 
 
 def with_rates(factor, num_reports=9):
-    """Trials whose rate is another one in every report, at the end `factor` times that of the beginning."""
+    """Trials whose rate changes over their reports, by `factor` in total."""
     rates = [1e4 * factor ** (i / 8) for i in range(num_reports)]
     return [
         replace(r, reports=tuple({**r.final, "throughput_samples_per_s": rate * (1 + n / 1e4)} for rate in rates))

@@ -1,4 +1,4 @@
-"""Two studies: which of their points are the same, how their times compare, and what an allowance says."""
+"""Comparison of two studies: matched points, ratios of times, and the gate."""
 
 import math
 from dataclasses import replace
@@ -65,12 +65,12 @@ PASSED, LOST, UNCLEAR = Gate.PASSED, Gate.FAILED, Gate.INCONCLUSIVE
         (trials(), trials(scaled(1 / 1.2)), F, 1 / 1.2, PASSED),
         (trials(), trials((4.3, 3.7, 4.01)), OPEN, 4.01 / 4, UNCLEAR),
         (trials(), trials((8.0,)), Outcome.UNCONFIRMED, 2.0, UNCLEAR),
-        # In every block B takes exactly 1.1 times as long: pairs would leave no doubt, independent samples do.
+        # B takes exactly 1.1 times as long in every block. Pairs would be conclusive, independent samples are not.
         (trials(WIDE), trials(scaled(1.1, WIDE)), OPEN, 1.1, UNCLEAR),
         (trials(), MORE_WORK, F, 0.5, PASSED),  # rates are compared where the work differs
         (TIMED, WHOLE, S, 1.5, LOST),  # as are whole trials where either has no time of its steps
         (WHOLE, TIMED, F, 1 / 1.5, PASSED),
-        # What B has lost is no pass, nor is what A never had a loss.
+        # Lost trials of B are not a pass, and missing ones of A are not a loss.
         (trials(), FAILED, Outcome.MISSING, None, LOST),
         (trials(), DIVERGED, Outcome.MISSING, None, LOST),
         (trials(), ended(TrialState.STOPPED), Outcome.MISSING, None, UNCLEAR),
@@ -182,7 +182,7 @@ def test_values_without_scatter_differ_if_there_are_many(first, second, low):
 
 
 def disturbed(results, num=None):
-    """The first trials of them, or all, with half of their cores' time taken by others."""
+    """Trials of which the first `num`, or all, lost half of their cores' time to other load."""
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
     num = len(results) if num is None else num
     return [replace(r, conditions=stored_conditions(busy)) for r in results[:num]] + list(results[num:])
@@ -197,7 +197,7 @@ def test_nothing_is_claimed_on_times_if_most_trials_of_a_side_were_disturbed(fac
     assert comparison.doubts == tuple(why if d else "" for d in is_disturbed)
     assert comparison.matched[0].time.outcome is Outcome.DISTURBED
     assert (comparison.matched[0].gate, comparison.gate) == (UNCLEAR, UNCLEAR)
-    # A search has no doubt of its own, for it asks for a metric; here its times are what is compared.
+    # A search alone would have no doubt, but here its times are compared.
     searched = compare(replace(side(a), question=Question("a", {}, ("num_workers",), num_repeats=1)), side(b), 0.05)
     assert searched.gate is UNCLEAR
 

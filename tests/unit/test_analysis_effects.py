@@ -1,4 +1,4 @@
-"""Effects of hyperparameters: those that were made are recovered; those that a grid can't show are named."""
+"""Effects of hyperparameters: simulated ones are recovered, and those that a grid can't show are named."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ THREE = st.lists(FACTORS, min_size=3, max_size=3)
 
 
 def made(by_size, by_workers, *, by_both=None, blocks=(1.0, 1.3, 0.8), scores=None, noise=0.0, seed=0):
-    """Trials whose times are a product of factors, one of them of the whole block."""
+    """Trials whose times are a product of factors, including one of the block."""
     rng = np.random.default_rng(seed)
     return [
         make_result(
@@ -113,7 +113,7 @@ def test_intervals_of_effects_have_the_level_of_the_family():
     logs = np.log([r.train_time_s for r in results]).reshape(12, 3, 3).mean(axis=2)  # block, batch size
     half = student.ppf((1 + speedup.level) / 2, 11) * HODGES_LEHMANN_ERROR * np.std(logs[:, 0] - logs[:, 1], ddof=1)
     assert math.log(speedup.high / speedup.value) == pytest.approx(half / math.sqrt(12))
-    # With few, the points' variance is an upper bound of a mean's, and worth more than two differences are.
+    # With few blocks, the points' variance helps.
     assert level(effects(plain(noise=0.05)), "batch_size", 64).speedup.high / speedup.value < 20
 
 

@@ -1,4 +1,4 @@
-"""What a batch size does: samples per second on the one hand, progress per sample on the other."""
+"""Effect of the batch size: samples per second, and progress per sample."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ TARGET = Target("accuracy", 0.9)
 
 
 def trial(batch_size, rate, epochs, repeat=0, **more):
-    """1,000 samples an epoch at this rate; the target is reached in the last epoch."""
+    """A trial with 1,000 samples per epoch that reaches the target in the last one."""
     made = make_result({"batch_size": batch_size, **more}, repeat, 1000 * epochs / rate, num_samples=1000 * epochs)
     reports = tuple(
         {"accuracy": 0.95 if i == epochs - 1 else 0.5, "train_time_s": 1000 / rate, "throughput_samples_per_s": rate}
@@ -60,7 +60,6 @@ def test_the_common_target_is_the_best_value_that_all_reached():
 
 
 def test_one_shared_block_is_a_pair_only_if_there_are_no_other_trials():
-    """With two trials each and one block in common, all four count."""
     results = [trial(32, 100.0, 2, 0), trial(32, 100.0, 2, 1), trial(64, 200.0, 2, 1), trial(64, 400.0, 2, 2)]
     (group,) = groups(*results)
     assert group.batches[1].goodput.num_samples == 2

@@ -1,4 +1,4 @@
-"""Comparisons of a study's points: a family that holds together, metrics within a margin, repeats still needed."""
+"""Comparisons of a study's points: simultaneous intervals, metrics within a margin, needed repeats."""
 
 import math
 import sys
@@ -38,7 +38,7 @@ def gathered(question, results):
 
 
 def trials(times, num_repeats=4, noise=0.03, seed=0, metrics=None, spread=0.0):
-    """Log-normal times, normal metrics, by point; what disturbs a block disturbs all its trials alike."""
+    """Log-normal times and normal metrics, with a disturbance of each block."""
     rng = np.random.default_rng(seed)
     blocks = rng.normal(0, 0.2, num_repeats)
     return [
@@ -110,7 +110,7 @@ def test_a_speedup_has_one_interval_in_every_view(seed, num_repeats):
     assert group.speedups == speedups
     assert {c.num_workers: c.speedup for c in advice.candidates} == speedups
     assert analysis.verdict.comparisons[-1].comparison.estimate == speedups[4]
-    # The lead over the next is the same in the verdict, and the interval of a ratio turned over is that turned over.
+    # The lead is the same in the verdict, and the interval of an inverse ratio is the inverse interval.
     one, two, four = analysis.points
     assert advice.chosen.num_workers == 4
     assert advice.lead == analysis.family.speedup(two, four)
@@ -210,7 +210,7 @@ def test_metrics_over_workers_are_compared_with_the_baselines():
 
 
 def test_needed_repeats_grow_with_the_square_of_the_spread():
-    # z(97.5 %) + z(80 %) is 2.8016; the distance is log(1 + MARGIN), which is what an unknown difference leaves.
+    # z(97.5 %) + z(80 %) is 2.8016; the distance is log(1 + MARGIN).
     per_spread = 2.8016 * HODGES_LEHMANN_ERROR / math.log1p(MARGIN)
     for spread, expected in (
         (0.2, (per_spread * 0.2) ** 2 * 4 / 3),

@@ -1,4 +1,4 @@
-"""Trials of other settings than those that a study asked for last are excluded, wherever its results are read."""
+"""Trials with settings other than the latest ones of a study are excluded everywhere."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Recommendation: the fastest point that does what is asked for, the cheapest of equals, or what would settle it."""
+"""Recommendation: the fastest point within the limits, the cheapest of equals, or the trials that settle it."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ WILD = (1.0, 1.5, 0.7)
 
 
 def trials(times, noise=NOISE[:3], accuracies=None):
-    """By number of workers, two to a host; the noise is another one in each point."""
+    """Trials by number of workers, two per host, with different noise at each point."""
     return [
         make_result(
             {"num_workers": n},
@@ -68,7 +68,7 @@ PRICED = {"price_per_node_hour": 36.0}
         (trials({1: 40.0, 2: 12.05, 4: 12.0}, NOISE), {}, 2, TIED, {}),  # of equals the one with fewer workers
         (trials({1: 90.0, 2: 13.0, 4: 12.0}, WILD), {}, 2, UNCLEAR, {}),
         (trials({1: 40.0, 2: 22.0, 4: 21.0}, ONCE), {}, 4, UNCLEAR, {}),  # the fastest is the best guess
-        # The metric: worse, in one trial each, worse within the margin; less is better.
+        # The metric is worse, unconfirmed, within the margin, or better if smaller.
         (trials(BY_THREE, accuracies={4: 0.9}), {}, 2, CLEAR, {4: WORSE}),
         (trials(BY_TWO, ONCE, accuracies={2: 0.5}), {}, 1, UNCLEAR, {2: SINGLE}),
         (trials(BY_TWO, accuracies={2: 0.9695}), {}, 2, CLEAR, {}),
@@ -76,7 +76,7 @@ PRICED = {"price_per_node_hour": 36.0}
         (trials(BY_TWO, accuracies={2: 0.9}), {"metric_margin": 0.1}, 2, CLEAR, {}),
         (trials(BY_TWO, accuracies={1: 0.1, 2: 0.4}), {"mode": "min"}, 1, CLEAR, {2: WORSE}),
         (trials(BY_TWO, accuracies={1: 0.4, 2: 0.1}), {"mode": "min"}, 2, CLEAR, {1: WORSE}),
-        # A target has to be reached by every trial.
+        # Every trial must reach the target.
         (ONE_MISS, {"target": GOOD}, 1, CLEAR, {2: "reached by 2 of 3", 4: "target not reached"}),
         (TWO, {"target": Target("accuracy", 0.999)}, None, NONE, dict.fromkeys((1, 2), "target not reached")),
         (trials({1: 40.0, 2: 22.0, 4: 15.0}), {"min_efficiency": 0.7}, 2, CLEAR, {4: "efficiency below 70 %"}),
@@ -159,7 +159,7 @@ def test_efficiencies_are_relative_to_an_excluded_baseline_too():
 
 
 def measured(rng, accuracies, num_repeats, spread, times_s=None):
-    """Times and accuracies by point; a block is as much easier for one as for the others."""
+    """Times and accuracies by point, with an effect of each block on the accuracy."""
     ease = rng.normal(0, 0.01, num_repeats)
     times_s = times_s or [8.0 / 2**i for i in range(len(accuracies))]
     return [
@@ -194,7 +194,7 @@ def test_a_faster_point_that_may_be_worse_is_an_open_rival():
     assert doubted.point == {"lr": 1.0} and doubted.is_close_call
     assert doubted.exclusion == f"accuracy could be {-100 * doubted.metric_gap.low:.1f} points worse"
     assert advice.settling.points == ({"lr": 0.0}, {"lr": 1.0}) and advice.settling.num_repeats > 3
-    # A slower one may be worse: that leaves nothing open.
+    # A slower point that may be worse leaves nothing open.
     slower = measured(np.random.default_rng(1), (0.95, 0.95), 3, 0.01, [4.0, 8.0])
     assert recommend(BY_LR, slower, Constraints()).decision is CLEAR
 

@@ -1,4 +1,4 @@
-"""Speedups, serial fractions and laws: of runs that a law has made, of a study's groups, of tables from elsewhere."""
+"""Speedups, serial fractions and laws: of simulated runs, and of a study's groups."""
 
 import math
 
@@ -29,7 +29,7 @@ COUNTS = (1, 2, 4, 8, 16)
 
 
 def runs_of(law, *parameters, counts=COUNTS, rate=0.01, noise=0.0, num_repeats=1, seed=0):
-    """Throughputs as a law has them, with log-normal noise."""
+    """Throughputs by a law, with log-normal noise."""
     rng = np.random.default_rng(seed)
     factors = {n: np.exp(noise * rng.standard_normal(num_repeats)) for n in counts}
     rates = {n: tuple((rate * law.speedup(n, *parameters) * f).tolist()) for n, f in factors.items()}
@@ -302,7 +302,7 @@ TIMES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=2, max
 
 
 def trials(times, noise=(1.0, 1.01, 0.99), **more):
-    """A trial for each worker count and repeat; what disturbs a worker count differs from that of the next."""
+    """A trial for each worker count and repeat, with different noise for each worker count."""
     return [
         make_result({"num_workers": n}, r, t * noise[(r + i) % len(noise)], **more)
         for i, (n, t) in enumerate(times.items())

@@ -1,4 +1,4 @@
-"""Studies that run until they are settled: looking after each block breaks no promise, and stops where it should."""
+"""Studies that run until they are settled: intervals stay valid after each block, and studies stop when they should."""
 
 import itertools
 
@@ -68,7 +68,6 @@ def question_of_workers(**changes):
     return Question("s", space_keys=("num_workers",), **{**chosen, **changes})
 
 
-# Alternating around the median, so that nothing here is random; the more blocks, the narrower.
 def trials(speedups, num_blocks=3, spread=0.002, first=0):
     return [
         make_result(
@@ -193,5 +192,5 @@ def test_sentences_say_why_a_study_stopped():
     left = f"; still open: {of.points[0]}."
     assert stop_sentence(of, Stopped.BUDGET) == f"Stopped after 9 trials, as the budget allows no further block{left}"
     assert stop_sentence(of, None) == f"Not settled yet, after 9 trials{left}"
-    # The status of a study on a busy machine is the same whether it is known why it stopped, or read from the store.
+    # On a busy machine, the status is always the same.
     assert {stop_status(why, is_disturbed=True) for why in (*Stopped, None)} == {"not settled (disturbed)"}

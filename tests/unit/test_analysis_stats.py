@@ -1,4 +1,4 @@
-"""Medians, shifts, ratios and their intervals; of made-up samples 95 % hold the truth, within what simulation shows."""
+"""Medians, shifts, ratios and their intervals, with their coverage in simulated samples."""
 
 import math
 
@@ -39,7 +39,7 @@ def bounds(estimate):
 
 
 def confidence(k, size):
-    """Of the k-th smallest and the k-th largest as bounds of the median."""
+    """Confidence of the k-th smallest and the k-th largest as bounds of the median."""
     return 1 - 2 * binom.cdf(k - 1, size, 0.5)
 
 
@@ -157,7 +157,7 @@ def test_an_unpaired_ratio_is_that_of_the_medians():
     same = ratio_estimate(tops, [top / 2 for top in tops], paired=False)
     half = student.ppf(0.975, 4) * 1.160 * np.std(np.log(tops), ddof=1) * math.sqrt(2 / 3)
     assert math.log(same.high / same.value) == pytest.approx(half)
-    # One that doesn't vary adds nothing.
+    # A constant side adds nothing.
     still = ratio_estimate(tops, [1.0] * 9, paired=False)
     assert bounds(still) == pytest.approx(bounds(median_estimate(tops)))
 
@@ -195,7 +195,7 @@ def test_equal_differences_have_an_interval_of_width_zero():
 
 
 def table(rng, num_points, num_blocks, spreads=0.05):
-    """Logarithms of times: each point is 0.2 above the one before, each block disturbed; the rest varies by point."""
+    """Logarithms of times: points 0.2 apart, disturbed blocks, and noise."""
     points, blocks = 0.2 * np.arange(num_points)[:, None], rng.normal(0, 0.3, num_blocks)
     return points + blocks + rng.normal(0, 1, (num_points, num_blocks)) * spreads
 
@@ -248,7 +248,7 @@ def log_normal(rng, count):
 
 
 def skewed(rng, count):
-    """A floor, and delays on top of it: what a busy machine's times look like."""
+    """Times of a busy machine: a minimum plus delays."""
     return 1 + rng.exponential(0.2, count)
 
 
@@ -258,7 +258,7 @@ def of_ratio(rng, draw, size, paired):
 
 
 def of_shift(rng, size, num_points, freedom, level):
-    """Between two of so many points, whose variances are those of Smyth's model."""
+    """Estimate the shift between two of several points with variances by Smyth's model."""
     spreads = 0.02 * np.sqrt(freedom / rng.chisquare(freedom, (num_points, 1)))
     logs = table(rng, num_points, size, spreads)
     return shift_estimate(logs[1] - logs[0], level=level, prior=variance_prior(logs))
@@ -269,7 +269,7 @@ def of_difference(rng, size):
 
 
 def assert_covered(truth, size, least, most, estimate, *how):
-    """Assert that intervals of samples of this size hold the truth in such a share of made-up studies."""
+    """Assert the coverage of intervals in simulated studies."""
     rng = np.random.default_rng(size)
     hits = sum(not estimate(rng, *how).excludes(truth) for _ in range(NUM_STUDIES))
     assert least <= hits / NUM_STUDIES <= most

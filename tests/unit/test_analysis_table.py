@@ -1,4 +1,4 @@
-"""Tables from elsewhere: roles of columns, notation of numbers; mistakes are in tests/golden/cases/tables.txt."""
+"""Tables from other sources: roles of columns, notation of numbers; mistakes are in tests/golden/cases/tables.txt."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,7 +78,7 @@ def read(table, text, **asked):
 
 
 def efficiencies(table, text, **asked):
-    """The parallel efficiency of each worker count, in whole percent."""
+    """Return the parallel efficiency of each worker count, in percent."""
     of = read(table, text, **asked)
     return {p.num_workers: round(100 * p.efficiency.value) for p in analyse_scaling(of.runs[""], of.scaling).points}
 

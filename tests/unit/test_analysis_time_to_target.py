@@ -18,7 +18,7 @@ REACHED, MISSED, UNKNOWN, FAILED = TargetStatus
 
 
 def trial(accuracies, repeat=0, *, metric="accuracy"):
-    """A trial with a report per epoch of 1,000 samples in 2 s, half a second of evaluation after each."""
+    """A trial with a report per epoch, of 1,000 samples in 2 s and an evaluation of 0.5 s."""
     num = len(accuracies)
     made = make_result({"num_workers": 2}, repeat, 2.0 * num, num_samples=1000 * num)
     epoch = {"train_time_s": 2.0, "eval_time_s": 0.5, "throughput_samples_per_s": 500.0}
@@ -32,7 +32,7 @@ def point(*results):
 
 
 def foreign(accuracies, *since_launch_s):
-    """A trial of training code that raypar didn't write, with the seconds of its reports from launch on."""
+    """A trial of training code that raypar can't instrument, with the times of its reports since launch."""
     made = trial(accuracies)
     reports = made.reports
     if since_launch_s:
@@ -52,10 +52,9 @@ CASES = {
     "missed": (trial([0.5, 0.6]), TARGET, (MISSED, None, None, 0.6)),
     "never reported": (trial([None]), TARGET, (UNKNOWN, None, None, None)),
     "no number": (trial([math.nan, None, math.inf, 0.95]), TARGET, (REACHED, 8.0, 4000.0, 0.95)),
-    # Of the last report the trial's own time is that of all steps; of an earlier one nothing is known.
+    # For the last report, the trial's time is known; for an earlier one, it isn't.
     "no times, at the end": (PLAIN, TARGET, (REACHED, 4.0, 180_000.0, 0.97)),
     "no times": (replace(PLAIN, reports=({"accuracy": 0.95}, {"accuracy": 0.96})), TARGET, (UNKNOWN, None, None, 0.96)),
-    # The times in its reports are not raypar's.
     "a train loop": (replace(trial([0.95]), train_time_s=None), TARGET, (UNKNOWN, None, None, 0.95)),
     "a train loop of an earlier version": (foreign([0.95]), TARGET, (UNKNOWN, None, None, 0.95)),
     "a script": (foreign([0.5, 0.91, 0.95], 7.5, 12.0, 20.0), TARGET, (REACHED, 12.0, None, 0.95)),

@@ -1,4 +1,4 @@
-"""Verdicts, and break-even: where along a hyperparameter something starts to pay; the sentences are golden."""
+"""Verdicts and break-even points; the sentences are in tests/golden/cases/verdicts.txt."""
 
 from dataclasses import replace
 
@@ -94,7 +94,7 @@ def test_a_curve_needs_two_numbers_and_a_baseline():
 
 
 def metric_study(values, num_repeats=6, spread=0.0005):
-    """A study of worker counts and learning rates whose accuracies are these, by (lr, workers)."""
+    """Analyse a study with these accuracies by (lr, workers)."""
     results = [
         make_result({"lr": lr, "num_workers": n}, r, 4.0 / n, value + spread * ((r * (n + 1)) % 3 - 1))
         for (lr, n), value in values.items()
@@ -148,7 +148,7 @@ def test_no_view_has_a_claim_on_times_if_most_trials_were_disturbed():
     assert (advice.decision, advice.settling, advice.doubt) == (Decision.UNCLEAR, None, analysis.verdict.doubt)
     assert not any("faster" in text or "fastest" in text for text in analysis.statements)
     assert (analysis.worker_groups, analysis.effects, analysis.batches) == ((), None, ())
-    # What has been looked at until it seemed settled is not.
+    # A study that seemed settled is not.
     assert study_of(7, max_repeats=30).verdict.status == "not settled (disturbed)"
 
 

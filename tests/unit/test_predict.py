@@ -35,7 +35,7 @@ FIXED_S, PER_SAMPLE_S = 0.004, 0.001
 
 
 def step_s(num_workers, batch_size):
-    """Return the step time that the study below measures, of workers that vary as little as is usual."""
+    """Return the step time of the simulated study."""
     compute_s, variation = np.array([PER_SAMPLE_S * batch_size / num_workers]), USUAL_VARIATIONS[0]
     steps = {"compute_s": compute_s, "optimizer_s": FIXED_S, "variation": variation}
     times = simulate_steps(LAYERS, np.array([num_workers]), HOW, **steps)
@@ -91,7 +91,7 @@ def test_trials_without_step_times_are_refused(results, settings, problem):
 
 
 def test_the_variation_excludes_short_last_steps():
-    # 250 samples in batches of 100: every third step is a half one.
+    # 250 samples in batches of 100: every third batch is a half one.
     steps = (1.0, 1.2, 0.5, 1.0, 1.2, 0.5)
     config = {"batch_size": 100, "epochs": 2}
     alone = make_result({"num_workers": 1}, num_samples=500, step_times_s=(steps,), config=config)
@@ -161,7 +161,7 @@ def test_disturbed_trials_are_not_used():
     ]
     kept, sentence = quiet_results(mixed)
     assert kept == (quiet[1], quiet[3]) and sentence == "2 of 4 trials were disturbed by other load and are not used"
-    # As much as Ray's own processes make on two cores is no reason to predict nothing.
+    # Trials with little load are used if there are no others.
     little = [replace(r, conditions=stored_conditions(BUSY)) for r in quiet]
     assert quiet_results(little) == (tuple(little), "")
     with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in total\)"):
@@ -169,7 +169,7 @@ def test_disturbed_trials_are_not_used():
 
 
 def scaled(factors):
-    """The points of the study, the steps of some worker counts so many times as long."""
+    """The points of the study, with factors on the step times of some worker counts."""
     return [
         replace(p, step_times_s=tuple(t * factors.get(p.num_workers, 1.0) for t in p.step_times_s)) for p in points()
     ]
@@ -218,7 +218,7 @@ def test_the_simulated_step_is_predicted():
     assert two.measured is not None and two.measured.value == pytest.approx(step_s(2, 256))
     assert many.measured is None
     assert two.step_time_s.low is not None and two.step_time_s.low < two.step_time_s.value
-    # The noise of the fit says nothing about the model's error far from it.
+    # Extrapolations have no interval.
     beyond = (many.step_time_s, many.throughput_samples_per_s, many.speedup, many.efficiency, many.training_s)
     assert [e.low for e in beyond] == [None] * 5
 
@@ -227,7 +227,7 @@ def test_weak_scaling_keeps_the_batch_of_a_worker():
     (p,) = predict(calibrate(points(), LAYERS), JobSpec(Scaling.WEAK, 64, num_samples=1024), HOW, [16]).predictions
     assert (p.batch_size, p.efficiency.value) == (1024, pytest.approx(step_s(1, 64) / step_s(16, 1024)))
     assert p.speedup.value == pytest.approx(16 * p.efficiency.value)
-    # What a step takes once is no loss where the batch of a worker stays.
+    # The fixed time of a step is not a loss if the batch of a worker stays the same.
     fast = predict(calibrate(points(), LAYERS), JobSpec(Scaling.WEAK, 16, 1000), replace(HOW, network=FAST), [64])
     assert fast.predictions[0].limit is Limit.COMPUTE
 

@@ -49,7 +49,7 @@ def all_reduce_s(num_bytes, num_workers, network, algorithm="ring"):
         ("ring", 1e6, 4, LINK, 6e-3, 1.5),
         # Each of 6 steps waits for the request and for the answer.
         ("gloo", 4, 4, LINK, 12e-3 - 2e-6, 6e-6),
-        # Where a segment takes longer than a round trip, only the first of each of two rounds is waited for.
+        # If a segment takes longer than a round trip, only the first of each of two rounds is waited for.
         ("gloo", 1e6, 4, LINK, 4e-3, 1.5),
         # 8 segments of 1 MiB, 1 ms each, to reduce, 8 to gather. Two of them every 2 x 20 + 1 ms, but the last two,
         # which follow each other.
@@ -188,7 +188,7 @@ def test_gradients_are_sent_bucket_by_bucket(how, exposed_s, hidden_s):
     step = simulate_step(LAYERS, 2, how, compute_s=1.0)
     assert (step.exposed_communication_s, step.hidden_communication_s) == pytest.approx((exposed_s, hidden_s))
     assert step.step_time_s == pytest.approx(1 + exposed_s)
-    # Of accumulated micro-batches the last one alone hides them.
+    # Only the last of the accumulated micro-batches hides them.
     assert simulate_step(LAYERS, 2, how, compute_s=4.0, accumulation_steps=4).step_time_s == pytest.approx(
         4 + exposed_s
     )
@@ -199,7 +199,7 @@ def test_gloo_sends_two_buckets_at_once_during_the_backward_pass():
     layers = tuple(LayerCost(name, 100, 1e-9, 1e-9) for name in "abcd")
     gloo = Communication(Network(0.01, 1000.0), "gloo", bucket_bytes=0)
     waits = replace(gloo, network=Network(0.01, float("inf")))
-    # Of the second pair the link is never idle but for the last one's messages.
+    # With the second pair the link is idle only for the last messages.
     for how, overlapped_s, after_s in ((waits, 0.08, 0.16), (gloo, 0.4 + 0.04, 0.56)):
         steps = [simulate_step(layers, 2, replace(how, overlap=o), compute_s=1e-9) for o in (True, False)]
         assert [step.step_time_s for step in steps] == pytest.approx([overlapped_s, after_s])
