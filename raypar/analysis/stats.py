@@ -58,6 +58,7 @@ class Estimate:
     """A value with its confidence interval.
 
     Attributes:
+        value: the median, or the ratio.
         low: lower bound of the interval; None for a single sample.
         high: upper bound; None together with `low`; infinite if it lies beyond the observed values.
         num_samples: number of samples, or pairs.

@@ -38,6 +38,7 @@ class JobSpec:
     """The training to predict.
 
     Attributes:
+        scaling: strong: the global batch is fixed; weak: each worker's batch is fixed.
         batch_size: the fixed batch: global in strong scaling, of a worker in weak scaling.
         num_samples: samples per epoch.
         accumulation_steps: micro-batches per step.
