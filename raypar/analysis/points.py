@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from raypar.analysis.pairwise import Family, family_of
+from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
 from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
@@ -122,11 +122,9 @@ class PointAnalysis(PointSamples):
         return self.of(MEMORY)
 
 
-def analyse_points(
-    question: Question, gathered: Sequence[PointSamples], family: Family | None = None
-) -> tuple[PointAnalysis, ...]:
+def analyse_points(question: Question, gathered: Sequence[PointSamples], family: Family) -> tuple[PointAnalysis, ...]:
     """Estimate the numbers of every point, in the order given."""
-    family, estimated = family or family_of(question, gathered), comparable(gathered)
+    estimated = comparable(gathered)
     return tuple(_analysed(question, p, base, estimated, family) for p, base in with_baselines(question, gathered))
 
 

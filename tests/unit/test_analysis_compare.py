@@ -15,10 +15,8 @@ from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import (
     Estimate,
     Method,
-    difference_estimate,
     independent_prior,
     independent_shift_estimate,
-    median_estimate,
 )
 from raypar.errors import RayparError
 from raypar.study.trial import TrialResult, TrialState
@@ -213,20 +211,6 @@ def test_the_change_of_the_metric_has_an_interval():
     change = compared(a, b).matched[0].metric.estimate
     assert change is not None and change.value == pytest.approx(-0.05)
     assert change.low is not None and change.high is not None and change.low < -0.05 < change.high
-
-
-bounds = st.tuples(st.floats(-10, 10), st.floats(0, 5), st.floats(0, 5))
-
-
-@given(bounds, bounds)
-def test_a_difference_is_antisymmetric(a, b):
-    first, second = (Estimate(v, v - down, v + up, 7, 0.95, Method.RANKS) for v, down, up in (a, b))
-    there, back = difference_estimate(first, second), difference_estimate(second, first)
-    assert there.low <= there.value <= there.high
-    assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
-    widths = [(e.high or 0) - (e.low or 0) for e in (first, second)]
-    assert there.high - there.low <= sum(widths) + 1e-9
-    assert difference_estimate(first, median_estimate([0.8], log_scale=False)).low is None  # of a single value
 
 
 # ---- which points are the same

@@ -17,7 +17,6 @@ from raypar.analysis.stats import (
     Method,
     VariancePrior,
     censored_median_estimate,
-    difference_estimate,
     median_estimate,
     prior_of_mean,
     ratio_estimate,
@@ -264,10 +263,6 @@ def of_shift(rng, size, num_points, freedom, level):
     return shift_estimate(logs[1] - logs[0], level=level, prior=variance_prior(logs))
 
 
-def of_difference(rng, size):
-    return difference_estimate(*(median_estimate(rng.normal(m, 0.01, size), log_scale=False) for m in (0.90, 0.92)))
-
-
 def assert_covered(truth, size, least, most, estimate, *how):
     """Assert the coverage of intervals in simulated studies."""
     rng = np.random.default_rng(size)
@@ -283,11 +278,6 @@ def test_a_ratio_or_a_median_lies_in_its_interval(draw, size):
         assert_covered(1.5, size, *limits, of_ratio, draw, size, paired)
     median = 1.0 if draw is log_normal else 1 + 0.2 * np.log(2)
     assert_covered(median, size, *limits, lambda rng: median_estimate(draw(rng, size)))
-
-
-@pytest.mark.parametrize("size", [3, 6, 12])
-def test_a_difference_of_metrics_lies_in_its_interval(size):
-    assert_covered(0.02, size, 0.93, 0.998, of_difference, size)  # both bounds of few values are on the safe side
 
 
 @pytest.mark.parametrize(("num_points", "freedom"), [(2, 1e9), (3, 1e9), (8, 1e9), (20, 1e9), (8, 4), (20, 4)])
