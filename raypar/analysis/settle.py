@@ -11,9 +11,10 @@ gets no further trial.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from raypar import units
 from raypar.analysis.comparison import Comparison, Gate, gate_of
@@ -98,32 +99,44 @@ def open_points(recommendation: Recommendation) -> Open:
     """Return the open points, given the study's recommendation without constraints."""
     question = recommendation.question
     assert question.max_repeats is not None
-    study = _Study(recommendation)
-    study.judge_beginnings()
-    study.judge_speedups()
-    study.judge_recommendation()
-    counted = [c for c in recommendation.candidates if study.is_listed(c)]
-    needed = [c for c in counted if point_key(c.point) in study.needed]
+    listed = {point_key(point) for point in question.points}
+    counted = [c for c in recommendation.candidates if point_key(c.point) in listed]
+    opened: dict[PointKey, OpenPoint] = {}  # with the first reason of each
+    stuck: dict[PointKey, OpenPoint] = {}
+    keys: set[PointKey] = set()  # of open points and those that they are compared with
+    for c, reason, num_repeats, *compared in _reasons(recommendation, counted):
+        key, together = point_key(c.point), {point_key(each.point) for each in (c, *compared)}
+        if not together <= listed:  # the store may have other points
+            continue
+        if any(each.results and not each.results[-1].is_measured for each in (c, *compared)):
+            stuck.setdefault(key, OpenPoint(c.point, reason))
+            continue
+        keys |= together
+        num_more = None if num_repeats is None else max(1, num_repeats - len(c.results))
+        opened.setdefault(key, OpenPoint(c.point, reason, num_more))
+    needed = [c for c in counted if point_key(c.point) in keys]
     last = max((result.spec.repeat for c in counted for result in c.results), default=0)
     lagging = [c for c in needed if all(result.spec.repeat != last for result in c.results)]
     block, repeat = (lagging, last) if lagging else (needed, last + 1)
-    points, stuck = tuple(study.open.values()), tuple(study.stuck.values())
+    points = tuple(opened.values())
     stopped = None
     if points and repeat >= question.max_repeats:
         stopped = Stopped.MAXIMUM
     elif not points:
         stopped = Stopped.STUCK if stuck else Stopped.SETTLED
     num_blocks = min(max((p.num_more or 1 for p in points), default=0), question.max_repeats - repeat)
-    keys = [point_key(c.point) for c in needed]
-    num_more = {key: (study.open[key].num_more or 1) if key in study.open else num_blocks for key in keys}
+    num_trials = {
+        key: min((opened[key].num_more or 1) if key in opened else num_blocks, num_blocks)
+        for key in (point_key(c.point) for c in needed)
+    }
     return Open(
         points=points,
-        stuck=stuck,
+        stuck=tuple(stuck.values()),
         needed=tuple(c.point for c in block),
         repeat=repeat,
         num_trials=sum(len(c.results) for c in recommendation.candidates),
         block_s=_expected_s(counted, {point_key(c.point): 1 for c in block}),
-        cost_s=_expected_s(counted, {key: min(num, num_blocks) for key, num in num_more.items()}),
+        cost_s=_expected_s(counted, num_trials),
         stopped=stopped,
     )
 
@@ -165,81 +178,45 @@ def stop_status(stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
     return "not settled (disturbed)" if is_disturbed else STATUSES[stopped]
 
 
-class _Study:
-    """Judged points of a study. Each open point has the first reason that was found."""
+# An open point, the reason, the approximate number of trials that settle it, and the points that it is compared with.
+_Reason: TypeAlias = tuple[Candidate, str, int | None, *tuple[Candidate, ...]]
 
-    def __init__(self, recommendation: Recommendation) -> None:
-        question = recommendation.question
-        self._question, self._recommendation = question, recommendation
-        self._listed = {point_key(point) for point in question.points}
-        self._by_key = {point_key(c.point): c for c in recommendation.candidates}
-        self.open: dict[PointKey, OpenPoint] = {}
-        self.stuck: dict[PointKey, OpenPoint] = {}
-        self.needed: set[PointKey] = set()
 
-    def is_listed(self, candidate: Candidate) -> bool:
-        """Return whether the study lists the point; the store may have others."""
-        return point_key(candidate.point) in self._listed
+def _reasons(recommendation: Recommendation, candidates: Sequence[Candidate]) -> Iterator[_Reason]:
+    """Yield the reasons why points are open: repeats, speedups, and the choice of the recommended point."""
+    question, family = recommendation.question, recommendation.family
+    least = question.num_repeats or 0
+    for c in candidates:
+        if (num := len(c.results)) < least:
+            yield c, f"{num} of {units.counted(least, 'repeat')}", least
+    by_key = {point_key(c.point): c for c in recommendation.candidates}
+    for c in recommendation.candidates:
+        base = by_key.get(point_key(question.baseline_of(c.point)))
+        if base is None or c.is_baseline or not question.baseline:
+            continue
+        if c.speedup is None:
+            yield c, f"no time of {point_label((c if base.times else base).point)}", None, base
+        elif not _is_settled(question, c.speedup):
+            level = family.time_level(c.speedup.num_samples)
+            num_repeats = repeats_needed(base.times, c.times, level, question.margin, least=0)
+            yield c, units.ratio_interval(c.speedup), num_repeats, base
+    chosen, best = recommendation.chosen, recommendation.best
+    if REVISION in question.baseline or chosen is None:  # two revisions are compared only point by point
+        return
+    for rival in recommendation.open_rivals:
+        c = rival.candidate
+        if c.metric_gap is not None and best is not None:
+            yield c, c.exclusion, rival.num_repeats, chosen, best
+        else:
+            lead = units.ratio_interval(family.ratio(chosen.times, c.times))
+            yield c, f"{lead} against {point_label(chosen.point)}", rival.num_repeats, chosen
 
-    def judge_beginnings(self) -> None:
-        """Note points with fewer than the minimum number of repeats."""
-        least = self._question.num_repeats or 0
-        for c in filter(self.is_listed, self._recommendation.candidates):
-            if (num := len(c.results)) < least:
-                self._note(c, f"{num} of {units.counted(least, 'repeat')}", least, [c])
 
-    def judge_speedups(self) -> None:
-        """Note points whose speedup is neither on one side of 1 nor within the margin."""
-        for c in self._recommendation.candidates:
-            base = self._by_key.get(point_key(self._question.baseline_of(c.point)))
-            if base is None or c.is_baseline or not self._question.baseline:
-                continue
-            if c.speedup is None:
-                failed = base if not base.times else c
-                self._note(c, f"no time of {point_label(failed.point)}", None, [c, base])
-            elif not self._is_settled(c.speedup):
-                level = self._recommendation.family.time_level(c.speedup.num_samples)
-                num = repeats_needed(base.times, c.times, level, self._question.margin, least=0)
-                self._note(c, units.ratio_interval(c.speedup), num, [c, base])
-
-    def _is_settled(self, speedup: Estimate) -> bool:
-        if (share := self._question.allowed_share) is not None:
-            return gate_of(Comparison(speedup, limit=1 / (1 + share)), is_lost=False) is not Gate.INCONCLUSIVE
-        return against_baseline(self._question, speedup).is_settled
-
-    def judge_recommendation(self) -> None:
-        """Note points that may be as good as the recommended one and faster by more than the margin.
-
-        Two revisions are compared only point by point.
-        """
-        if REVISION in self._question.baseline:
-            return
-        chosen, best = self._recommendation.chosen, self._recommendation.best
-        for rival in self._recommendation.open_rivals:
-            c = rival.candidate
-            assert chosen is not None
-            if c.metric_gap is not None and best is not None:
-                self._note(c, c.exclusion, rival.num_repeats, [c, chosen, best])
-            else:
-                lead = units.ratio_interval(self._recommendation.family.ratio(chosen.times, c.times))
-                self._note(c, f"{lead} against {point_label(chosen.point)}", rival.num_repeats, [c, chosen])
-
-    def _note(self, c: Candidate, reason: str, num_repeats: int | None, compared: Iterable[Candidate]) -> None:
-        """Note that a point is open.
-
-        Args:
-            num_repeats: approximate number of trials that settle it.
-            compared: points to repeat together.
-        """
-        key, together = point_key(c.point), list(compared)
-        if not all(map(self.is_listed, together)):
-            return
-        if any(each.results and not each.results[-1].is_measured for each in together):
-            self.stuck.setdefault(key, OpenPoint(c.point, reason))
-            return
-        self.needed |= {point_key(each.point) for each in together}
-        num_more = None if num_repeats is None else max(1, num_repeats - len(c.results))
-        self.open.setdefault(key, OpenPoint(c.point, reason, num_more))
+def _is_settled(question: Question, speedup: Estimate) -> bool:
+    """Return whether a speedup is on one side of 1 or of the allowed slowdown, or within the margin."""
+    if (share := question.allowed_share) is not None:
+        return gate_of(Comparison(speedup, limit=1 / (1 + share)), is_lost=False) is not Gate.INCONCLUSIVE
+    return against_baseline(question, speedup).is_settled
 
 
 def _expected_s(candidates: Sequence[Candidate], num_trials: Mapping[PointKey, int]) -> float | None:
