@@ -156,16 +156,6 @@ def test_pairs_with_a_single_value_are_not_counted():
     assert among[:2] == alone and (among[2].low, among[3]) == (None, None)
 
 
-@pytest.mark.parametrize(("num_points", "size"), [(1, 3), (4, 3), (8, 6)])
-def test_two_equal_studies_rarely_make_a_claim(num_points, size):
-    rng = np.random.default_rng(size)
-    wrong = 0
-    for _ in range(300):
-        estimates = holm_estimates(samples(rng, num_points, size), against=0.0, error=0.05)
-        wrong += any(e.excludes(0.0) for e in estimates)
-    assert wrong / 300 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "low"),
     [
