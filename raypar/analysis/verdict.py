@@ -446,12 +446,12 @@ def crossing_of(curve: Curve) -> Crossing:
             between = curve[below][0], curve[above][0]
             return Crossing(kind, ends, between, _interpolated(curve[below], curve[above]))
     if all(s.low is None for _, s in curve):
-        why = "one trial each has no interval"
+        why = "one trial each gives no interval"
     elif changes:
         why = "the speedups go up and down"
     else:
         num_open = len(curve) - len(clear)
-        why = f"so {'is' if num_open == 1 else 'are'} {num_open} of {len(curve)} speedups"
+        why = f"{num_open} of {len(curve)} intervals {'includes' if num_open == 1 else 'include'} 1"
     return Crossing(CrossingKind.UNCLEAR, ends, why=why)
 
 
@@ -516,7 +516,7 @@ def _line(group: Sequence[Crossing]) -> str:
             return f"{name} never paid up to {key}={units.value_of(min(c.ends[1] for c in group))}{_for(group)}."
         case CrossingKind.ALWAYS:
             least = units.value_of(max(c.ends[0] for c in group))
-            return f"{name} paid from {key}={least}, the smallest, on{_for(group)}."
+            return f"{name} paid at every {key} from {least} up{_for(group)}."
     why = f": {first.why}" if len(group) == 1 else ""
     return f"The {key} at which {name} start{s} to pay{_for(group)} is inconclusive{why}."
 

@@ -61,9 +61,9 @@ def test_a_crossing_lies_between_the_nearest_clear_points(values, data):
         ([clear(0.5), clear(2), clear(0.5)], "the speedups go up and down"),
         ([clear(0.5), clear(2), tied(0.9)], "the speedups go up and down"),
         ([tied(1.2), clear(0.5), clear(2)], "the speedups go up and down"),
-        ([clear(0.5), tied(0.9)], "so is 1 of 2 speedups"),
-        ([tied(0.9), tied(1.1), clear(2)], "so are 2 of 3 speedups"),
-        ([alone(0.5), alone(2)], "one trial each has no interval"),
+        ([clear(0.5), tied(0.9)], "1 of 2 intervals includes 1"),
+        ([tied(0.9), tied(1.1), clear(2)], "2 of 3 intervals include 1"),
+        ([alone(0.5), alone(2)], "one trial each gives no interval"),
     ],
 )
 def test_an_inconclusive_crossing_has_a_reason(speedups, why):
