@@ -1,9 +1,7 @@
-"""Comparison of two revisions of the code, whose trials were run in pairs: `raypar ab`.
+"""Comparison of two revisions of the code, whose trials ran in pairs: `raypar ab`.
 
-A study with the hyperparameter `REVISION`, of two values: the trials of both in one block are a pair, which shares the
-seed and stands next to each other in time. All intervals are those of the study's `Family`: they hold at once, and may
-be looked at after each block. "No difference" is shown by an interval that lies within the margin, never by one that
-includes 1.
+The study has the hyperparameter `REVISION` with two values. The trials of both in one block are a pair with the same
+seed, one right after the other. All intervals are those of the study's `Family`, which is valid after each block.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from raypar.analysis.evidence import Evidence
 from raypar.analysis.load import disturbing_load
 from raypar.analysis.pairwise import Family, metric_differences, repeats_needed
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
-from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import REVISION, TrialResult, TrialState, is_loss
 
@@ -27,14 +24,14 @@ class RevisionPoint:
 
     Attributes:
         point: without the revision.
-        time: how many times as long B takes as A for the same work.
-        num_pairs: blocks with a time of both that count.
-        num_blocks: blocks in which both ran to their end.
-        num_disturbed: blocks in which other load disturbed one of the two.
-        num_more: about how many more blocks settle an inconclusive one; None: unknown.
-        outcomes: states of the trials where none finished; None for others.
+        time: B's time divided by A's for the same work.
+        num_pairs: number of compared pairs of times.
+        num_blocks: number of blocks in which both finished.
+        num_disturbed: number of blocks in which other load disturbed one of the two.
+        num_more: approximate number of further blocks that settle an inconclusive point; None: unknown.
+        outcomes: states of the trials if none finished; None for others.
         metric: B's metric minus A's.
-        has_equal_losses: whether all losses of all reports are equal in all pairs; None: none are reported.
+        has_equal_losses: whether all reported losses are equal in all pairs; None: none are reported.
     """
 
     point: Mapping[str, Value]
@@ -48,7 +45,7 @@ class RevisionPoint:
     has_equal_losses: bool | None
 
     def gate(self, allowed_share: float) -> Gate:
-        """Return whether B is slower by at most the allowed share."""
+        """Return whether B is shown to be slower by at most the allowed share."""
         lost = self.outcomes[1] is not None and self.outcomes[0] is None
         return gate_of(replace(self.time, limit=1 + allowed_share), is_lost=lost)
 
@@ -58,8 +55,8 @@ class RevisionComparison:
     """Two revisions at every point of a study.
 
     Attributes:
-        labels: of A, the reference, and of B.
-        margin: a difference that does not matter, as a share.
+        labels: labels of A, the reference, and B.
+        margin: difference that does not matter, as a share.
     """
 
     question: Question
@@ -69,12 +66,11 @@ class RevisionComparison:
     time_metric: str
 
     def gate(self, allowed_share: float) -> Gate:
-        """Return the result of all points."""
         return gate_of_all({point.gate(allowed_share) for point in self.points})
 
 
 def compare_revisions(evidence: Evidence) -> RevisionComparison:
-    """Compare the two revisions of a study, whose question has a `REVISION` as baseline."""
+    """Compare the two revisions of a study; the baseline is A."""
     question = evidence.question
     a = str(question.baseline[REVISION])
     b = next(str(p[REVISION]) for p in question.points if p[REVISION] != a)
@@ -92,7 +88,7 @@ def _rest(point: Mapping[str, Value]) -> dict[str, Value]:
 
 def _compare(question: Question, family: Family, a: PointSamples, b: PointSamples) -> RevisionPoint:
     speedup, num_more = family.speedup(a, b), None
-    time = Comparison(speedup and inverse(speedup), TIME_RATIO, margin=question.margin)
+    time = Comparison(speedup and speedup.inverse(), TIME_RATIO, margin=question.margin)
     if speedup is not None and not time.is_settled:
         level = family.time_level(speedup.num_samples)
         needed = repeats_needed(a.times, b.times, level, question.margin, least=0)
@@ -119,10 +115,3 @@ def _have_equal_losses(a: PointSamples, b: PointSamples) -> bool | None:
 
 def _losses(result: TrialResult) -> list[tuple[int, str, float]]:
     return [(i, key, value) for i, report in enumerate(result.reports) for key, value in report.items() if is_loss(key)]
-
-
-def inverse(ratio: Estimate) -> Estimate:
-    """Return the estimate of 1 over a ratio."""
-    low = None if ratio.high is None else 1 / ratio.high
-    high = None if ratio.low is None else 1 / ratio.low
-    return replace(ratio, value=1 / ratio.value, low=low, high=high)

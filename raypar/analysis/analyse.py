@@ -1,8 +1,4 @@
-"""Analysis of a study's results: `analyse`.
-
-Pure and fast: no Ray, no torch, no store. `question_of` takes from a `Study` what is needed; a report that is rebuilt
-from the store makes its `Question` from what was stored.
-"""
+"""Analysis of a study's results: `analyse`. It needs no Ray, torch or store."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from raypar.analysis.effects import Effects, Importances, effects_of, importance
 from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.pairwise import Family, trial_speedup
-from raypar.analysis.points import PointAnalysis, energy_source
+from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
 from raypar.analysis.recommend import Constraints, recommend_of
 from raypar.analysis.scaling import WorkerGroup, worker_groups
@@ -36,19 +32,16 @@ class StudyAnalysis:
     """Analysis of a study's results.
 
     Attributes:
-        evidence: its trials and what they show of each point.
-        points: one each, in the order of their values; those of a search by their metric, the best first.
-        warnings: what to mind when reading the numbers, the gravest first.
-        verdict: the question, the answer and the recommended point.
-        statements: what else the numbers show, in sentences.
-        worker_groups: points that differ only in ``num_workers``, for what they say about scaling; none where times
-            can't be trusted, nor then effects and batches.
-        profiles: points with where their steps' time goes, of those that were looked into.
-        effects: what each hyperparameter does; None where fewer than two are swept.
-        target: the best value of the metric that every trial reached, where batch sizes differ; None: there is none.
-        batches: what the batch size does to throughput and to progress towards that target.
-        energy_source: what the points' energies are of; empty: they have none.
-        scope: on the executions that it is restricted to; empty: to none.
+        points: sorted by their values, or by their metric in a search, the best first.
+        warnings: caveats, the gravest first.
+        statements: sentences on what else the numbers show.
+        worker_groups: points that differ only in ``num_workers``. If times can't be trusted, there are no groups,
+            effects or batches.
+        profiles: profiled points with their profile.
+        effects: effect of each hyperparameter; None if fewer than two are swept.
+        target: the best value of the metric that every trial reached, if batch sizes differ.
+        batches: effect of the batch size on throughput and on progress towards that target.
+        scope: executions that the analysis is restricted to, in words; empty if it isn't restricted.
     """
 
     evidence: Evidence
@@ -61,7 +54,6 @@ class StudyAnalysis:
     effects: Effects | None = None
     target: Target | None = None
     batches: tuple[BatchGroup, ...] = ()
-    energy_source: str = ""
     scope: str = ""
 
     @property
@@ -77,6 +69,10 @@ class StudyAnalysis:
         return self.evidence.family
 
     @property
+    def energy_source(self) -> str:
+        return self.evidence.energy_source
+
+    @property
     def num_trials(self) -> int:
         return sum(len(point.results) for point in self.points)
 
@@ -88,13 +84,13 @@ class StudyAnalysis:
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds of all trials together; None where no trial has a time."""
+        """Seconds of all trials together; None if no trial has a time."""
         times = [r.wall_s for point in self.points for r in point.results if r.wall_s is not None]
         return sum(times) if times else None
 
     @cached_property
     def importances(self) -> Importances | None:
-        """Importance of each hyperparameter of a search; None for other studies, and where too few trials finished."""
+        """Importance of each hyperparameter of a search; None for other studies, or if too few trials finished."""
         return importances_of(self.question, self.points) if self.question.is_search else None
 
 
@@ -102,11 +98,10 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
     """Analyse the results of a study.
 
     Args:
-        asked: the study, or what was kept of it where the study file is gone.
-        results: of its trials, in any order; of two results of one trial the later complete one counts. A search's
-            points are those that have results; points that a study lists and nobody ran are shown as such. Trials of
-            other settings than the question's are excluded, with a warning.
-        stopped: why a study that runs until it is settled has stopped, where the results don't show it.
+        asked: the study, or its stored question.
+        results: in any order; of two results of one trial, the later complete one counts. Trials with settings other
+            than the question's are excluded, with a warning.
+        stopped: why a study that runs until it is settled has stopped, if the results don't show it.
     """
     evidence = evidence_of(question_of(asked) if isinstance(asked, Study) else asked, results)
     question, points, family, doubt = evidence.question, evidence.points, evidence.family, evidence.doubt
@@ -133,12 +128,11 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         effects=effects_of(question, points, family) if not doubt else None,
         target=target,
         batches=batch_groups(points, target, family, question.baseline) if target and not doubt else (),
-        energy_source=energy_source(points),
     )
 
 
 def _rank(question: Question, p: PointAnalysis) -> float:
-    """Return what a search's points are sorted by: the best metric first, points without a usable one last."""
+    """Return the sort key of a search's points: the best metric first, points without a usable one last."""
     return -gain(question.mode, p.metric.value) if p.metric and not p.unusable else math.inf
 
 
@@ -150,16 +144,12 @@ def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, V
 
 
 def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Return each finished trial's speedup over the baseline trial of its own block, by the trial's identity.
-
-    Trials whose block has no finished baseline are not in it, nor are trials of other settings than the question's; it
-    is empty where the study names no baseline.
-    """
+    """Return each finished trial's speedup over the baseline trial of its block, if it has one, by identity."""
     return speedups_in_blocks(question, current_results(question, results).points)
 
 
 def speedups_in_blocks(question: Question, points: Sequence[PointSamples]) -> dict[str, float]:
-    """Return the same of trials that are sorted by point already."""
+    """Return the same for trials that are grouped by point."""
     speedups: dict[str, float] = {}
     for point, base in with_baselines(question, points):
         for repeat, sample in point.samples.items():

@@ -1,9 +1,7 @@
 """Checks of a study's measurements: code, machines, load, work, steadiness over time, width of intervals.
 
 A check is a function that takes an `Evidence` and yields findings. The decorator `check` holds its advice. Findings
-follow the order of the functions, the gravest first, and then come those of checks from installed packages (`GROUP`).
-
-Times are compared by their logarithms, so that 5 % means the same for short and long trials.
+follow the order of the functions, the gravest first. Those of installed packages (`GROUP`) come last.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ from raypar.analysis.question import WALL_TIME, PointKey, excluded_subject, poin
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
-from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, reason_of, timed_work
+from raypar.study.conditions import RankConditions
+from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, timed_work
 
 MAX_LOSS_GAP = 0.05  # largest relative difference of last losses for equal work
 # Hyperparameters that should not change the work of a point, and so not its loss.
@@ -35,8 +34,6 @@ OF_EQUAL_WORK = frozenset(
     ("num_workers", "nodes", "node_label", "device", "cpus_per_worker", "cpu_affinity", "num_threads", "revision")
 )
 MAX_NAMED = 3  # points that a finding lists by name
-
-
 GROUP = "raypar.checks"  # of entry points, each a `Check`
 
 
@@ -48,7 +45,7 @@ class Finding:
         subject: beginning of the sentence, without details: ``2 of 12 trials diverged``.
         values: details: names of trials or points, or the size of the effect.
         form: rest of the sentence, with ``{}`` for the values; if empty, the values follow a colon.
-        check: name of the check.
+        check: name of the check; it and the advice are set by the `Check`.
         advice: what to do about it.
     """
 
@@ -67,13 +64,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """Check of a study's measurements.
-
-    Attributes:
-        name: also set on its findings.
-        find: yields the findings.
-        advice: what to do about them.
-    """
+    """Check of a study's measurements: a function that yields findings, and the advice on them."""
 
     name: str
     find: Callable[[Evidence], Iterator[Finding]]
@@ -90,12 +81,10 @@ def check(advice: str) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Ch
 
 
 def named(labels: Sequence[str]) -> str:
-    """Return the first few labels and the number of others."""
     return units.listed(labels, MAX_NAMED)
 
 
 def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial") -> str:
-    """Return ``2 of 12 trials``."""
     return f"{len(part)} of {units.counted(len(total), noun)}"
 
 
@@ -114,11 +103,11 @@ def other_settings(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Run the study with --fresh, so that all its trials run its present code: trials of two codes "
-    "may differ by the code as much as by the point."
+    "Run the study with --fresh, so that all its trials run its present code: the code may change times as "
+    "much as the point does."
 )
 def other_code(evidence: Evidence) -> Iterator[Finding]:
-    """Trials whose code differs from the study's present code or, if unknown, from the latest trial's, by revision."""
+    """Trials whose code differs from the study's present code or, if unknown, from the latest trial of its revision."""
     reference: dict[str, Mapping[str, str]] = {}
     for result in sorted(filter(lambda r: r.code, evidence.finished), key=lambda r: r.started_at):
         reference[str(result.spec.point.get(REVISION, ""))] = result.code
@@ -172,7 +161,6 @@ def diverged_trials(evidence: Evidence) -> Iterator[Finding]:
     "(`raypar model fit-batch` finds the largest that fits), accumulation_steps, or a strategy that splits the model."
 )
 def too_large_trials(evidence: Evidence) -> Iterator[Finding]:
-    """Points that need more memory than is available. One trial shows it, and the point's others are not run."""
     if points := [p for p in evidence.points if p.outcome is TrialState.DOES_NOT_FIT]:
         first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
         labels = named([point_label(p.point) for p in points])
@@ -182,7 +170,7 @@ def too_large_trials(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Run the study again: finished trials are kept, and the baseline's are made up for. Where it "
+    "Run the study again: finished trials are kept, and the baseline's missing trials run. If it "
     "diverged, choose another baseline."
 )
 def baseline_missing(evidence: Evidence) -> Iterator[Finding]:
@@ -214,7 +202,6 @@ def failed_trials(evidence: Evidence) -> Iterator[Finding]:
     "count; add repeats to replace their times."
 )
 def stalled(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that stalled within a step. `raypar.analysis.question.collect` excludes their times."""
     trials = [r for r in evidence.finished if r.conditions.stalls_s]
     if trials:
         labels = [f"{r.spec.label} ({' + '.join(map(units.seconds, r.conditions.stalls_s))})" for r in trials]
@@ -223,8 +210,8 @@ def stalled(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Call raypar.step() after each training step, or hand model and data to Workload(model=…, "
-    "data=…): then the steps alone are timed. Else make trials long against their start."
+    "Call raypar.step() after each training step, or pass model and data to Workload(model=…, "
+    "data=…): then only the steps are timed. Otherwise, make trials long compared with their start."
 )
 def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     if evidence.time_metric != WALL_TIME or not any(p.time_s for p in evidence.points):
@@ -232,8 +219,7 @@ def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     works = dict.fromkeys(timed_work(r) for r in evidence.finished)
     why = "raypar can't instrument this training code"
     if None not in works and len(works) > 1:
-        laps = named([*map(str, works)])
-        why = f"what lies between the reports of the training code is not the same work everywhere ({laps})"
+        why = f"the work between two reports of the training code differs ({named([*map(str, works)])})"
     yield Finding(
         "Times are of whole trials, from launch to exit",
         (why,),
@@ -242,22 +228,20 @@ def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-@check("Let the code do in each step, or between two reports, what is to be compared, and nothing else.")
+@check("Let the code do only the work to compare in each step, or between two reports.")
 def reported_steps(evidence: Evidence) -> Iterator[Finding]:
-    """Steps whose times come from the training code's reports."""
     works = list(dict.fromkeys(str(timed_work(r)) for r in evidence.finished if timed_work(r)))
     if evidence.time_metric == WALL_TIME or not works:
         return
     if works == ["raypar.step"]:
-        subject = "Times are of what the training code does between two calls of raypar.step"
+        subject = "Times are those between two calls of raypar.step in the training code"
         yield Finding(subject, form="; the first step of each trial counts as an average one.")
     else:
-        subject = f"Times are of what the training code does between two of its reports, {named(works)} in every trial"
-        note = "; what comes before the first of these reports and after the last is not counted."
-        yield Finding(subject, form=note)
+        subject = f"Times are those between two reports of the training code, {named(works)} in every trial"
+        yield Finding(subject, form="; anything before the first of these reports and after the last is not counted.")
 
 
-@check("Check that every point trains on as many samples; let the code report its loss, so that it can be compared.")
+@check("Check that every point trains on the same number of samples; let the code report its loss for comparison.")
 def unproven_work(evidence: Evidence) -> Iterator[Finding]:
     """Training code that raypar can't instrument: only the losses can show whether its points do equal work."""
     foreign = [p for p in evidence.points if any(r.conditions.is_foreign for r in p.measured)]
@@ -265,45 +249,33 @@ def unproven_work(evidence: Evidence) -> Iterator[Finding]:
         return
     keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]
     key = keys[0] if keys else evidence.question.metric
-    alike: dict[PointKey, dict[str, list[float]]] = {}
+    alike: defaultdict[PointKey, list[tuple[float, str, float]]] = defaultdict(list)  # median, point, spread
     for p in foreign:
         values = [r.final[key] for r in p.measured if key in r.final]
         if values and all(map(math.isfinite, values)):
             rest = point_key({k: v for k, v in p.point.items() if k not in OF_EQUAL_WORK})
-            alike.setdefault(rest, {})[point_label(p.point)] = values
+            alike[rest].append((float(np.median(values)), point_label(p.point), max(values) - min(values)))
     subject = "Equal work of the points is not proven"
     why = ": raypar can't instrument this training code."
-    gaps = [_gap(group) for group in alike.values() if len(group) > 1]
-    if not gaps:
-        yield Finding(subject, form=why)
-        return
-    gap, low, high = max(gaps)
-    medians = {label: float(np.median(values)) for group in alike.values() for label, values in group.items()}
-    if gap > 1:
-        ends = f"{key} differs: {medians[low]:.4g} ({low}) to {medians[high]:.4g} ({high})"
-    else:
-        ends = f"{key} agrees: {medians[low]:.4g} to {medians[high]:.4g}"
-    yield Finding(subject, (ends,), why + " Their last {}.")
-
-
-def _gap(losses: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
-    """Return the range of the points' median losses divided by the allowed range, and the lowest and highest point."""
-    medians = {label: float(np.median(values)) for label, values in losses.items()}
-    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-    spread = max(max(values) - min(values) for values in losses.values())
-    allowed = max(MAX_LOSS_GAP * max(map(abs, medians.values())), spread)
-    return ((medians[high] - medians[low]) / allowed if allowed else 0.0), low, high
+    ends = []
+    for group in (sorted(group) for group in alike.values() if len(group) > 1):
+        (low, low_label, _), (high, high_label, _) = group[0], group[-1]
+        allowed = max(MAX_LOSS_GAP * max(abs(low), abs(high)), *(spread for _, _, spread in group))
+        is_equal = high - low <= allowed
+        text = f"agrees: {low:.4g} to {high:.4g}" if is_equal else f"differs: {low:.4g} ({low_label}) to "
+        text += "" if is_equal else f"{high:.4g} ({high_label})"
+        ends.append(((high - low) / allowed if allowed else 0.0, f"{key} {text}"))
+    yield Finding(subject, (max(ends)[1],), why + " Their last {}.") if ends else Finding(subject, form=why)
 
 
 # ---- machines
 
 
-@check("Run the study on machines of one kind: else times say as much about the hardware as about the point.")
+@check("Run the study on machines of one kind: otherwise times depend on the hardware as much as on the point.")
 def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
-    """Trials on one kind of device that used different models of it, or one-node trials that ran on unlike nodes.
+    """Different models of one kind of device, or different nodes among one-node trials.
 
-    Nodes are alike if they have the same CPU model and number of cores. An unknown property counts as unlike. Trials
-    that span several nodes are not compared by node, because the study asked for that.
+    Nodes are alike if they have the same CPU model and number of cores. An unknown property counts as different.
     """
     by_device: defaultdict[Any, list[TrialResult]] = defaultdict(list)
     for result in evidence.finished:
@@ -317,10 +289,7 @@ def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unlike_nodes(results: Sequence[TrialResult]) -> Iterator[Finding]:
-    """Yield the differences between the nodes of one-node trials.
-
-    Yields nothing if the nodes are alike, or if only their CPU models differ, which is a separate finding.
-    """
+    """Yield the differences between the nodes of one-node trials, except CPU models, which are a separate finding."""
     models: defaultdict[str, set[str]] = defaultdict(set)
     cores: defaultdict[str, set[int]] = defaultdict(set)
     for result in results:
@@ -338,19 +307,17 @@ def _unlike_nodes(results: Sequence[TrialResult]) -> Iterator[Finding]:
 
 
 @check(
-    "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. Run "
-    "the study with --fresh where that matters."
+    "Compare them with care: part of their steps was timed in a process that died, maybe on other cores. If "
+    "that matters, run the study with --fresh."
 )
 def resumed(evidence: Evidence) -> Iterator[Finding]:
-    """Trials whose times come from more than one attempt."""
     labels = [r.spec.label for r in evidence.finished if any(r.conditions.of_ranks("resumed_at_epoch"))]
     if labels:
-        yield Finding(f"{_share(labels, evidence.finished)} went on from a checkpoint after a failure", labels)
+        yield Finding(f"{_share(labels, evidence.finished)} resumed from a checkpoint after a failure", labels)
 
 
-@check("Their times are of the last attempt alone, which may have had other machines than the first.")
+@check("Their times are those of the last attempt, which may have run on other machines than the first.")
 def retried(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that were started again and began from scratch."""
     results = [r for r in evidence.finished if r.attempts > 1 and not any(r.conditions.of_ranks("resumed_at_epoch"))]
     if results:
         labels = [f"{r.spec.label} (attempt {r.attempts})" for r in results]
@@ -358,11 +325,10 @@ def retried(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Run the study where processes can be bound to cores (Linux): elsewhere the system moves workers "
-    "about, and onto each other's cores."
+    "Run the study on a system that can bind processes to cores (Linux): others move workers between "
+    "cores, and onto each other's."
 )
 def shared_cores(evidence: Evidence) -> Iterator[Finding]:
-    """Trials with a rank whose list of cores is empty. Trials with unknown lists are not included."""
     unpinned = [r for r in evidence.finished if () in r.conditions.of_ranks("cores")]
     if unpinned:
         yield Finding(f"{_share(unpinned, evidence.finished)} had no cores of their own")
@@ -370,24 +336,21 @@ def shared_cores(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Run one study at a time, without --share-machine. Then run this one again with --fresh.")
 def shared_with_studies(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that shared a machine with another study."""
     if others := [r.conditions.shared_with for r in evidence.finished if r.conditions.shared_with]:
         subject = f"{_share(others, evidence.finished)} shared their machine with other studies"
         yield Finding(subject, sorted({*others}))
 
 
-@check("Leave max_concurrent_trials out of the study: then there is one trial at a time on a machine.")
+@check("Leave max_concurrent_trials out of the study: then a machine runs one trial at a time.")
 def side_by_side(evidence: Evidence) -> Iterator[Finding]:
-    """Trials that shared a machine with other trials of the study."""
     if counts := [number for r in evidence.finished if (number := r.conditions.num_sharing)]:
         share = _share(counts, evidence.finished)
         subject = f"{share} shared a machine, its memory and clock with others of the study"
         yield Finding(subject, (f"up to {max(counts)} at a time",), " ({}).")
 
 
-@check("Set max_concurrent_trials=1: then there is one trial at a time, and the network is its own.")
+@check("Set max_concurrent_trials=1: then one trial at a time uses the network.")
 def shared_network(evidence: Evidence) -> Iterator[Finding]:
-    """Multi-machine trials that ran at the same time as others. Trials on one machine send nothing over the network."""
     spread = [r for r in evidence.finished if len(set(r.conditions.node)) > 1]
     if counts := [number for r in spread if (number := r.conditions.num_sharing_network)]:
         of_those = f"{_share(counts, spread)} over several machines"
@@ -401,11 +364,10 @@ MAX_CLOCK_CHANGE = 0.05
 
 
 @check(
-    "Leave the machine to the study, or give workers fewer cores: where others have them too, times say as "
-    "much about the neighbours. Then run it again with --fresh."
+    "Keep other work off the machine, or give workers fewer cores: on shared cores, times depend as much on "
+    "the other work. Then run the study again with --fresh."
 )
 def other_load(evidence: Evidence) -> Iterator[Finding]:
-    """Load by other processes that used the trials' cores or much of the machine."""
     # cpu_wait_share would mislead: a rank's own threads (gloo's and torch's) also wait for each other.
     if not (disturbed := disturbing_loads(evidence.finished)):
         return
@@ -419,17 +381,12 @@ def other_load(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(subject, (" and ".join(worst),), "; at worst {}.")
 
 
-@check("Leave cores to them: trials that use every core of a machine are slowed down by as much.")
+@check("Leave cores to them: they slow down trials that use every core of a machine.")
 def raypar_load(evidence: Evidence) -> Iterator[Finding]:
-    """Load by the study's own driver and Ray, if they used much of a machine in most trials."""
-    shares = []
-    for result in evidence.finished:
-        shares_by_rank = [
-            rank.raypar_load_cores / rank.num_node_cores
-            for rank in result.conditions.ranks
-            if rank.raypar_load_cores is not None and rank.num_node_cores
-        ]
-        shares.append(max(shares_by_rank, default=0.0))
+    def share(rank: RankConditions) -> float:
+        return (rank.raypar_load_cores or 0.0) / rank.num_node_cores if rank.num_node_cores else 0.0
+
+    shares = [max(map(share, result.conditions.ranks), default=0.0) for result in evidence.finished]
     busy = [share for share in shares if share > MAX_BUSY]
     if 2 * len(busy) > len(shares):
         most = units.percent(max(busy))
@@ -437,8 +394,8 @@ def raypar_load(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a loop, "
-    "and on one core each keeps the other from running."
+    "Leave num_threads out, or raise cpus_per_worker: torch's threads wait for each other in a busy loop, "
+    "which blocks the other threads of a core."
 )
 def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
     crowded = [
@@ -455,7 +412,6 @@ def too_many_threads(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Cool the machine, or fix its clock at a frequency that it can hold; then run the study again with --fresh.")
 def throttled(evidence: Evidence) -> Iterator[Finding]:
-    """Cores that throttled because of heat."""
     counts = [sum(r.conditions.of_ranks("throttles")) for r in evidence.finished]
     if hot := [count for count in counts if count > 0]:
         subject = f"Cores became too hot and slowed down while {_were_timed(hot, counts)}"
@@ -463,14 +419,13 @@ def throttled(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on how many "
-    "cores work, or on how warm they are, goes into every speedup."
+    "Turn turbo off or fix the frequency (cpupower frequency-set): a clock that depends on the number "
+    "of busy cores or on their temperature distorts every speedup."
 )
 def clock_changes(evidence: Evidence) -> Iterator[Finding]:
-    """Core clocks that changed within a trial or differed between trials."""
     yield from _clock_change_within(evidence.finished, "cpu", "The cores' clock")
     if clocks := _unlike_clocks(evidence.finished, "cpu"):
-        yield Finding("The cores' clock was another in some trials than in others", (clocks.text,))
+        yield Finding("The cores' clock differed between trials", (clocks[1],))
 
 
 @check(
@@ -489,42 +444,28 @@ def gpu_throttled(evidence: Evidence) -> Iterator[Finding]:
 
 @check(
     "Fix the GPU's clock at a frequency that it holds under this load (nvidia-smi -lgc): a boost "
-    "that depends on how warm it is goes into every speedup."
+    "that depends on its temperature distorts every speedup."
 )
 def gpu_clock_changes(evidence: Evidence) -> Iterator[Finding]:
-    """GPU clocks that changed within a trial or between trials of one point.
-
-    Points are not compared with each other: they may load a GPU differently, and at the power limit the clock depends
-    on the load.
-    """
+    """GPU clocks that changed within a trial or between trials of one point. Points may load a GPU differently."""
     yield from _clock_change_within(evidence.finished, "gpu", "The GPU's clock")
-    unlike = [clocks for p in evidence.points if (clocks := _unlike_clocks(p.measured, "gpu"))]
-    if unlike:
-        widest = max(unlike, key=lambda clocks: clocks.ratio)
-        yield Finding("The GPU's clock was another in some trials of a point than in others", (widest.text,))
+    if unlike := [clocks for p in evidence.points if (clocks := _unlike_clocks(p.measured, "gpu"))]:
+        yield Finding("The GPU's clock differed between trials of a point", (max(unlike, key=itemgetter(0))[1],))
 
 
 @check(
-    "Leave the GPU to the study: `nvidia-smi` lists the processes, and those that compute slow trials "
-    "down. Then run it again with --fresh."
+    "Keep other processes off the GPU: `nvidia-smi` lists them, and those that compute slow trials down. "
+    "Then run the study again with --fresh."
 )
 def gpu_shared(evidence: Evidence) -> Iterator[Finding]:
-    """Other processes on a trial's GPU, as far as NVML shows them."""
     counts = [r.conditions.largest("gpu_other_processes") or 0 for r in evidence.finished]
     if others := [count for count in counts if count > 0]:
         most = f"up to {units.count(round(max(others)))} at a time"
         yield Finding(f"Other processes were on the GPU while {_were_timed(others, counts)}", (most,), " ({}).")
 
 
-class _UnlikeClocks(NamedTuple):
-    """Mean clocks of the slowest and the fastest trial: their ratio, and a text with both clocks and trials."""
-
-    ratio: float
-    text: str
-
-
-def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks | None:
-    """Return the slowest and fastest mean clock of some trials; None if they are alike.
+def _unlike_clocks(results: Iterable[TrialResult], device: str) -> tuple[float, str] | None:
+    """Return the ratio of the fastest to the slowest mean clock, and a text with both; None if they are alike.
 
     Args:
         device: "cpu" or "gpu".
@@ -536,14 +477,13 @@ def _unlike_clocks(results: Iterable[TrialResult], device: str) -> _UnlikeClocks
     if fastest <= slowest * (1 + MAX_CLOCK_CHANGE):
         return None
     both = f"{slowest / 1e3:.2f} GHz in {slow.spec.label}, {fastest / 1e3:.2f} GHz in {fast.spec.label}"
-    return _UnlikeClocks(fastest / slowest if slowest else math.inf, both)
+    return (fastest / slowest if slowest else math.inf), both
 
 
 def _clock_change_within(finished: Sequence[TrialResult], device: str, clock: str) -> Iterator[Finding]:
-    """Yield the share of trials in which a device's clock changed, and the worst one."""
     if within := [(c, r) for r in finished if abs(c := _clock_change(r, device)) > MAX_CLOCK_CHANGE]:
         change, result = max(within, key=lambda pair: abs(pair[0]))
-        subject = f"{clock} was another at the end than at the beginning of {_share(within, finished)}"
+        subject = f"{clock} changed from the beginning to the end of {_share(within, finished)}"
         yield Finding(subject, (f"{_changed(-change)} ({result.spec.label})",), ": by up to {}.")
 
 
@@ -562,7 +502,7 @@ MIN_EXCESS = 0.01  # of the efficiency over 1; less is not reported
 
 @check("Give num_samples a multiple of every batch size, so that all points train on the same samples.")
 def unequal_work(evidence: Evidence) -> Iterator[Finding]:
-    """Points that trained on a different number of samples than their baseline, unless the study compares just that."""
+    """Points that trained on a different number of samples than their baseline, unless the study compares that."""
     question = evidence.question
     if not question.baseline or {"epochs", "num_samples"} & set(question.compared_keys()):
         return
@@ -579,11 +519,10 @@ def unequal_work(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Compare times, and losses only at one number of parts; or use a normalisation that doesn't "
+    "Compare losses only between points with the same number of parts, or use a normalisation that doesn't "
     "depend on the batch (torch.nn.GroupNorm, LayerNorm), or on GPUs torch.nn.SyncBatchNorm."
 )
 def batch_norm_in_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Points whose batch norm sees batches in different numbers of parts, so that losses are not comparable."""
     parts: dict[int, str] = {}  # a point of each number
     for p in evidence.points:
         for r in p.measured:
@@ -591,21 +530,19 @@ def batch_norm_in_parts(evidence: Evidence) -> Iterator[Finding]:
                 parts.setdefault(number, point_label(p.point))
     if len(parts) > 1:
         labels = [f"{units.counted(number, 'part')} at {parts[number]}" for number in sorted(parts)]
-        yield Finding("Batch norm normalises over each part of a batch by itself, so that losses differ", labels)
+        yield Finding("Batch norm normalises over each part of a batch separately, so that losses differ", labels)
 
 
 @check(
-    "DDP's find_unused_parameters costs that, and one worker doesn't pay it. Remove or freeze these "
-    "parameters (requires_grad_(False)), or set static_graph=True where each step uses the same ones."
+    "DDP's find_unused_parameters does this, but not with one worker. Remove or freeze these parameters "
+    "(requires_grad_(False)), or set static_graph=True if each step uses the same ones."
 )
 def without_gradient(evidence: Evidence) -> Iterator[Finding]:
-    """Trials in which DDP traverses the graph in each step to find parameters without a gradient."""
     searched = [r for r in evidence.finished if any(r.conditions.of_ranks("finds_unused"))]
     names = dict.fromkeys(name for r in searched for of in r.conditions.of_ranks("without_gradient") for name in of)
     if searched:
         share = _share(searched, evidence.finished)
-        extra = "traversed the graph once more in each step, for parameters without a gradient"
-        yield Finding(f"{share} {extra}", [*names])
+        yield Finding(f"{share} traversed the graph again in each step, for parameters without a gradient", [*names])
 
 
 @check(
@@ -625,11 +562,10 @@ def metric_differs(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "See whether the baseline was disturbed (its steps' times, other load) or does more work; else "
-    "say why: each worker's share of data or model fits its caches, or the baseline had too little memory bandwidth."
+    "Check whether the baseline was disturbed (its steps' times, other load) or does more work. Otherwise, "
+    "each worker's share of data or model may fit its caches, or the baseline may lack memory bandwidth."
 )
 def more_than_linear(evidence: Evidence) -> Iterator[Finding]:
-    """Speedups of more workers whose whole interval lies above linear scaling."""
     if evidence.question.compared_keys() != ("num_workers",):
         return
     larger = [
@@ -639,7 +575,7 @@ def more_than_linear(evidence: Evidence) -> Iterator[Finding]:
     ]
     if larger:
         num_larger = units.counted(len(larger), "speedup")
-        yield Finding(f"{num_larger} significantly larger than the number of workers accounts for", larger)
+        yield Finding(f"{num_larger} significantly larger than the increase in workers", larger)
 
 
 # ---- steadiness over time
@@ -667,8 +603,8 @@ class Trend(NamedTuple):
 def trend_of(points: Iterable[Mapping[int, float]]) -> Trend | None:
     """Return the trend of the times over the blocks; None for fewer than three blocks.
 
-    A disturbance affects all trials of a block, so trials are not independent samples. Each block counts as one
-    sample: the median of its trials' log times relative to their points' medians. Mann-Kendall test and Sen's slope.
+    A block is one sample, because a disturbance affects all its trials: the median of their log times relative to their
+    points' medians. Mann-Kendall test and Sen's slope.
 
     Args:
         points: log times by block, for each point.
@@ -691,10 +627,7 @@ def trend_of(points: Iterable[Mapping[int, float]]) -> Trend | None:
 
 
 def _kendall_p_value(score: float, size: int) -> float:
-    """Return the two-sided p-value of a Mann-Kendall score of `size` values.
-
-    Exact up to `MOST_EXACT` values, from the number of discordant pairs. A normal approximation beyond.
-    """
+    """Return the two-sided p-value of a Mann-Kendall score: exact up to `MOST_EXACT` values, and else approximated."""
     num_pairs = size * (size - 1) // 2
     if size > MOST_EXACT:
         return min(1.0, 2 * float(ndtr(-max(0.0, abs(score) - 1) / math.sqrt(num_pairs * (2 * size + 5) / 9))))
@@ -705,11 +638,10 @@ def _kendall_p_value(score: float, size: int) -> float:
 
 
 @check(
-    "Speedups compare trials of one block, so that a slow drift mostly cancels; times don't. Keep "
-    "others off the machine, let it settle, and run the study again."
+    "Speedups compare trials of one block, so that a slow drift mostly cancels; in times it doesn't. Keep "
+    "other work off the machine, let it warm up, and run the study again."
 )
 def drift_over_study(evidence: Evidence) -> Iterator[Finding]:
-    """Trend of the times over the study's blocks."""
     trend = trend_of({repeat: math.log(t) for repeat, t in p.times.items()} for p in evidence.points)
     if trend is not None and trend.p_value < TREND_ERROR and abs(trend.change) >= MIN_DRIFT:
         became = f"Trials of the same point became {_changed(trend.change)}"
@@ -718,11 +650,10 @@ def drift_over_study(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Where steps become slower, fix the clock's frequency or cool the machine; where they become "
-    "faster, raise num_warmup_steps."
+    "If steps become slower, fix the clock's frequency or cool the machine; if they become faster, "
+    "raise num_warmup_steps."
 )
 def drift_in_trials(evidence: Evidence) -> Iterator[Finding]:
-    """Steps that take longer at the end of trials than at the beginning, as when a clock falls with temperature."""
     # Uses the reports' rates, because a store doesn't return step times with its results.
     slowdowns = [change for r, _ in chain(*evidence.log_times) if (change := _slowdown(r)) is not None]
     if len(slowdowns) < MIN_TRIALS:
@@ -743,9 +674,8 @@ def _slowdown(result: TrialResult) -> float | None:
     return math.log(float(np.median(rates[:third])) / float(np.median(rates[-third:])))
 
 
-@check("Its time is in the numbers: a median withstands one such trial, but few repeats feel it.")
+@check("Its time is in the numbers: a median withstands one such trial, but with few repeats it matters.")
 def slow_first_trial(evidence: Evidence) -> Iterator[Finding]:
-    """First trial of the study, if it took far longer than the others of its point."""
     if (slow := _slow_first(evidence)) is not None:
         longer = f"The study's first trial took {units.percent(math.expm1(slow[1]))} longer"
         yield Finding(f"{longer} than the median of its point's others", (slow[0].spec.label,), " ({}).")
@@ -793,8 +723,8 @@ def outliers(evidence: Evidence) -> Iterator[Finding]:
 def _scale(groups: Iterable[Sequence[LogTime]]) -> float | None:
     """Return the scatter of trials within points, as a standard deviation of log times; None without a pair.
 
-    It comes from the median of pairwise differences, which needs no centre and so also works for points of two trials
-    (after Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation", JASA 88, 1993).
+    It comes from the median of pairwise differences, which also works for points with two trials (after Rousseeuw and
+    Croux, "Alternatives to the Median Absolute Deviation", JASA 88, 1993).
     """
     differences = [abs(a - b) for group in groups for (_, a), (_, b) in combinations(group, 2)]
     return float(np.median(differences)) / MEDIAN_DIFFERENCE if differences else None

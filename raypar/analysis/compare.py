@@ -1,11 +1,10 @@
 """Comparison of two studies: A, the reference, and B, from another machine, version or branch.
 
-Points are matched by value: what one study sweeps stands in the other's config. Their trials are independent samples,
-never pairs: no block holds trials of both. An interval covers the scatter within each study; what differs between the
-two, machines, load and day included, is part of the ratio itself.
+Points are matched by the values of all swept hyperparameters, including those in a study's config. Trials of the two
+are independent samples. An interval covers the scatter within each study. Differences between the studies, such as
+machine, load and day, shift the ratio itself.
 
-All claims of one comparison hold together with 95 % confidence: those on times have 4 of the 5 %, those on the metric
-the rest (`TIME_ERROR`, `METRIC_ERROR`), and each part is kept by Holm's method (`holm_estimates`).
+All claims of a comparison hold together with 95 % confidence, by Holm's method (`holm_estimates`).
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, TrialState
 
-# Settings of how a trial is run, not of what it computes: they may differ between points that are compared.
+# Settings that change how a trial runs, not what it computes: they may differ between points that are compared.
 EXECUTION_KEYS = (
     *("device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads", "compile", "channels_last"),
     *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
     *("num_warmup_steps", "eval_batch_size", "keep_model", "stop_on_nan"),
 )
-# Of an execution's provenance: different each time, or reported by itself.
+# Provenance that differs each time, or is reported separately.
 UNREPORTED = ("command", "load", "git.dirty")
 
 Point: TypeAlias = Mapping[str, Value]
@@ -58,13 +57,7 @@ Origin: TypeAlias = Mapping[str, tuple[str, ...]]
 def match(
     points_a: Sequence[PointSamples], points_b: Sequence[PointSamples], keys: Sequence[str]
 ) -> tuple[list[tuple[PointSamples, PointSamples]], list[PointSamples], list[PointSamples]]:
-    """Return the points of A and B with the same values of all `keys` as pairs, and those that A or B has alone.
-
-    Args:
-        points_a: different points, each with its config.
-        points_b: the same.
-        keys: all that either study sweeps.
-    """
+    """Return the points of A and B with the same values of all `keys` as pairs, and those that only A or only B has."""
     of_b: dict[PointKey, list[PointSamples]] = {}
     for p in points_b:
         of_b.setdefault(point_key(swept_values(p, keys)), []).append(p)
@@ -74,14 +67,14 @@ def match(
 
 
 def swept_values(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
-    """Return the values of these hyperparameters that a point's trials had; without those that they lack."""
+    """Return the values of those of these hyperparameters that a point's trials have."""
     return {key: samples.values[key] for key in keys if key in samples.values}
 
 
 def config_changes(a: PointSamples, b: PointSamples) -> tuple[Changes, Changes]:
-    """Return what both configs have and differ in: what trials compute, and how they are run (`EXECUTION_KEYS`).
+    """Return the differences in hyperparameters that both configs have: in work, and in execution (`EXECUTION_KEYS`).
 
-    A hyperparameter that only one of them has makes no difference: a newer version has more.
+    A hyperparameter that only one of them has is ignored, because newer versions have more.
     """
     both = [(key, value, b.config[key]) for key, value in a.config.items() if key in b.config]
     changes = {key: (x, y) for key, x, y in both if point_key({key: x}) != point_key({key: y})}
@@ -94,17 +87,17 @@ WORSE = (TrialState.DIVERGED, TrialState.DOES_NOT_FIT, TrialState.FAILED)  # tha
 
 @dataclass(frozen=True)
 class MatchedPoint:
-    """A point that both studies have trials of; pairs are (A's, B's).
+    """A point of both studies; pairs are (A's, B's).
 
     Attributes:
-        point: the values of all that either study sweeps.
-        num_finished: trials that ran to their end.
-        num_diverged: trials that diverged.
-        outcomes: what became of the trials of each, where none finished.
-        times_s: the time metric, seconds.
-        time: how many times as long B takes as A for the same work, against the ratio that is allowed.
+        point: values of all hyperparameters that either study sweeps.
+        num_finished: number of finished trials.
+        num_diverged: number of diverged trials.
+        outcomes: state of the trials if none finished.
+        times_s: the time metric.
+        time: B's time divided by A's for the same work, compared with the allowed ratio.
         metrics: A's metric after the last epoch.
-        metric: that of B minus that of A.
+        metric: B's metric minus A's.
         execution_changes: hyperparameters of `EXECUTION_KEYS` that differ.
     """
 
@@ -124,10 +117,10 @@ class MatchedPoint:
 
     @property
     def gate(self) -> Gate | None:
-        """Result at this point; None where A has no time that B could exceed.
+        """Result at this point; None if A has no time that B could exceed.
 
-        Trials of B that all diverged, failed or do not fit are worse than slow ones. Where some diverged, the others'
-        times are no proof that all is well.
+        If all trials of B diverged, failed or do not fit, that is worse than being slow. If some diverged, the times of
+        the others don't prove a pass.
         """
         if self.times_s[0] is None:
             return None
@@ -140,21 +133,20 @@ class StudyComparison:
     """Comparison of two studies; pairs are (A's, B's).
 
     Attributes:
-        names: of the studies.
-        time_metric: what the times are: ``train_time_s``, or ``wall_s`` where either study lacks that.
-        metric: name of A's metric, looked for in both.
-        keys: the swept hyperparameters of either, A's first.
+        time_metric: kind of the times: ``train_time_s``, or ``wall_s`` if either study lacks that.
+        metric: name of A's metric.
+        keys: hyperparameters that either study sweeps, A's first.
         allowed_share: how much slower B may be, 0.05 for 5 %; None: the question is whether it differs from A.
         matched: points that are compared, in the order of A's.
-        missing: points that A has a time of and B no trial that did the same work.
-        unlike: points with the same swept values that do different work, and how that differs.
-        only: points that one of them has alone.
-        origins: what differs in where they come from (versions, machine, commit): key to the values of each.
-        is_known: whether the store says where a study comes from; unless both do, `origins` is of the trials alone.
-        uncommitted: whether a study ran code that no commit has.
-        excluded: sentences on trials of other settings; empty where there are none.
-        doubts: why times of each can't be trusted; empty where they can.
-        metric_units: of the metric, as `Metric` has them; metrics of different units are not compared.
+        missing: points with a time in A, and no trial with the same work in B.
+        unlike: points with the same swept values that do different work, and the differences.
+        only: points that only one of them has.
+        origins: differences in provenance (versions, machine, commit): values of each by key.
+        is_known: whether the store has the provenance; unless both have it, `origins` covers only the trials.
+        uncommitted: whether a study ran uncommitted code.
+        excluded: sentences on trials with other settings; empty if there are none.
+        doubts: reasons why times can't be trusted; empty if they can.
+        metric_units: units of the metric; metrics with different units are not compared.
     """
 
     names: tuple[str, str]
@@ -180,7 +172,7 @@ class StudyComparison:
 
     @property
     def gate(self) -> Gate | None:
-        """Result over all points that A has a time of; None where no point has times in both and none is lost in B."""
+        """Result over all points with a time in A; None if no point has times in both and none is lost in B."""
         result = gate_of_all({Gate.INCONCLUSIVE if self.missing else None, *(point.gate for point in self.matched)})
         return result if result is Gate.FAILED or any(point.time.estimate for point in self.matched) else None
 
@@ -190,8 +182,8 @@ class Side:
     """One of two studies.
 
     Attributes:
-        results: of its trials; at least one.
-        origin: the provenance of its executions, each key with every value that occurred; empty: unknown.
+        results: at least one.
+        origin: provenance of its executions, each key with every value that occurred; empty: unknown.
     """
 
     question: Question
@@ -200,12 +192,7 @@ class Side:
 
 
 def compare(a: Side, b: Side, allowed_share: float | None = None) -> StudyComparison:
-    """Compare B with A.
-
-    Args:
-        a: the reference.
-        b: the study compared with it.
-        allowed_share: as in `StudyComparison`.
+    """Compare study B with study A; `allowed_share` as in `StudyComparison`.
 
     Raises:
         RayparError: they train different workloads.
@@ -216,7 +203,6 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> StudyCompar
         names = [", ".join(sorted(each)) for each in workloads]
         message = f"`{a.question.study_name}` trains {names[0]}, `{b.question.study_name}` trains {names[1]}"
         raise RayparError(message, hint="compare two studies of one workload")
-    # A time is compared with one of its kind.
     time_metric = time_metric_of(result for side in sides for result in side.results)
     swept = (*a.question.space_keys, *b.question.space_keys)
     # A study may have swept more, or less, in an earlier execution.
@@ -281,24 +267,24 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> StudyCompar
 
 
 def _doubt_of(points: Sequence[PointSamples]) -> str:
-    """Return why times of a study can't be trusted: of a search too, whose times are compared here like any other."""
+    """Return why times of a study can't be trusted. This includes searches, whose times are compared here, too."""
     return doubt_of_times([r for p in points for r in p.measured])
 
 
 def holm_estimates(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]] | None], *, against: float, error: float
 ) -> list[Estimate | None]:
-    """Estimate by how much the second of each pair of independent samples lies above the first.
+    """Estimate by how much the second of each pair of independent samples exceeds the first.
 
-    The claims that these intervals exclude `against` hold all at once, but for an `error`: they are those of Holm's
+    With a probability of 1 - `error`, all claims that an interval excludes `against` are true. They are those of Holm's
     method ("A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979).
     Its last step is at the level 1 - error / (number of intervals that include `against`), and intervals of that level
-    show the claims of all its steps. A pair with a single value on a side has no interval, and takes no part.
+    show the claims of all its steps. A pair with a single value on a side has no interval and is not counted.
 
     Args:
-        pairs: None: there is nothing to compare.
-        against: what the claims are about: 0 where they are that the two differ.
-        error: probability of a false claim, 0 to 1.
+        pairs: samples; None: nothing to compare.
+        against: value that the claims are about, 0 for a difference.
+        error: probability of a false claim.
     """
     tested = [pair for pair in pairs if pair is not None and min(map(len, pair)) > 1]
     priors = (independent_prior([first for first, _ in tested]), independent_prior([second for _, second in tested]))
@@ -313,12 +299,10 @@ def holm_estimates(
 
 
 def trial_origin(results: Sequence[TrialResult]) -> dict[str, tuple[str, ...]]:
-    """Return ``node``, ``device_name`` and ``cpu_model``: every one that a rank of the trials ran on."""
-    origin = {}
-    for key in ("node", "device_name", "cpu_model"):
-        if names := {name for r in results for name in r.conditions.names(key)}:
-            origin[key] = tuple(sorted(names))
-    return origin
+    """Return every ``node``, ``device_name`` and ``cpu_model`` of the trials' ranks."""
+    keys = ("node", "device_name", "cpu_model")
+    names = {key: {name for r in results for name in r.conditions.names(key)} for key in keys}
+    return {key: tuple(sorted(each)) for key, each in names.items() if each}
 
 
 def _logs(times: Mapping[int, float]) -> list[float]:

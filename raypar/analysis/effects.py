@@ -1,12 +1,9 @@
-"""Effects of the swept hyperparameters: each one's on runtime and metric by itself, and on the speedup of more workers.
+"""Effects of each swept hyperparameter on time and metric, and on the speedup of more workers.
 
 The points of a grid are a factorial design (Box, Hunter and Hunter, "Statistics for Experimenters", 2005, chapter 5).
 A level is compared with the reference level at equal values of all other hyperparameters: times by the ratio of their
-geometric means over those points, which is the mean contrast of the logarithms, so that long trials don't drown short
-ones; the metric by the difference of means. Each block gives one such number, and the intervals are over blocks: what
-disturbs a block disturbs all of its points, so points are not taken for repeats.
-
-Times are compared as they are: a level that makes a trial longer by more work takes longer.
+geometric means over those points, metrics by the difference of means. Each block gives one such number. The intervals
+are over blocks, because a disturbance of a block affects all its points. Times are not corrected for unequal work.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 WORKERS = "num_workers"
-MIN_SHARE = 2 / 3  # of a grid, of a block, of the points to match: with fewer they are no longer a design
+MIN_SHARE = 2 / 3  # of the points of a grid, of a block, and of a level, that must be complete
 TOO_FEW = "Too few points have all their trials for"
 
 
@@ -35,9 +32,9 @@ class LevelEffect:
     """Effect of one value of a hyperparameter against its reference, at equal values of all others.
 
     Attributes:
-        num_points: how many points of the level were matched with one of the reference.
-        speedup: how many times as fast the level is as the reference, in the geometric mean over those points.
-        metric_change: how much higher the study's metric is, in the mean over those points; None where it is missing.
+        num_points: number of compared pairs of points.
+        speedup: over the reference, geometric mean over these points.
+        metric_change: change of the study's metric, mean over these points; None if it is missing.
     """
 
     level: Value
@@ -51,9 +48,9 @@ class MainEffect:
     """Effect of one hyperparameter.
 
     Attributes:
-        reference: the value that others are compared with: the baseline's, or the first one.
-        is_ordered: whether its values are numbers, so that the first and the last one are its ends.
-        levels: the other values, in their order.
+        reference: value that others are compared with: the baseline's, or the first one.
+        is_ordered: whether its values are numbers.
+        levels: the other values, in order.
     """
 
     key: str
@@ -64,15 +61,15 @@ class MainEffect:
 
 @dataclass(frozen=True)
 class Interaction:
-    """Speedup of more workers at one value of a hyperparameter against that at another.
+    """Speedup of more workers at one value of a hyperparameter against that at the reference value.
 
     Attributes:
-        level: one of the values of `key`.
-        reference: the value that this is compared with.
-        num_workers: of the speedup, which is over that of `base_workers`.
-        speedup: at the level, in the geometric mean over all others.
+        level: value of `key`.
+        reference: value that it is compared with.
+        num_workers: number of workers of the speedup over `base_workers`.
+        speedup: at the level, geometric mean over all other hyperparameters.
         reference_speedup: at the reference.
-        change: the first over the second; 1 where the level changes nothing.
+        change: ratio of both; 1 if the level changes nothing.
     """
 
     key: str
@@ -90,9 +87,9 @@ class Effects:
     """Effects in a study of at least two swept hyperparameters.
 
     Attributes:
-        num_blocks: how many blocks of trials they rest on.
-        main: of each hyperparameter, in the order of the study's.
-        interactions: of each level of every other hyperparameter with the most workers.
+        num_blocks: number of blocks of trials.
+        main: effects of each hyperparameter, in the study's order.
+        interactions: of each level of every other hyperparameter with the largest number of workers.
         omitted: sentences, without a full stop, on effects that can't be estimated.
     """
 
@@ -107,8 +104,8 @@ class Importances:
     """Importance of each swept hyperparameter for the metric of a search.
 
     Attributes:
-        num_points: how many points with a metric they rest on.
-        shares: of the importance of all, 0 to 1, by hyperparameter, the largest first; empty: the points don't show it.
+        num_points: number of points with a metric.
+        shares: importance of each hyperparameter, the largest first, sum 1; empty if the points don't show it.
     """
 
     num_points: int
@@ -117,14 +114,14 @@ class Importances:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Every trial of a grid in its place.
+    """Trials of a grid.
 
     Attributes:
         keys: the hyperparameters, one for each axis but the last.
-        levels: the values along those axes.
-        references: of each, the index of the value that others are compared with.
-        log_times: logarithms of seconds, ``[level of each key …, block]``; NaN where there is none.
-        metrics: the study's metric, likewise.
+        levels: values along these axes.
+        references: index of each reference value.
+        log_times: logarithms of seconds, ``[level of each key …, block]``; NaN if missing.
+        metrics: the study's metric, in the same shape.
     """
 
     keys: tuple[str, ...]
@@ -134,13 +131,13 @@ class _Grid:
     metrics: Floats
 
     def others(self, axis: int) -> list[tuple[int, Value]]:
-        """Return the levels of an axis but its reference, each with its place."""
+        """Return the levels of an axis except its reference, each with its index."""
         return [(i, level) for i, level in enumerate(self.levels[axis]) if i != self.references[axis]]
 
     def compared(self, axis: int, level: int, grids: Sequence[Floats]) -> list[Floats] | None:
         """Return the points of the reference in each of these grids, then those of the level: ``[point, block]``.
 
-        They are those that are complete in all; None where these are too few.
+        Points that are incomplete in any of them are left out. None if too few are complete.
         """
         parts = [np.take(grid, [at], axis) for at in (self.references[axis], level) for grid in grids]
         flat = [part.reshape(-1, part.shape[-1]) for part in parts]
@@ -149,12 +146,7 @@ class _Grid:
 
 
 def effects_of(question: Question, gathered: Sequence[PointSamples], family: Family) -> Effects | None:
-    """Estimate the effects; None where fewer than two hyperparameters are swept, or no trial has a time.
-
-    Args:
-        gathered: the trials of each point, in the order of their values.
-        family: of the study's comparisons, of which these are some.
-    """
+    """Estimate the effects; None if fewer than two hyperparameters are swept, or no trial has a time."""
     listed = {point_key(p) for p in question.points}
     placed = [p for p in gathered if not listed or point_key(p.point) in listed]
     swept = {key: values for key in question.space_keys if len(values := _levels(key, placed)) > 1}
@@ -179,12 +171,12 @@ def _none(reason: str) -> Effects:
 
 
 def _levels(key: str, gathered: Sequence[PointSamples]) -> tuple[Value, ...]:
-    """Return the values of a hyperparameter, in the order in which points are sorted."""
+    """Return the different values of a hyperparameter, in order."""
     return tuple({point_key({key: p.point[key]}): p.point[key] for p in gathered if key in p.point}.values())
 
 
 def _grid(question: Question, gathered: Sequence[PointSamples], swept: Mapping[str, tuple[Value, ...]]) -> _Grid:
-    """Put the trials in their places; only blocks that are nearly complete are kept."""
+    """Return the trials of the blocks that are nearly complete."""
     places = {key: {point_key({key: v}): i for i, v in enumerate(values)} for key, values in swept.items()}
     blocks = {repeat: i for i, repeat in enumerate(sorted({repeat for p in gathered for repeat in p.samples}))}
     log_times = np.full((*map(len, swept.values()), len(blocks)), np.nan)
@@ -203,7 +195,7 @@ def _grid(question: Question, gathered: Sequence[PointSamples], swept: Mapping[s
 
 
 def _main_effects(grid: _Grid, family: Family) -> tuple[tuple[MainEffect, ...], list[str]]:
-    """Return the effects, and the levels too few of whose points are complete."""
+    """Return the effects, and the levels with too few complete points."""
     effects: list[MainEffect] = []
     incomplete: list[str] = []
     for axis, key in enumerate(grid.keys):
@@ -228,7 +220,7 @@ def _main_effects(grid: _Grid, family: Family) -> tuple[tuple[MainEffect, ...], 
 
 
 def _interactions(grid: _Grid, family: Family) -> tuple[tuple[Interaction, ...], list[str]]:
-    """Return those with the most workers, and the levels too few of whose points are complete."""
+    """Return the interactions with the largest number of workers, and the levels with too few complete points."""
     if WORKERS not in grid.keys:
         return (), []
     workers = grid.keys.index(WORKERS)
@@ -254,31 +246,27 @@ def _interactions(grid: _Grid, family: Family) -> tuple[tuple[Interaction, ...],
 
 
 def _mean(log_times: Floats) -> Floats:
-    """Return the mean log time of each block, over the points."""
     return np.asarray(log_times.mean(axis=0))
 
 
 # ---- importances
 
 MIN_POINTS = 10
-# Of the variance of points that a tree was not fitted to: few points seem explained by chance, in 2 to 5 % of simulated
-# searches by more than this, plus the latter over their number.
+# Explained share of the variance of points that a tree was not fitted to. Of n points without an effect, more than
+# MIN_EXPLAINED + CHANCE / n is explained in 2 to 5 % of simulated searches.
 MIN_EXPLAINED, CHANCE = 0.1, 4.0
 NUM_TREES = 200
 
 
 def importances_of(question: Question, points: Sequence[PointSamples]) -> Importances | None:
-    """Estimate how much each hyperparameter of a search matters for the metric, by permutation.
+    """Estimate the importance of each hyperparameter of a search for the metric, by permutation.
 
     A random forest learns the metric from the hyperparameters. The importance of one is the loss of fit when its values
-    are shuffled (L. Breiman, Machine Learning 45, 2001). Where the forest predicts hardly any of what it was not fitted
-    to, importances mean nothing, and there are none.
-
-    Args:
-        points: of which a trial diverged or failed count for nothing.
+    are shuffled (L. Breiman, Machine Learning 45, 2001). There are none if the forest hardly predicts points that it
+    was not fitted to.
 
     Returns:
-        None for fewer than 10 points that have a metric, or one hyperparameter.
+        None for fewer than `MIN_POINTS` points with a metric, or for one hyperparameter.
     """
     scored = [(p, p.all_of("metric")[0]) for p in points if p.by_repeat("metric")]
     keys = [key for key in question.space_keys if len({point_key({key: p.point.get(key)}) for p, _ in scored}) > 1]
@@ -298,7 +286,7 @@ def importances_of(question: Question, points: Sequence[PointSamples]) -> Import
 
 
 def _numbers(values: Sequence[Value | None]) -> Floats:
-    """Return the values as numbers, texts by their rank: a tree asks only for an order."""
+    """Return the values as numbers, texts by their rank."""
     if all(isinstance(value, (int, float)) for value in values):
         return np.array(values, dtype=float)
     return np.unique([str(value) for value in values], return_inverse=True)[1].astype(float)

@@ -12,6 +12,7 @@ from raypar.analysis.load import doubt_of_times
 from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.points import PointAnalysis, analyse_points
 from raypar.analysis.question import Question, current_results, excluded_sentence
+from raypar.study.quantity import energy_source
 from raypar.study.trial import REVISION, TrialResult
 
 LogTime: TypeAlias = tuple[TrialResult, float]  # a finished trial, and the logarithm of its time
@@ -24,11 +25,11 @@ class Evidence:
     Attributes:
         question: the study's question, with the unit of its metric.
         time_metric: kind of the times: ``train_time_s`` (only the timed steps) or ``wall_s`` (everything).
-        points: analyses of the points, sorted by their values.
-        family: family of their comparisons, with the confidence.
+        points: sorted by their values.
+        family: family of their comparisons.
         num_excluded: number of trials with other settings, which belong to no point.
         settings: settings in which these differ, each with the question's value.
-        results: results of the points' trials, in the order given.
+        results: results of the points' trials.
     """
 
     question: Question
@@ -48,6 +49,11 @@ class Evidence:
     def finished(self) -> list[TrialResult]:
         """Every finished trial, point by point."""
         return [r for p in self.points for r in p.measured]
+
+    @property
+    def energy_source(self) -> str:
+        """Parts whose energy the trials have; empty if they have none, or can't be compared."""
+        return energy_source(self.finished)
 
     @cached_property
     def log_times(self) -> list[list[LogTime]]:

@@ -1,12 +1,11 @@
 """Goodput of batch sizes, in two factors: samples per second, and progress per sample.
 
 Goodput is throughput × progress per sample (Qiao et al., Pollux, OSDI 2021). Pollux estimates the progress from the
-noise of the gradients; here it is measured: the samples that the base needs to reach the target, over those that this
-batch needs. The base is the baseline's batch size, or else the smallest. Both factors are relative to it, and so is
-their product, which is how many times as fast the target is reached.
+noise of the gradients. Here it is measured: the number of samples that the base needs to reach the target, divided by
+the number that this batch size needs. The base is the baseline's batch size, or else the smallest.
 
-Their intervals are simultaneous with those of the study's other comparisons. A target is seen to be reached by an
-evaluation only, so that intervals of the progress and of the product reach half an evaluation further.
+The intervals are simultaneous with those of the study's other comparisons. Only evaluations show that a target is
+reached, so intervals of the progress and of the product are wider by half an evaluation.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from raypar.study.trial import gain
 
 @dataclass(frozen=True)
 class Goodput:
-    """One batch size against the base of its group.
+    """One batch size, relative to the base of its group.
 
     Attributes:
-        throughput: samples per second until the target, over those of the base: hardware efficiency.
-        progress: per sample, over that of the base: statistical efficiency.
-        goodput: their product, from the same trials.
+        throughput: samples per second until the target.
+        progress: progress per sample.
+        goodput: their product.
     """
 
     batch_size: int
@@ -48,10 +47,10 @@ class BatchGroup:
     """Points that differ in their batch size only.
 
     Attributes:
-        key: the hyperparameter, of the whole batch or that of a worker.
+        key: ``batch_size`` or ``per_worker_batch_size``.
         rest: the other swept hyperparameters, which they share.
         batches: from the smallest.
-        base: the batch size that all are compared with: the baseline's, or the smallest.
+        base: batch size that others are compared with.
     """
 
     key: str
@@ -66,12 +65,7 @@ _Run: TypeAlias = tuple[float, float, int]  # until the target: samples, seconds
 def batch_groups(
     gathered: Sequence[PointSamples], target: Target, family: Family, baseline: Mapping[str, Value] | None = None
 ) -> tuple[BatchGroup, ...]:
-    """Return every group of two batch sizes or more that reached the target in all their trials.
-
-    Args:
-        family: of the study's comparisons.
-        baseline: of the study: the batch size in it is what the others are compared with; else the smallest of a group.
-    """
+    """Return every group of two or more batch sizes that reached the target in all their trials."""
     groups: dict[tuple[str, PointKey], tuple[dict[str, Value], dict[int, dict[int, _Run]]]] = {}
     for samples in gathered:
         key = next((k for k in BATCH_KEYS if k in samples.point), None)
@@ -88,9 +82,9 @@ def batch_groups(
 
 
 def common_target(question: Question, gathered: Sequence[PointSamples]) -> Target | None:
-    """Return the best value of the study's metric that all finished trials of points with a batch size have reached.
+    """Return the best value of the study's metric that all finished trials of points with a batch size reached.
 
-    None where a trial reported no value, or each had reached it at its first report.
+    None if a trial reported no value, or if all had reached it at their first report.
     """
     reports = [
         [report[question.metric] for report in result.reports if question.metric in report]
@@ -108,7 +102,7 @@ def common_target(question: Question, gathered: Sequence[PointSamples]) -> Targe
 
 
 def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
-    """Return the runs by repeat; empty where not every trial reached the target."""
+    """Return the runs by repeat; empty if a trial missed the target."""
     reached = time_to_target(samples, target, Start.FIRST_STEP)
     counts, times = reached.samples, reached.times
     if not reached.is_always_reached or counts.keys() != times.keys():
@@ -149,7 +143,7 @@ def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run], fami
 
 
 def _rounding(evaluations: Sequence[int]) -> float:
-    """Return half an evaluation, as a logarithm of the way to the target."""
+    """Return the log ratio of the progress to the target with and without half an evaluation."""
     return -math.log1p(-0.5 / float(np.median(evaluations)))
 
 

@@ -1,16 +1,14 @@
 """Laws of scaling of Amdahl, Gustafson and Gunther, and their fit to rates by worker count.
 
-Each law is a sum of terms with weights of at least 0. Amdahl's time is work that the workers share plus work that they
-don't; Gunther's adds a part that grows with the workers; Gustafson's rate is a constant plus a part per worker. The
-weights are fitted to the logarithms of the rates, one median per worker count, which minimises the relative error. The
-baseline's rate is fitted too, so that a noisy baseline doesn't shift every other point. Parameters are relative to the
-baseline, like the speedups: N is the number of workers divided by the baseline's.
+Each law is a sum of terms with weights of at least 0, which are fitted to the logarithms of the rates, one median per
+worker count. The baseline's rate is fitted too, so that a noisy baseline doesn't shift every other point. Parameters
+are relative to the baseline: N is the number of workers divided by the baseline's.
 
 Intervals are those of the profile likelihood (Bates and Watts, "Nonlinear Regression Analysis and Its Applications",
 1988, chapter 6), with Welch's t, because worker counts differ in their noise. If a law misses the medians by more than
 their noise, its intervals are widened by that factor (the scale factor of the Particle Data Group, "Review of Particle
-Physics"). A peak, a limit and extrapolations require a law that holds and a parameter interval that excludes 0. Without
-repeats there are none. benchmarks/honesty_laws.py simulates how often a peak is claimed that doesn't exist.
+Physics"). A peak, a limit and extrapolations need repeats, a law that holds, and a parameter interval that excludes 0.
+benchmarks/honesty_laws.py simulates how often a peak is claimed that doesn't exist.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq, nnls
 from scipy.special import fdtrc, stdtrit
 
 from raypar.analysis.stats import LEVEL, MEDIAN_ERROR, MEDIAN_ERRORS, Estimate, Floats, Method, exponential, reference
@@ -48,7 +47,7 @@ class Law:
     """A law of scaling.
 
     Attributes:
-        name: of its author.
+        author: its author's name.
         formula: speedup over the baseline, in plain characters.
         parameters: names of its parameters; each is at least 0.
         orders: power of the worker count with which each parameter takes effect.
@@ -60,6 +59,7 @@ class Law:
         sums_rates: whether the sum is a rate.
     """
 
+    author: str
     name: str
     formula: str
     parameters: tuple[str, ...]
@@ -77,6 +77,7 @@ class Law:
 
 # Amdahl, "Validity of the Single Processor Approach", AFIPS 1967: strong scaling.
 AMDAHL = Law(
+    "Amdahl",
     "Amdahl's law",
     "S = 1 / (f + (1 - f) / N)",
     ("serial fraction f",),
@@ -87,6 +88,7 @@ AMDAHL = Law(
 )
 # Gustafson, "Reevaluating Amdahl's Law", CACM 31(5), 1988: weak scaling.
 GUSTAFSON = Law(
+    "Gustafson",
     "Gustafson's law",
     "S = N - f (N - 1)",
     ("serial fraction f",),
@@ -98,6 +100,7 @@ GUSTAFSON = Law(
 )
 # Gunther, "Guerrilla Capacity Planning", 2007. Nothing waits for others where one worker is alone: n - one.
 USL = Law(
+    "Gunther",
     "Gunther's Universal Scalability Law",
     "S = N / (1 + s (N - 1) + k N (N - 1))",
     ("contention s", "coherence k"),
@@ -130,14 +133,9 @@ class LogRates:
     num_samples: int
 
     def ratio(self, first: int, second: int, level: float) -> Estimate:
-        """Estimate the ratio of the second worker count's rate to the first's, with Welch's t.
-
-        Args:
-            first: a worker count among `counts`.
-            second: another one.
-            level: of the interval.
-        """
-        value = self._median(second) - self._median(first)
+        """Estimate the ratio of the second worker count's rate to the first's, with Welch's t."""
+        base, value = (float(self.medians[np.searchsorted(self.counts, n)]) for n in (first, second))
+        value -= base
         if not len(self.variances):
             return exponential(Estimate(value, None, None, self.num_samples, None, Method.SINGLE))
         variance, quantile = self.welch(np.isin(self.counts, (first, second)) / self.weights, level)
@@ -145,9 +143,7 @@ class LogRates:
         return exponential(Estimate(value, value - half, value + half, self.num_samples, level, Method.T_LINEAR))
 
     def welch(self, shares: Floats, level: float) -> tuple[float, float]:
-        """Return the variance of a sum, and half its interval in standard errors.
-
-        Student's t has Welch and Satterthwaite's degrees of freedom, because worker counts differ in their noise.
+        """Return the variance of a sum, and half its interval in standard errors (Welch and Satterthwaite's t).
 
         Args:
             shares: share of each count's variance in that of the sum.
@@ -158,9 +154,6 @@ class LogRates:
         if total > 0:
             num_freedom = total**2 / float(np.sum(each**2 / self.num_freedom))
         return total, float(stdtrit(num_freedom, (1 + level) / 2))
-
-    def _median(self, num_workers: int) -> float:
-        return float(self.medians[np.searchsorted(self.counts, num_workers)])
 
     def without(self, index: int) -> LogRates:
         """Return the rates without one worker count."""
@@ -252,9 +245,7 @@ def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> F
     """Fit a law to log rates.
 
     Args:
-        law: which.
-        rates: of each worker count.
-        baseline: the worker count that speedups and parameters are over.
+        baseline: worker count that speedups and parameters are relative to.
         level: of the intervals.
     """
     if len(rates.counts) < law.min_counts:
@@ -273,7 +264,7 @@ def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> F
     largest = int(rates.counts[-1])
     fit = replace(fit, extrapolated={n: profile.speedup(n) for n in (factor * largest for factor in EXTRAPOLATED)})
     if law is AMDAHL and fit.is_bent:
-        return replace(fit, limit=_reciprocal(fit.parameters[0]))
+        return replace(fit, limit=fit.parameters[0].inverse())
     if law is USL and (peak := profile.peak()).high != math.inf:
         return replace(fit, peak=peak, peak_speedup=profile.speedup(max(1, round(peak.value))))
     return fit
@@ -282,9 +273,9 @@ def fit_law(law: Law, rates: LogRates, baseline: int, level: float = LEVEL) -> F
 def better_law(laws: tuple[Fit | Refused, ...]) -> Law | None:
     """Return the law that predicts left-out worker counts better; None if none does, or if it does not hold.
 
-    Its errors must be lower by more than one standard error of their differences (the rule of Breiman et al.,
-    "Classification and Regression Trees", 1984), and the laws must differ by more than noise. Gunther's law with k = 0
-    is Amdahl's, so for another law to be better, Gunther's must miss the medians.
+    Its errors must be lower by more than one standard error of their differences (Breiman et al., "Classification and
+    Regression Trees", 1984), and the laws must differ by more than noise. Gunther's law with k = 0 is Amdahl's, so for
+    another law to be better, Gunther's must miss the medians.
     """
     fits = sorted((law for law in laws if isinstance(law, Fit)), key=lambda fit: fit.cv_error)
     if len(fits) < 2:
@@ -339,8 +330,7 @@ class _Profile:
     def peak(self) -> Estimate:
         """Estimate Gunther's peak: the time a / n + b + c (n - 1) is shortest where n² = a / c."""
         square = self._ratio(np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, 1.0]))
-        low, high = (None if v is None else self._baseline * math.sqrt(v) for v in (square.low, square.high))
-        return replace(square, value=self._baseline * math.sqrt(square.value), low=low, high=high)
+        return square.mapped(lambda ratio: self._baseline * math.sqrt(ratio))
 
     def _ratio(self, above: Floats, below: Floats) -> Estimate:
         """Estimate the sum of the weights times `above`, over that times `below`."""
@@ -380,8 +370,6 @@ class _Profile:
 
 def _crossing(excess: Callable[[float], float], end: float, inside: float) -> float:
     """Return the root of the excess between `inside`, where it is negative, and `end`; or `end` if there is none."""
-    from scipy.optimize import brentq  # imported here: takes half a second, and most studies have nothing to fit
-
     if end == inside or excess(end) <= 0:
         return end
     return float(brentq(excess, end, inside, xtol=1e-5, rtol=1e-3))
@@ -409,8 +397,6 @@ def _minimize(columns: Floats, logs: Floats, scale: Floats) -> tuple[Floats, flo
     Returns:
         The weights, and the sum of the squares of `scale` times the residuals; infinite where a rate is.
     """
-    from scipy.optimize import nnls
-
     centre = float(np.mean(logs))
     target = logs - centre
 
@@ -441,8 +427,3 @@ def _left_out_error(law: Law, rates: LogRates, baseline: int, index: int) -> flo
     weights, _ = _minimize(_terms(law, others.counts, baseline), sign * others.medians, np.sqrt(others.weights))
     left_out = float(_terms(law, rates.counts[index : index + 1], baseline)[0] @ weights)
     return abs(sign * float(rates.medians[index]) - math.log(left_out)) if left_out > 0 else MAX_LEFT_OUT
-
-
-def _reciprocal(of: Estimate) -> Estimate:
-    low, high = (None if b is None else 1 / b if b > 0 else math.inf for b in (of.high, of.low))
-    return replace(of, value=1 / of.value, low=low, high=high)

@@ -10,18 +10,17 @@ from raypar import units
 from raypar.study.trial import TrialResult
 
 MAX_TAKEN = 0.05  # of the time of a worker's cores
-MIN_TAKEN_S = 0.05  # five ticks of the clock by which it is counted
-# Of the machine's cores, where the trial's own are known to be left alone: memory, caches and clocks are shared still.
+MIN_TAKEN_S = 0.05  # five ticks of the kernel's clock
+# Share of the machine's cores if other load left the trial's own cores alone, but shared memory, caches and clocks.
 MAX_BUSY = 0.1
-# Above this share of the cores, in most trials, times show nothing: less than this is a caveat, and no more. On a
-# cluster that a study joined, Ray's own processes are among it.
+# Share of the cores above which, in most trials, times show nothing; less is a caveat.
 MAX_TRUSTED = 0.25
 
 
 class Load(NamedTuple):
     """Load by other processes while a trial was timed, on its most loaded machine; 0 if not measured."""
 
-    taken: float | None  # share of a worker's own cores' time; None where the trial had none, or nothing was measured
+    taken: float | None  # share of the time of a worker's own cores; None if it had none, or nothing was measured
     busy_cores: float  # on average
     num_cores: int
 
@@ -37,7 +36,7 @@ class Load(NamedTuple):
     def disturbs(self, timed_s: float) -> bool:
         if self.taken is not None:
             return self.busy > MAX_BUSY or (self.taken > MAX_TAKEN and self.taken * timed_s > MIN_TAKEN_S)
-        return self.busy > MAX_TAKEN  # nothing kept it off the cores that the trial ran on
+        return self.busy > MAX_TAKEN  # it may have used the trial's cores
 
 
 def disturbing_load(result: TrialResult) -> Load | None:

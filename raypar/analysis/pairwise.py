@@ -1,14 +1,11 @@
 """Comparisons of points: ratios of their times, differences of their metrics, and the repeats that they still need.
 
-Trials of the same block are compared in pairs if there are any; otherwise the two points are independent samples
-(`by_block`). If two points trained on different numbers of samples (``drop_last``), rates are compared instead of
-times.
+Points are compared block by block (`by_block`). If they trained on different numbers of samples (``drop_last``), rates
+are compared instead of times.
 
-A report makes many claims, and each of them can be wrong. A `Family` chooses the intervals of a study's comparisons so
-that all of them hold at once with 95 % confidence (Bonferroni). In every view, a point is faster or slower only if this
-interval excludes 1. A study that runs until it is settled is evaluated after each block. Each comparison's error is
-then spent over these looks (`stats.sequential_errors`), and its interval is that of the look after its number of
-blocks. All intervals hold at once, however often one looks and whenever one stops.
+A `Family` chooses the intervals of a study's comparisons so that all of them hold at once with 95 % confidence
+(Bonferroni). A study that runs until it is settled is evaluated after each block. Each comparison's error is then spent
+over these looks (`stats.sequential_errors`), and its interval is that of the look after its number of blocks.
 """
 
 from __future__ import annotations
@@ -58,13 +55,9 @@ T = TypeVar("T")
 
 
 def by_block(first: Mapping[int, T], second: Mapping[int, T]) -> tuple[list[T], list[T], bool]:
-    """Return the values of both points to compare, and whether they are pairs.
+    """Return the values of both points to compare, given by repeat, and whether they are pairs of one block each.
 
     They are pairs, unless fewer than two blocks hold both points although each has at least two values.
-
-    Args:
-        first: values by repeat; a repeat is a block.
-        second: the same for the other point.
     """
     both = sorted(first.keys() & second.keys())
     if len(both) > 1 or (both and min(len(first), len(second)) == 1):
@@ -78,12 +71,6 @@ def same_work(first: float | None, second: float | None) -> bool:
         return True
     # A stored throughput has few digits, so a difference of less than one sample is rounding, too.
     return abs(first - second) < 1 or math.isclose(first, second, rel_tol=SAME_WORK_TOLERANCE)
-
-
-def speedup(base: PointSamples, other: PointSamples) -> Estimate | None:
-    """Estimate the speedup of `other` over `base`; None if either has no time."""
-    sides = comparable_times(base, other)
-    return None if sides is None else time_ratio(*sides)
 
 
 def comparable_times(base: PointSamples, other: PointSamples) -> tuple[dict[int, float], dict[int, float]] | None:
@@ -132,15 +119,15 @@ class Family:
 
     def of_all_pairs(self, num_points: int) -> Family:
         """Return the family for comparisons of each point with every other one."""
-        num_pairs = num_points * (num_points - 1) / 2
-        counts = {key: max(getattr(self, key), num_pairs) for key in ("num_comparisons", "num_metric_comparisons")}
-        return replace(self, **counts)
+        least = num_points * (num_points - 1) / 2
+        counts = max(self.num_comparisons, least), max(self.num_metric_comparisons, least)
+        return replace(self, num_comparisons=counts[0], num_metric_comparisons=counts[1])
 
     @property
     def secondary(self) -> Family:
         """Family for explanatory comparisons: each has a quarter of the others' error."""
-        counts = {key: getattr(self, key) / SECONDARY for key in ("num_comparisons", "num_metric_comparisons")}
-        return replace(self, **counts)
+        counts = self.num_comparisons / SECONDARY, self.num_metric_comparisons / SECONDARY
+        return replace(self, num_comparisons=counts[0], num_metric_comparisons=counts[1])
 
     def time_level(self, num_blocks: int) -> float:
         """Return the confidence of each comparison of times over this number of blocks."""
@@ -167,9 +154,8 @@ class Family:
 
     def speedup(self, base: PointSamples, other: PointSamples) -> Estimate | None:
         """Estimate the speedup of `other` over `base`; None if either has no time."""
-        if (sides := comparable_times(base, other)) is None:
-            return None
-        return self.ratio(*sides)
+        sides = comparable_times(base, other)
+        return None if sides is None else self.ratio(*sides)
 
     def ratio(
         self, slow: Mapping[int, float], fast: Mapping[int, float], prior: VariancePrior | None = None
@@ -186,23 +172,16 @@ class Family:
         return self.log_ratio(np.log(tops) - np.log(bottoms), prior)
 
     def log_ratio(self, differences: Sequence[float] | Floats, prior: VariancePrior | None = None) -> Estimate:
-        """Estimate a ratio from differences of log times, block by block.
-
-        Args:
-            prior: of the variances; None: that of single points.
-        """
+        """Estimate a ratio from differences of log times, block by block."""
         level = self.time_level(len(differences))
         return exponential(shift_estimate(differences, level=level, prior=prior or self.times))
 
     def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
         """Estimate the metric of `second` minus that of `first`; None if no block has both."""
-        differences = metric_differences(first, second)
-        return self.metric_shift(differences)
+        return self.metric_shift(metric_differences(first, second))
 
     def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
-        """Estimate the metric of `second` minus that of `first`, for one-sided tests against a margin.
-
-        None if no block has both.
+        """Estimate the same for one-sided tests against a margin.
 
         Args:
             num_tests: number of such tests that hold at once with 95 % confidence.
@@ -220,7 +199,7 @@ class Family:
 
         Args:
             margin: of equivalence; None: no test of equivalence.
-            num_tests: number of such tests that hold at once with 95 % confidence.
+            num_tests: as in `metric_bounds`.
         """
         bounds = None if margin is None else self.metric_bounds(first, second, num_tests)
         return Comparison(self.metric_change(first, second), METRIC_CHANGE, margin=margin, bounds=bounds)
@@ -230,8 +209,8 @@ class Family:
     ) -> Estimate | None:
         """Estimate a difference of metrics from those of each block; None without a block.
 
-        Two points whose training differs only by rounding, such as equal batches on different numbers of workers, vary
-        far less against each other than against other points. The prior from the other points does not apply to them.
+        The prior does not apply to points whose training differs only by rounding, such as equal batches on different
+        numbers of workers: they vary far less against each other than against other points.
 
         Args:
             level: of the interval; None: that of simultaneous comparisons.
@@ -258,10 +237,10 @@ def against_baseline(question: Question, speedup: Estimate, doubt: str = "") -> 
 def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     """Return the family of a study's comparisons.
 
-    Each point is compared with its baseline, and (one-sided) with the fastest point. Secondary comparisons are between
-    worker counts, unless these are the baseline comparisons; between batch sizes, three each, if trials report during
-    training; and between the levels of each hyperparameter, if at least two are swept. Metrics are compared with the
-    best one. Comparisons of metrics between worker counts and between levels are secondary.
+    Each point is compared with its baseline, and one-sided with the fastest point; metrics are compared with the best
+    one. Secondary comparisons are between worker counts (unless these are the baseline comparisons), between batch
+    sizes (three each, if trials report during training), and between the levels of each hyperparameter (if several are
+    swept).
     """
     timed = [p for p in gathered if p.times]
     scored = [p for p in gathered if p.by_repeat("metric")]
@@ -331,8 +310,8 @@ def equivalent_metrics(
 ) -> list[PointSamples]:
     """Return the points whose metric is shown to equal that of the best point within the margin.
 
-    Points that differ from it only in ``num_workers`` are judged as in `worker_metrics`, so that a report does not
-    contradict itself.
+    Points that differ only in ``num_workers`` are judged as in `worker_metrics`, so that a report doesn't contradict
+    itself.
     """
     compared = [each for each in worker_metrics(question, points, family) if each.point.rest == best.rest]
     alike = [each.point for each in compared if each.comparison.is_within_margin]
@@ -344,12 +323,6 @@ def equivalent_metrics(
     return equivalent + [p for p in rest if family.compare_metrics(best, p, margin, others).is_within_margin]
 
 
-def time_ratio(slow: Mapping[int, float], fast: Mapping[int, float]) -> Estimate:
-    """Estimate the ratio of the first's time to the second's. Both are seconds by repeat, at least one each."""
-    tops, bottoms, is_paired = by_block(slow, fast)
-    return ratio_estimate(tops, bottoms, paired=is_paired)
-
-
 def repeats_needed(
     slow: Mapping[int, float],
     fast: Mapping[int, float],
@@ -359,9 +332,7 @@ def repeats_needed(
 ) -> int | None:
     """Return the approximate number of trials that each of the two needs for an answer; None if no spread is known yet.
 
-    An answer is a ratio whose interval excludes 1, or lies within the `margin`, whichever takes fewer trials. The count
-    is that of a normal test of the log ratio with the observed spread,
-    n = ((z(level) + z(80 %)) · sqrt(π/3) · spread / distance)².
+    An answer is a ratio whose interval excludes 1, or lies within the `margin`, whichever takes fewer trials.
     """
     tops, bottoms, is_paired = by_block(slow, fast)
     size = min(len(tops), len(bottoms))
@@ -378,12 +349,13 @@ def repeats_needed(
 def repeats_for_margin(differences: Sequence[float], margin: float, level: float = LEVEL) -> int | None:
     """Return the approximate number of blocks that show on which side of a margin the differences lie.
 
-    None with fewer than two differences.
-
     Args:
         differences: of the metric, block by block, positive if better.
         margin: negated lower limit of the differences: 0.005 for -0.005.
         level: of the one-sided test.
+
+    Returns:
+        None with fewer than two differences.
     """
     if len(differences) < 2:
         return None
@@ -392,7 +364,8 @@ def repeats_for_margin(differences: Sequence[float], margin: float, level: float
 
 
 def _count(spread: float, distance: float, level: float) -> int:
-    """Return the number of samples that show a shift in a one-sided test of this level."""
+    """Return the number of samples of a one-sided normal test, ((z(level) + z(80 %)) · sqrt(π/3) · spread /
+    distance)²."""
     if distance <= 0:
         return sys.maxsize
     quantiles = float(ndtri(level)) + float(ndtri(POWER))

@@ -1,54 +1,41 @@
 """Estimates of each point: medians with intervals, speedup, parallel efficiency, energy, cost.
 
-Speedup S(N) = T(baseline) / T(N), from trials of the same block if there are any. Its interval is simultaneous with
-those of all other points (`raypar.analysis.pairwise`).
-Parallel efficiency is S(N) · N0 / N, for N workers against a baseline of N0. Strong scaling (``batch_size`` fixed) and
-weak scaling (``per_worker_batch_size`` fixed) need no two formulas: an epoch is the same number of samples either way.
+Speedup S(N) = T(baseline) / T(N), with an interval that is simultaneous with those of all other points
+(`raypar.analysis.pairwise`). Parallel efficiency is S(N) · N0 / N, for N workers against a baseline of N0. Both are the
+same for strong and weak scaling, because an epoch has the same number of samples either way.
 
-Energies are compared only if they cover the same parts: with the packages' share in all of them, or in none.
-
-Cost counts every machine that workers ran on in full, however many of its cores were used. The hours are those of the
-compared time. Parts that a study excludes from it (start-up, evaluation) are not in the cost either.
+Cost counts every machine that workers ran on in full, for the compared time. Parts that a study excludes from that time
+(start-up, evaluation) are not in the cost either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from raypar.analysis.pairwise import Family, family_of
+from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
-from raypar.study import quantity
 from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
 from raypar.study.trial import TrialResult, gang_step_times_s
 from raypar.units import HOUR_S, is_number
 
 
-def energy_source(gathered: Iterable[PointSamples]) -> str:
-    """Return what the finished trials' energies are of, see `quantity.energy_source`."""
-    return quantity.energy_source(_finished(gathered))
-
-
-def _finished(gathered: Iterable[PointSamples]) -> list[TrialResult]:
-    return [result for samples in gathered for result in samples.measured]
-
-
 def comparable(gathered: Sequence[PointSamples]) -> list[Quantity]:
-    """Return the quantities that points have from their trials, without those whose values can't be compared."""
-    finished = _finished(gathered)
+    """Return the quantities that are estimated from trials, except those whose values can't be compared."""
+    finished = [result for samples in gathered for result in samples.measured]
     estimated = [q for q in quantities() if q.of_repeats not in (None, Repeats.DERIVED)]
     return [q for q in estimated if q.are_comparable(finished)]
 
 
 def estimate_of(q: Quantity, samples: PointSamples, times: Mapping[int, float] | None = None) -> Estimate | None:
-    """Estimate a quantity of a point; None where no finished trial has it.
+    """Estimate a quantity of a point; None if no finished trial has it.
 
     Args:
-        times: seconds after the first timed step by repeat: a quantity that accrues is that up to then, and of those
-            trials alone.
+        times: seconds after the first timed step, by repeat: a quantity that accrues counts up to then, and only for
+            these trials.
     """
     if q is THROUGHPUT:  # of trials that are compared by their training time
         values = samples.all_of("throughput")
@@ -76,12 +63,12 @@ def _value(q: Quantity, result: TrialResult, times: Mapping[int, float] | None) 
 
 
 def num_nodes(samples: PointSamples) -> int | None:
-    """Return on how many machines the workers of a point's trials ran, the most of any trial; None where unknown."""
+    """Return the largest number of machines that the workers of a trial ran on; None: unknown."""
     return max(filter(None, (len(set(result.conditions.node)) for result in samples.results)), default=None)
 
 
 def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: float | None) -> Estimate | None:
-    """Return the cost in the currency of the price; None where anything is unknown."""
+    """Return the cost in the currency of the price; None if anything is unknown."""
     if time_s is None or nodes is None or price_per_node_hour is None:
         return None
     return time_s.scaled(nodes * price_per_node_hour / HOUR_S)
@@ -89,17 +76,16 @@ def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: flo
 
 @dataclass(frozen=True)
 class PointAnalysis(PointSamples):
-    """Trials of one point, and estimates from the finished ones alone.
+    """Trials of one point, and estimates from the finished ones.
 
     Attributes:
-        is_baseline: whether it is what others are compared with.
-        time_s: the study's time metric, seconds.
-        speedup: how many times as fast as the baseline; 1 for a baseline itself; None without one.
-        efficiency: speedup · N0 / N; None where the baseline names no ``num_workers``.
-        metric: the study's metric (accuracy, say) after the last epoch.
+        time_s: the study's time metric.
+        speedup: over the baseline; 1 for a baseline itself; None without one.
+        efficiency: speedup · N0 / N; None if the baseline has no ``num_workers``.
+        metric: the study's metric after the last epoch.
         step_time_median_s: over all steps of all finished trials, slowest rank.
         step_time_p95_s: 95th percentile of the same.
-        quantities: the known ones by their keys, without those that can't be compared with the other points'.
+        quantities: known quantities by their keys, except those that can't be compared with other points.
     """
 
     is_baseline: bool = False
@@ -112,17 +98,17 @@ class PointAnalysis(PointSamples):
     quantities: Mapping[str, Estimate] = field(default_factory=dict)
 
     def of(self, q: Quantity) -> Estimate | None:
-        """Return the estimate of a quantity; None where it is unknown."""
+        """Return the estimate of a quantity; None: unknown."""
         return self.quantities.get(q.key)
 
     @property
     def throughput(self) -> Estimate | None:
-        """Samples per second, whole gang, timed region."""
+        """Samples per second of the whole gang, timed region."""
         return self.of(THROUGHPUT)
 
     @property
     def cost(self) -> Estimate | None:
-        """Cost of the time, in the currency of the study's price."""
+        """Cost, in the currency of the study's price."""
         return self.of(COST)
 
     @property
@@ -136,15 +122,9 @@ class PointAnalysis(PointSamples):
         return self.of(MEMORY)
 
 
-def analyse_points(
-    question: Question, gathered: Sequence[PointSamples], family: Family | None = None
-) -> tuple[PointAnalysis, ...]:
-    """Estimate the numbers of every point, in the order given.
-
-    Args:
-        family: of the study's comparisons, if it is known already.
-    """
-    family, estimated = family or family_of(question, gathered), comparable(gathered)
+def analyse_points(question: Question, gathered: Sequence[PointSamples], family: Family) -> tuple[PointAnalysis, ...]:
+    """Estimate the numbers of every point, in the order given."""
+    estimated = comparable(gathered)
     return tuple(_analysed(question, p, base, estimated, family) for p, base in with_baselines(question, gathered))
 
 
@@ -188,8 +168,8 @@ def quantities_until(
     """Return a point's quantities up to a moment, by their keys.
 
     Args:
-        time_s: of the moment.
-        times: the same by repeat, seconds after the first timed step; None: unknown, and with it all that accrues.
+        time_s: time until the moment.
+        times: seconds from the first timed step until then, by repeat; None: unknown, like all quantities that accrue.
     """
     estimates = {q: point.of(q) for q in quantities() if not q.accrues}
     estimates[COST] = cost_of(time_s, num_nodes(point), price_per_node_hour)
@@ -201,7 +181,7 @@ def quantities_until(
 def _efficiency(
     question: Question, samples: PointSamples, base: PointSamples | None, ratio: Estimate | None
 ) -> Estimate | None:
-    # Where the baseline leaves `num_workers` alone, S · N0 / N would be the speedup once more.
+    # If the baseline doesn't set `num_workers`, the efficiency would equal the speedup.
     if ratio is None or base is None or "num_workers" not in question.compared_keys():
         return None
     workers, base_workers = samples.num_workers, base.num_workers

@@ -26,13 +26,12 @@ SPEEDUP = "speedup"
 
 @dataclass(frozen=True)
 class Interim:
-    """The leading point of those that have finished trials.
+    """The leading point so far. It has no interval, because a look after every trial would invalidate one.
 
     Attributes:
-        quantity: ``speedup`` over its baseline, or the study's metric where it names no baseline.
-        value: its median, 1 for a baseline that no point beats. Without an interval: one that is looked at after every
-            trial would promise too much.
-        num_trials: that it rests on.
+        quantity: ``speedup`` over its baseline, or the study's metric if it has no baseline.
+        value: its median; 1 for a baseline that no point beats.
+        num_trials: number of trials behind the value.
     """
 
     point: Mapping[str, Value]
@@ -42,7 +41,7 @@ class Interim:
 
 
 def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim | None:
-    """Return the point with the best median; None where nothing can be compared yet."""
+    """Return the point with the best median; None if nothing can be compared yet."""
     gathered = collect(question, results, time_metric_of(results))
     return _fastest(question, gathered) if question.baseline else _best(question, gathered)
 
@@ -73,7 +72,7 @@ def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | Non
 
 @dataclass(frozen=True)
 class TrialKind:
-    """Key to how long a trial takes; both None for one that a search has still to draw."""
+    """Key to the expected time of a trial; both are None for one that a search has not drawn yet."""
 
     point: PointKey | None = None
     placement: Placement | None = None
@@ -99,17 +98,17 @@ def remaining_s(
 ) -> float | None:
     """Estimate the seconds until the last trial ends; None as long as no trial has ended.
 
-    A trial takes as long as those of its point did in the median; where none has ended, as those on as many workers
-    placed alike; else as all. One that takes longer than that is expected to take as long again as it is late.
+    A trial is expected to take the median of its point's trials, or else of the trials with its placement, or else of
+    all. A trial that is late by x seconds is expected to take x more.
 
     Args:
-        queued: the trials not started.
-        running: those under way, with the seconds since their start.
-        ended: those that ended, with the seconds that they took.
-        num_slots: how many run side by side.
-        overheads_s: measured pauses from a trial's end to the next one's start.
-        gang_starts_s: measured starts of gangs.
-        num_gang_starts: how many gangs have still to start; they start one after the other.
+        queued: trials that have not started.
+        running: running trials, with the seconds since their start.
+        ended: ended trials, with the seconds that they took.
+        num_slots: number of trials that run at the same time.
+        overheads_s: measured times from a trial's end to the next one's start.
+        gang_starts_s: measured start times of gangs.
+        num_gang_starts: number of gangs that have yet to start, one after another.
     """
     if not ended:
         return None

@@ -31,17 +31,18 @@ PointKey: TypeAlias = tuple[tuple[str, bool, Value], ...]
 MARGIN = 0.1  # default for a loss of time that is not worth more trials
 MIN_QUIET = 6  # fewest pairs of undisturbed trials of two revisions with which only these may be compared
 QUIETER = 0.5  # their scatter relative to that of all blocks, below which only these are compared
+MAX_NAMED = 3  # settings, and values of one
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
+_SENTENCE_END = re.compile(r"[.?!](?=\s|$)")
 
 
 @dataclass(frozen=True)
 class Question:
-    """Question of a study; small enough to be stored beside its results, so that a report needs no study file.
+    """Question of a study, which is stored beside its results, so that a report needs no study file.
 
     Attributes:
-        baseline: values of the baseline: a point is compared with the point that differs only in these; empty: no
-            comparison.
+        baseline: values of the baseline: a point is compared with the point that differs only in these.
         space_keys: the swept hyperparameters, in display order.
         metric: key in a trial's last report that measures how good the trial is.
         mode: "max" or "min", whichever is better for the metric.
@@ -50,20 +51,16 @@ class Question:
         points: every point, if the study lists them, including those without a result; () for a search.
         is_search: points are drawn rather than listed.
         num_repeats: intended number of trials per point, 1 in a search; None: unknown.
-        max_repeats: maximum number of trials per point, for a study that runs until it is settled; None:
-            `num_repeats` are run.
+        max_repeats: maximum number of them, for a study that runs until it is settled; None for others.
         margin: a loss of time that is not worth more trials, as a share.
         allowed_share: how much slower than its baseline a point may be, as a share. The study then settles this
             instead of the speedup. None: no such limit.
-        price_per_node_hour: price of a machine per hour; None: unknown.
-        workload: name of the workload; empty: unknown.
+        workload: its name; empty: unknown.
         config: fixed hyperparameters, including defaults, without those that follow from others; empty: unknown.
             ``num_threads`` is None if it follows from ``cpus_per_worker``.
         seed: of the first repeat; None: unknown.
-        text: first sentence of the study's description, or a question that follows from the swept hyperparameters;
-            empty: neither.
-        code: digests of the study's present source files, by revision (``""`` for a single one), see
-            `raypar.provenance`; empty: unknown.
+        text: first sentence of the study's description, or a question that follows from the swept hyperparameters.
+        code: digests of the study's present source files, by revision (``""`` for a single one); empty: unknown.
     """
 
     study_name: str
@@ -92,7 +89,7 @@ class Question:
         return Metric(self.metric, self.mode, self.unit)
 
     def with_unit(self, results: Iterable[TrialResult]) -> Question:
-        """Return the question with the unit of its metric, inferred from the values if not declared."""
+        """Return the question with the unit of its metric, inferred from the values if it is not declared."""
         return replace(self, unit=self.judged_by.read_from(reported_values(results, self.metric)).unit)
 
     def baseline_of(self, point: Mapping[str, Value]) -> dict[str, Value]:
@@ -160,13 +157,13 @@ def reported_values(results: Iterable[TrialResult], metric: str) -> Iterator[flo
 def first_sentence(description: str) -> str:
     """Return the text up to the first full stop, question or exclamation mark that precedes a blank or the end."""
     text = " ".join(description.split())
-    end = re.search(r"[.?!](?= |$)", text)
+    end = _SENTENCE_END.search(text)
     return text[: end.end()] if end else text
 
 
 def after_first_sentence(description: str) -> str:
     """Return the text after its `first_sentence`, as written."""
-    end = re.search(r"[.?!](?=\s|$)", description.strip())
+    end = _SENTENCE_END.search(description.strip())
     return description.strip()[end.end() :].strip() if end else ""
 
 
@@ -212,9 +209,9 @@ class Sample:
     """Measurements of one finished trial (see `TrialResult.is_measured`).
 
     Attributes:
-        time_s: the study's time metric in seconds, greater than 0; None if the trial has none.
+        time_s: the study's time metric, in seconds; None if the trial has none.
         throughput: samples per second of the timed region; None if raypar could not instrument it.
-        metric: the study's metric in the last report, or None.
+        metric: the study's metric in the last report.
     """
 
     identity: str
@@ -233,7 +230,7 @@ class PointSamples:
     """Trials of one point.
 
     Attributes:
-        config: all hyperparameters, from any of its trials; empty for a point without trials.
+        config: all hyperparameters; empty for a point without trials.
         samples: its finished trials by repeat, in order.
         results: all its trials, in any state.
         matched_times: for two revisions, seconds to compare by number of the pair; None: those of the samples.
@@ -303,11 +300,7 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
-    """Return ``train_time_s`` if every finished trial has it for the same stretch of work, else ``wall_s``.
-
-    For user-written training code, steps or laps may be unknown, or cover different epochs in different trials. The
-    time from launch to exit always covers the whole work.
-    """
+    """Return ``train_time_s`` if every finished trial has it for the same stretch of work, else ``wall_s``."""
     timed = [r for r in results if r.is_measured and not r.conditions.is_untrained]
     works = {timed_work(r) for r in timed}
     is_known = len(works) < 2 and None not in works and all(r.train_time_s is not None for r in timed)
@@ -331,7 +324,7 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
 
 
 def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
-    """Return the points of two revisions, with only the trials undisturbed by other load if that helps."""
+    """Return the points of two revisions, with only their undisturbed trials if that helps."""
     pairs: dict[PointKey, list[PointSamples]] = {}
     for p in gathered:
         pairs.setdefault(point_key({key: value for key, value in p.point.items() if key != REVISION}), []).append(p)
@@ -341,9 +334,8 @@ def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
 def _matched(a: PointSamples, b: PointSamples) -> tuple[PointSamples, PointSamples]:
     """Return both points with the times of their undisturbed trials paired in order: first with first, and so on.
 
-    Load affects both alike, so selecting by it favours neither. A pair doesn't change when more trials arrive. The
-    blocks remain the pairs if there are fewer than `MIN_QUIET` such pairs, or if these scatter hardly less, which means
-    that the load was elsewhere on the machine.
+    Load affects both alike, so selecting by it favours neither. The blocks remain the pairs if there are fewer than
+    `MIN_QUIET` such pairs, or if these scatter hardly less, which means that the load was elsewhere on the machine.
     """
     disturbed = [{r.spec.repeat for r in p.results if disturbing_load(r) is not None} for p in (a, b)]
     blocks = sorted(a.times.keys() & b.times.keys())
@@ -419,17 +411,14 @@ def _order(
     return tuple(rank(key, point.get(key)) for key in keys)
 
 
-MAX_NAMED = 3  # settings, and values of one
-
-
 @dataclass(frozen=True)
 class CurrentResults:
     """Trials that answer a question, and those that don't.
 
     Attributes:
-        results: trials with the question's settings, in the order given; their points have its swept hyperparameters.
+        results: trials with the question's settings; their points have its swept hyperparameters.
         excluded: the other trials.
-        settings: settings in which the excluded trials differ, each with the question's value.
+        settings: settings in which these differ, each with the question's value.
     """
 
     question: Question
@@ -461,12 +450,7 @@ def excluded_sentence(number: int, settings: Sequence[str]) -> str:
 
 
 def current_results(question: Question, results: Sequence[TrialResult]) -> CurrentResults:
-    """Separate the trials that answer `question`. All do if the store does not hold the question's settings.
-
-    Args:
-        question: of the last execution.
-        results: of all executions.
-    """
+    """Separate the trials that answer `question`, that of the last execution, from those with other settings."""
     current, excluded = [], []
     settings: dict[str, tuple[Value, dict[Value, None]]] = {}  # the question's value, and all others
     for result in results:

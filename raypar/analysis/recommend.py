@@ -1,13 +1,12 @@
 """Recommendation of a point: the fastest that meets the constraints and is good enough, and the trials that settle it.
 
-A limit is compared with the median. An excluded point is a close call if its interval encloses the limit.
+A limit is compared with the median. An excluded point is a close call if its interval encloses the limit. A point with
+a diverged trial is excluded.
 
 Without a target, a point qualifies only if it is shown to be as good as the best one within a tolerated margin
 (`metric_margin`): the one-sided interval of the difference of their metrics, block by block, ends within the margin.
 "Not significantly worse" would be too weak, because few repeats show hardly any difference. A point that may be worse
 is a close call.
-
-A point with a diverged trial is excluded, however fast its other trials were.
 
 The qualifying point with the smallest median time leads. Points that are not shown to be slower are its rivals. Among
 the leader and the rivals within the study's margin of it, the one with the fewest workers is chosen, because equal
@@ -16,9 +15,8 @@ needed. Otherwise, or if a faster point may be good enough, the study is inconcl
 inconclusive.
 
 A point is dominated by another one whose medians are at least as good in every objective and that is significantly
-better in one of them. Points without a significant difference don't dominate each other, whatever their medians. The
-relation has no cycles, so there always is a front. If no point was repeated, as in a search, only medians count, and
-the result is the usual Pareto front.
+better in one of them. This relation has no cycles, so there always is a front. If no point was repeated, as in a
+search, only medians count, and the result is the usual Pareto front.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from raypar.analysis.pairwise import (
     repeats_for_margin,
     repeats_needed,
 )
-from raypar.analysis.points import PointAnalysis, energy_source, quantities_until
+from raypar.analysis.points import PointAnalysis, quantities_until
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import (
@@ -70,12 +68,8 @@ Differs: TypeAlias = Callable[[int, int, int], bool]
 def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> frozenset[int]:
     """Return the indices of the points on the front of time, metric and the quantities of `View.FRONT`.
 
-    Points without a time or with a diverged trial are not on the front and dominate no others.
-
-    Args:
-        points: of one study; the metric and each quantity count only if all points with a time have them.
-        mode: "max" or "min", whichever is better for the metric.
-        family: of the points' comparisons.
+    Points without a time or with a diverged trial are not on the front and dominate no others. The metric and each
+    quantity count only if all other points have them.
     """
     indices = [i for i, point in enumerate(points) if point.time_s is not None and not point.unusable]
     timed = [points[i] for i in indices]
@@ -103,21 +97,18 @@ def front_of(points: Sequence[PointAnalysis], mode: str, family: Family) -> froz
 
 
 def _are_apart(one: Estimate, other: Estimate) -> bool:
-    """Return whether the intervals don't overlap.
-
-    It is not enough that neither contains the other's median: that happens to one in six pairs without a difference.
-    """
-    bounds = [math.nan if bound is None else bound for bound in (one.low, one.high, other.low, other.high)]
-    return bounds[1] < bounds[2] or bounds[3] < bounds[0]
+    """Return whether the intervals don't overlap."""
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return False
+    return one.high < other.low or other.high < one.low
 
 
 def pareto_front(medians: Sequence[Sequence[float]], differs: Differs | None = None) -> tuple[int, ...]:
     """Return the indices of the points on the front, in order.
 
     Args:
-        medians: ``[point][objective]``, finite; smaller is better, so negate an objective to maximise.
-        differs: whether point `one` differs significantly from point `other` in an objective; only called for
-            different medians; None: every difference counts.
+        medians: ``[point][objective]``, finite; smaller is better.
+        differs: whether one point differs significantly from another in an objective; None: every difference counts.
     """
     table = np.asarray(medians, dtype=float)
     front = []
@@ -137,9 +128,9 @@ class Constraints:
     Attributes:
         target: the time until it is reached counts; None: the time of the whole training.
         start: start of that time.
-        max_time_s: upper limit of that time, in seconds.
+        max_time_s: upper limit of that time.
         limits: upper limits of quantities, by their keys.
-        min_efficiency: parallel efficiency, 0 to 1, as in the report.
+        min_efficiency: parallel efficiency, 0 to 1.
         min_metric: limit of the study's metric after the last epoch; an upper limit if smaller is better.
         metric_margin: how much worse than the best a metric may be; None: the default.
         only: hyperparameters and their allowed values.
@@ -189,11 +180,7 @@ class Candidate(PointAnalysis):
 
 
 def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Candidate, ...], Family]:
-    """Return a candidate for each point with the allowed values, in the order given, and their family.
-
-    Raises:
-        RayparError: no point has these values.
-    """
+    """Return a candidate for each point with the allowed values, in the order given, and their family."""
     question, family = evidence.question, evidence.family
     analysed = [p for p in evidence.points if _has_values(p, constraints.only)]
     if not analysed:
@@ -274,47 +261,40 @@ def _without_worse(
         if c.exclusion or best is None or c is best:
             return c
         gap = family.metric_bounds(best, c, num_scored - 1) if c.metric is not None else None
+        excluded = replace(c, is_excluded_for_metric=True, metric_gap=gap)
         if gap is None:
-            return replace(c, exclusion=f"{name} unknown")
+            return replace(excluded, exclusion=f"{name} unknown")
         if gap.low is None or gap.high is None:
             if (worse := -sign * gap.value) <= margin:
                 return replace(c, metric_gap=gap)
             exclusion = f"{name} {question.judged_by.show_difference(worse)} worse (1 trial, unconfirmed)"
-            return replace(c, exclusion=exclusion, is_close_call=True, metric_gap=gap)
+            return replace(excluded, exclusion=exclusion, is_close_call=True)
         worst, most = sorted((sign * gap.low, sign * gap.high))
         if worst >= -margin:
             return c
         if most < -margin and family.compare_metrics(best, c).differs:
-            return replace(c, exclusion=f"{name} worse than the best", is_metric_worse=True)
-        exclusion = could_be_worse(question.judged_by, -worst, best_value)
+            return replace(excluded, exclusion=f"{name} worse than the best", is_metric_worse=True, metric_gap=None)
         is_open = most >= -margin
-        return replace(c, exclusion=exclusion, is_close_call=is_open, metric_gap=gap, is_metric_worse=not is_open)
+        exclusion = could_be_worse(question.judged_by, -worst, best_value)
+        return replace(excluded, exclusion=exclusion, is_close_call=is_open, is_metric_worse=not is_open)
 
-    after = [judged(c) for c in candidates]
-    changed = [c.exclusion != before.exclusion for c, before in zip(after, candidates, strict=True)]
-    return [replace(c, is_excluded_for_metric=is_changed) for c, is_changed in zip(after, changed, strict=True)]
+    return [judged(c) for c in candidates]
 
 
 def could_be_worse(metric: Metric, worse: float, best: float) -> str:
-    """Say how much worse than the best a metric could be, or that it varies too much to tell.
-
-    Args:
-        worse: bound of the interval.
-        best: the best point's value.
-    """
+    """Say how much worse than the best value a metric could be, or that it varies too much to tell."""
     if worse > NOISE * abs(best):
         return f"{metric.name} varies too much to compare it"
     return f"{metric.name} could be {metric.show_difference(worse)} worse"
 
 
 def _best(candidates: Sequence[Candidate], mode: str) -> tuple[Candidate | None, float]:
-    """Return the candidate with the best metric, and that value; None if no candidate that may qualify has one."""
+    """Return the candidate with the best metric of those that may qualify, and that value."""
     scored = [(c, c.metric.value) for c in candidates if c.metric and (not c.exclusion or c.metric_gap)]
     return max(scored, key=lambda entry: gain(mode, entry[1]), default=(None, 0.0))
 
 
 def _has_values(samples: PointSamples, only: Mapping[str, tuple[Value, ...]]) -> bool:
-    """Return whether a point has an allowed value of each of these hyperparameters."""
     return all(key in samples.values and samples.values[key] in values for key, values in only.items())
 
 
@@ -345,9 +325,8 @@ class Settling:
     """Trials that would settle which point is the fastest.
 
     Attributes:
-        points: points to repeat.
-        num_repeats: approximate number of trials that each of them needs in total; None: too many to be worth it.
-        spread_is_known: False with one trial each, which shows no spread: the count is then only a start.
+        num_repeats: approximate number of trials that each point needs in total; None: too many to be worth it.
+        spread_is_known: False with one trial each: the count is then only a start.
     """
 
     points: tuple[Mapping[str, Value], ...]
@@ -360,8 +339,7 @@ class OpenRival:
     """A point that more trials may show to be the better choice.
 
     Attributes:
-        num_repeats: approximate number of trials, of it and of the point it is compared with, to show that; None:
-            not known yet.
+        num_repeats: approximate number of trials of both points that show it; None: not known yet.
     """
 
     candidate: Candidate
@@ -376,16 +354,16 @@ class Recommendation:
         time_metric: kind of the times if there is no target.
         candidates: all points, sorted by their values.
         chosen: None for `Decision.NONE`.
-        runner_up: second choice: the fastest of the other points; None if there is none.
-        lead: time of the runner-up divided by that of the chosen point; None without a runner-up.
+        runner_up: the fastest of the other points.
+        lead: time of the runner-up divided by that of the chosen point.
         rivals: the leader and the points that don't differ significantly from it, without the chosen one.
         open_rivals: points that may be faster than the chosen one by more than the margin, and may be good enough.
         settling: None if there is nothing to settle, or repeats would not help.
         doubt: reason why times can't be trusted; empty if they can.
         batches: effect of the batch size, if there is a target.
         excluded: a sentence on trials with other settings; empty if there are none.
-        energy_source: parts whose energy the candidates have; empty if they have none.
-        family: family of the comparisons, with their confidence.
+        energy_source: parts whose energy the candidates have.
+        family: family of the comparisons.
     """
 
     question: Question
@@ -414,7 +392,7 @@ class Recommendation:
 
     @property
     def best(self) -> Candidate | None:
-        """Point with the best metric of those that may qualify; None if no such point has one."""
+        """Point with the best metric of those that may qualify."""
         return _best(self.candidates, self.question.mode)[0]
 
     @property
@@ -464,7 +442,7 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
         doubt=evidence.doubt,
         batches=batches,
         excluded=evidence.excluded,
-        energy_source=energy_source(evidence.points),
+        energy_source=evidence.energy_source,
         family=family,
     )
     return _chosen(before, family) if before.eligible else before
@@ -499,7 +477,6 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
 
 
 def _is_slower(c: Candidate, chosen: Candidate, family: Family) -> bool:
-    """Return whether this point is shown to be slower than the chosen one."""
     return Comparison(family.ratio(c.times, chosen.times)).outcome is Outcome.FASTER
 
 

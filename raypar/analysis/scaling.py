@@ -1,15 +1,13 @@
 """Scaling of a study or of a table: numbers by worker count, the laws fitted to them, gains of each doubling.
 
-Speedup S(N) is the rate of N workers over that of N0, the baseline; parallel efficiency is S(N) · N0 / N. In strong
-scaling every worker count does the same work, so that rates are 1 / time; in weak scaling N workers do N times the
-work of one, so that rates are N / time. A throughput is a rate as it stands. Serial fractions, by Karp and Flatt and
-by the laws, are over the baseline too.
+Speedup S(N) is the rate of N workers divided by that of N0, the baseline. Parallel efficiency is S(N) · N0 / N. In a
+table of times, rates are 1 / time in strong scaling (every worker count does the same work), and N / time in weak
+scaling (N workers do N times the work of one).
 
-A study's rates are samples per second of the timed region, or trainings per second where raypar can't instrument the
-training. They need no factor, for an epoch is the same number of samples whatever the worker count: in weak scaling
-(``per_worker_batch_size`` fixed) it has fewer steps. Twice the samples per second on two workers are a speedup of 2
-either way; only the law differs that is fitted to it. A study's speedups are those of `raypar.analysis.points`, with
-the same simultaneous intervals.
+A study's rates are samples per second of the timed region, or trainings per second if raypar can't instrument the
+training. They need no factor: an epoch is the same number of samples for any worker count, and in weak scaling
+(``per_worker_batch_size`` fixed) it has fewer steps. A study's speedups are those of `raypar.analysis.points`, with the
+same simultaneous intervals.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ from raypar.study.trial import point_label
 
 
 class Measurement(StrEnum):
-    """Kind of what a table measures."""
+    """Measured quantity of a table."""
 
     TIME = "time"  # seconds
-    THROUGHPUT = "throughput"  # work per second, in whatever unit
+    THROUGHPUT = "throughput"  # work per second, in any unit
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Runs:
 
     Attributes:
         are_paired: whether the i-th values of all worker counts come from one block.
-        unit: of a throughput, in words; empty: unknown.
+        unit: of a throughput, in words.
     """
 
     values: Mapping[int, tuple[float, ...]]
@@ -73,13 +71,13 @@ class ScalingPoint:
     def serial_fraction(self) -> Estimate | None:
         """Serial fraction that explains the speedup: Karp and Flatt's in strong scaling, Gustafson's in weak scaling.
 
-        Its interval is that which the speedup's gives. None where `why_no_fraction` has the reason.
+        None for the baseline, and if `why_no_fraction` has a reason.
         """
         return None if self.num_workers == self.baseline or self.why_no_fraction else self._fraction
 
     @property
     def why_no_fraction(self) -> str:
-        """Reason why a fraction between 0 and 1 doesn't describe the speedup; empty where one does."""
+        """Reason why no fraction between 0 and 1 describes the speedup; empty if one does."""
         if self.num_workers == self.baseline:
             return ""
         fraction = self._fraction
@@ -87,22 +85,15 @@ class ScalingPoint:
         if high is not None and high < 0:
             return "faster than perfect scaling"
         if low is not None and low > 1:
-            return f"{'slower' if self.num_workers > self.baseline else 'faster'} than {self._base}"
+            side = "slower" if self.num_workers > self.baseline else "faster"
+            return f"{side} than {units.counted(self.baseline, 'worker')}"
         spans = low is not None and high is not None and low <= 0 and high >= 1
         return "inconclusive, needs more repeats" if spans or not 0 <= fraction.value <= 1 else ""
 
     @property
-    def _base(self) -> str:
-        return units.counted(self.baseline, "worker")
-
-    @property
     def _fraction(self) -> Estimate:
-        ratio, num_workers = self.speedup, self.num_workers / self.baseline
         of = karp_flatt if self.scaling is Scaling.STRONG else gustafson_fraction
-        # The fraction falls as the speedup grows.
-        bounds = sorted(of(s, num_workers) for s in (ratio.low, ratio.high) if s is not None)
-        low, high = bounds or (None, None)
-        return replace(ratio, value=of(ratio.value, num_workers), low=low, high=high)
+        return self.speedup.mapped(lambda speedup: of(speedup, self.num_workers / self.baseline))
 
 
 @dataclass(frozen=True)
@@ -112,8 +103,8 @@ class Step:
     Attributes:
         start: workers before.
         end: workers after.
-        gain: the rate over that before, of one doubling: a step from 1 to 4 workers is two. It is the ratio of both
-            speedups; from the baseline on, with the speedup's own interval. All steps' intervals hold together.
+        gain: ratio of the rates after and before, per doubling: a step from 1 to 4 workers is two doublings. All steps'
+            intervals hold together.
     """
 
     start: int
@@ -122,12 +113,12 @@ class Step:
 
     @property
     def cost(self) -> float:
-        """Time of all workers together for the same work, over that before."""
+        """Ratio of the time of all workers together for the same work, after and before."""
         num_doublings = math.log2(self.end / self.start)
         return float((2 / self.gain.value) ** num_doublings)
 
 
-WORTHWHILE = 1.3  # the gain of a doubling below which workers are better used elsewhere: each new one at 30 %
+WORTHWHILE = 1.3  # gain of a doubling below which workers are better used elsewhere: each new one adds less than 30 %
 
 
 @dataclass(frozen=True)
@@ -135,12 +126,12 @@ class ScalingAnalysis:
     """Scaling of some runs.
 
     Attributes:
-        baseline: the worker count that speedups are over.
+        baseline: worker count that speedups are relative to.
         points: one for each worker count, from the smallest.
-        steps: doublings, or more, from the smallest worker count on.
-        laws: those of this way to scale, fitted or refused.
-        better: the law that predicts left-out points better; None where neither does significantly.
-        why_no_interval: why the laws' parameters have no intervals; empty where they have them.
+        steps: from the smallest worker count on.
+        laws: laws of strong or weak scaling, fitted or refused.
+        better: the law that predicts left-out points significantly better.
+        why_no_interval: reason why the laws' parameters have no intervals; empty if they have.
     """
 
     scaling: Scaling
@@ -154,7 +145,7 @@ class ScalingAnalysis:
 
     @property
     def last_step(self) -> Step | None:
-        """First step that brings less than `WORTHWHILE`, where no later one brings more; both significantly."""
+        """First step that gains significantly less than `WORTHWHILE`, if no later one gains significantly more."""
         poor = [i for i, s in enumerate(self.steps) if s.gain.high is not None and s.gain.high < WORTHWHILE]
         good = [i for i, s in enumerate(self.steps) if s.gain.low is not None and s.gain.low >= WORTHWHILE]
         later = [i for i in poor if i > max(good, default=-1)]
@@ -169,14 +160,13 @@ def analyse_scaling(
     speedups: Mapping[int, Estimate] | None = None,
     level: float = LEVEL,
 ) -> ScalingAnalysis:
-    """Estimate speedups, and fit the laws of this way to scale.
+    """Estimate speedups, and fit the laws of strong or weak scaling.
 
     Args:
-        runs: of one worker count at least.
-        scaling: what grows with the workers.
-        baseline: the worker count to compare with; None: the smallest.
-        speedups: over the baseline, of every worker count, where more is known of them than `runs` say (which repeats
-            belong together); None: from the repeats as independent samples.
+        runs: of at least one worker count.
+        scaling: quantity that grows with the workers.
+        baseline: worker count to compare with; None: the smallest.
+        speedups: relative to the baseline, for every worker count; None: estimated from independent samples.
         level: of each law's intervals, of those of all steps together, and of those of all speedups together.
 
     Raises:
@@ -188,15 +178,19 @@ def analyse_scaling(
         hint = f"worker counts that have runs: {', '.join(map(str, counts))}"
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
-    rates = log_rates({n: _log_rates(runs, scaling, n) for n in counts}, are_paired=runs.are_paired)
+    by_count = {n: _rates(runs, scaling, n) for n in counts}
+    rates = log_rates({n: np.log(each) for n, each in by_count.items()}, are_paired=runs.are_paired)
     of_each = 1 - (1 - level) / max(1, len(counts) - 1)
-    speedups = speedups or {n: _speedup(runs, scaling, n, base, of_each) for n in counts}
+    speedups = speedups or {
+        n: reference(len(each)) if n == base else ratio_estimate(each, by_count[base], paired=False, level=of_each)
+        for n, each in by_count.items()
+    }
     laws = tuple(fit_law(law, rates, base, level) for law in LAWS[scaling])
     return ScalingAnalysis(
         scaling=scaling,
         quantity=runs.quantity,
         baseline=base,
-        points=_points(runs, base, speedups, scaling),
+        points=tuple(ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n], scaling) for n in counts),
         steps=tuple(_steps(counts, rates, speedups, base, level)),
         laws=laws,
         better=better_law(laws),
@@ -215,68 +209,52 @@ def _steps(
         if start != base:
             by_medians = rates.ratio(start, end, 1 - (1 - level) / (len(ends) - 1))
             ratio = by_medians.scaled(speedups[end].value / speedups[start].value / by_medians.value)
-        value, low, high = (
-            None if v is None else v ** (1 / math.log2(end / start)) for v in (ratio.value, ratio.low, ratio.high)
-        )
-        yield Step(start, end, replace(ratio, value=value or 0.0, low=low, high=high))
+        yield _step(start, end, ratio)
+
+
+def _step(start: int, end: int, ratio: Estimate) -> Step:
+    num_doublings = math.log2(end / start)
+    return Step(start, end, ratio.mapped(lambda rate: float(rate ** (1 / num_doublings))))
 
 
 def karp_flatt(speedup: float, num_workers: float) -> float:
-    """Return the serial fraction that a speedup shows, (1/S - 1/N) / (1 - 1/N), for N other than 1.
+    """Return the serial fraction that a speedup shows, (1/S - 1/N) / (1 - 1/N); it is below 0 if the speedup exceeds N.
 
-    After Karp and Flatt, "Measuring Parallel Processor Performance", CACM 33(5), 1990. Against a baseline of N0
-    workers, N is N / N0 and the fraction one of the baseline's time. It is below 0 where the speedup exceeds N.
+    Karp and Flatt, "Measuring Parallel Processor Performance", CACM 33(5), 1990.
     """
     return (1 / speedup - 1 / num_workers) / (1 - 1 / num_workers)
 
 
 def gustafson_fraction(speedup: float, num_workers: float) -> float:
-    """Return the serial fraction with which Gustafson's law has a speedup, (N - S) / (N - 1), for N other than 1."""
+    """Return the serial fraction that a speedup shows by Gustafson's law, (N - S) / (N - 1)."""
     return (num_workers - speedup) / (num_workers - 1)
 
 
-def _speedup(runs: Runs, scaling: Scaling, num_workers: int, base: int, level: float) -> Estimate:
-    values, base_values = runs.values[num_workers], runs.values[base]
-    if num_workers == base:
-        return reference(len(values))
-    is_time = runs.quantity is Measurement.TIME
-    tops, bottoms = (base_values, values) if is_time else (values, base_values)
-    # Nothing says which repeats belong together.
-    ratio = ratio_estimate(tops, bottoms, paired=False, level=level)
-    return ratio.scaled(num_workers / base) if is_time and scaling is Scaling.WEAK else ratio
-
-
-def _points(runs: Runs, base: int, speedups: Mapping[int, Estimate], scaling: Scaling) -> tuple[ScalingPoint, ...]:
-    return tuple(
-        ScalingPoint(n, base, median_estimate(runs.values[n]), speedups[n], scaling) for n in sorted(runs.values)
-    )
-
-
-def _log_rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
-    logs = np.log(np.asarray(runs.values[num_workers], dtype=np.float64))
+def _rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
+    values = np.asarray(runs.values[num_workers], dtype=np.float64)
     if runs.quantity is Measurement.THROUGHPUT:
-        return logs
-    return (math.log(num_workers) if scaling is Scaling.WEAK else 0.0) - logs
+        return values
+    return (num_workers if scaling is Scaling.WEAK else 1) / values
 
 
 # ---- groups of a study
 
 SAMPLES_PER_S = "samples/s"
-TRAININGS_PER_S = "trainings/s"  # whole trainings: of train loops, whose samples raypar can't count
+TRAININGS_PER_S = "trainings/s"  # for train loops, whose samples raypar can't count
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Points that differ only in ``num_workers``, two or more with finished trials.
+    """Points that differ only in ``num_workers``, at least two of them with finished trials.
 
     Attributes:
         point: the other swept hyperparameters, which they share.
-        scaling: weak where the config fixes ``per_worker_batch_size``.
+        scaling: weak if the config fixes ``per_worker_batch_size``.
         runs: the rates of the finished trials.
         unit: of the rates.
-        baseline: the worker count that speedups are over: the study's, else the smallest that has finished trials.
-        speedups: over the baseline, by worker count, from the smallest; 1 for the baseline itself.
-        excluded: worker counts without a finished trial, and what became of theirs.
+        baseline: worker count that speedups are relative to: the study's, or else the smallest with finished trials.
+        speedups: by worker count, from the smallest; 1 for the baseline itself.
+        excluded: worker counts without a finished trial, and the outcome of their trials.
         level: of the laws' intervals in the study's report.
     """
 
@@ -291,21 +269,19 @@ class WorkerGroup:
 
     @property
     def label(self) -> str:
-        """``batch_size=64``; empty where nothing else is swept."""
+        """Shared part of the points: ``batch_size=64``; empty if nothing else is swept."""
         return point_label(self.point) if self.point else ""
 
     @property
     def points(self) -> tuple[ScalingPoint, ...]:
-        """Numbers of each worker count, from the smallest."""
-        return _points(self.runs, self.baseline, self.speedups, self.scaling)
+        return self.analysis.points
 
     @cached_property
     def analysis(self) -> ScalingAnalysis:
-        """Result of `analyse` with `level`, made once."""
         return self.analyse(self.level)
 
     def analyse(self, level: float) -> ScalingAnalysis:
-        """Estimate its numbers and fit the laws."""
+        """Estimate the group's numbers and fit the laws."""
         return analyse_scaling(self.runs, self.scaling, self.baseline, speedups=self.speedups, level=level)
 
 
@@ -315,9 +291,7 @@ def worker_groups(
     """Return the groups of a study, in the order of their points.
 
     Args:
-        question: what the study asks.
-        gathered: the trials of each point.
-        baseline: the worker count to compare with; None: the study's.
+        baseline: worker count to compare with; None: the study's.
         family: of the study's comparisons, if it is known already.
 
     Raises:
@@ -337,7 +311,6 @@ def worker_groups(
 def _group(
     question: Question, by_count: Mapping[int, PointSamples], baseline: int | None, family: Family
 ) -> WorkerGroup | None:
-    """Return the group of points; None for fewer than two worker counts with finished trials."""
     timed = {n: samples for n, samples in by_count.items() if samples.times}
     if len(timed) < 2:
         return None

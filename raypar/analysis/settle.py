@@ -1,20 +1,20 @@
-"""Studies that run until they are settled: points that are still open after a block, and what further blocks cost.
+"""Studies that run until they are settled: points that are still open after a block, and the cost of further blocks.
 
-A point is settled once its speedup is shown to be above 1, below 1, or within the study's margin of 1; the study, once
-besides no point may be faster than the recommended one by more than the margin and as good (`raypar.analysis.recommend`
-decides that). What is shown, shows the study's report: all intervals are those of its `Family`, in which one may look
-after each block.
+A point is settled once its speedup is shown to be above 1, below 1, or within the study's margin of 1. The study is
+settled once, in addition, no point may be as good as the recommended one and faster by more than the margin
+(`raypar.analysis.recommend`). All intervals are those of the study's `Family`, which is valid after each block.
 
-An open point is given a further block, together with what it is compared with: the trials of a block are compared with
-each other. A point whose last trial has failed or diverged is given none: it would only fail again.
+A further block has the open points and those that they are compared with. A point whose last trial failed or diverged
+gets no further trial.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from raypar import units
 from raypar.analysis.comparison import Comparison, Gate, gate_of
@@ -34,7 +34,7 @@ class Stopped(StrEnum):
     SETTLED = "settled"
     MAXIMUM = "maximum"  # of repeats
     BUDGET = "budget"  # of time
-    STUCK = "stuck"  # what is open fails
+    STUCK = "stuck"  # trials of the open points fail
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class OpenPoint:
 
     Attributes:
         reason: ``1.04× [0.98, 1.10]``.
-        num_more: about how many more trials of it settle that; None: unknown.
+        num_more: approximate number of further trials that settle it; None: unknown.
     """
 
     point: Mapping[str, Value]
@@ -59,14 +59,14 @@ class Open:
     """State of a study that runs until it is settled.
 
     Attributes:
-        points: that further blocks may settle.
-        stuck: that none will.
+        points: open points that further blocks may settle.
+        stuck: open points that no further block will settle.
         needed: points of the next block, in the study's order: the open ones, and those that they are compared with.
-        repeat: of the next block, from 0.
-        num_trials: that the study has results of.
-        block_s: expected seconds of the next block's trials; None: unknown.
-        cost_s: likewise, of all blocks until everything is settled, or the maximum reached.
-        stopped: why there is no further block; None: there is one.
+        repeat: index of the next block.
+        num_trials: number of trials with a result.
+        block_s: expected time of the next block's trials; None: unknown.
+        cost_s: expected time of all blocks until everything is settled, or the maximum is reached; None: unknown.
+        stopped: reason why there is no further block; None: there is one.
     """
 
     points: tuple[OpenPoint, ...]
@@ -80,7 +80,7 @@ class Open:
 
     @property
     def later_s(self) -> float | None:
-        """Expected seconds of the blocks after the next one; None: unknown."""
+        """Expected time of the blocks after the next one; None: unknown."""
         return None if self.cost_s is None or self.block_s is None else max(0.0, self.cost_s - self.block_s)
 
     @property
@@ -91,62 +91,69 @@ class Open:
 
 
 def what_is_open(question: Question, results: Sequence[TrialResult]) -> Open:
-    """Return what a study that runs until it is settled has still open.
-
-    Args:
-        question: with a `max_repeats`.
-        results: of its trials; those of other settings count for nothing.
-    """
+    """Return the open points of a study that runs until it is settled."""
     return open_points(recommend(question, results, Constraints()))
 
 
 def open_points(recommendation: Recommendation) -> Open:
-    """Return what is open by a study's recommendation without constraints."""
+    """Return the open points, given the study's recommendation without constraints."""
     question = recommendation.question
     assert question.max_repeats is not None
-    study = _Study(recommendation)
-    study.judge_beginnings()
-    study.judge_speedups()
-    study.judge_recommendation()
-    counted = [c for c in recommendation.candidates if study.is_listed(c)]
-    needed = [c for c in counted if point_key(c.point) in study.needed]
+    listed = {point_key(point) for point in question.points}
+    counted = [c for c in recommendation.candidates if point_key(c.point) in listed]
+    opened: dict[PointKey, OpenPoint] = {}  # with the first reason of each
+    stuck: dict[PointKey, OpenPoint] = {}
+    keys: set[PointKey] = set()  # of open points and those that they are compared with
+    for c, reason, num_repeats, *compared in _reasons(recommendation, counted):
+        key, together = point_key(c.point), {point_key(each.point) for each in (c, *compared)}
+        if not together <= listed:  # the store may have other points
+            continue
+        if any(each.results and not each.results[-1].is_measured for each in (c, *compared)):
+            stuck.setdefault(key, OpenPoint(c.point, reason))
+            continue
+        keys |= together
+        num_more = None if num_repeats is None else max(1, num_repeats - len(c.results))
+        opened.setdefault(key, OpenPoint(c.point, reason, num_more))
+    needed = [c for c in counted if point_key(c.point) in keys]
     last = max((result.spec.repeat for c in counted for result in c.results), default=0)
     lagging = [c for c in needed if all(result.spec.repeat != last for result in c.results)]
     block, repeat = (lagging, last) if lagging else (needed, last + 1)
-    points, stuck = tuple(study.open.values()), tuple(study.stuck.values())
+    points = tuple(opened.values())
     stopped = None
     if points and repeat >= question.max_repeats:
         stopped = Stopped.MAXIMUM
     elif not points:
         stopped = Stopped.STUCK if stuck else Stopped.SETTLED
     num_blocks = min(max((p.num_more or 1 for p in points), default=0), question.max_repeats - repeat)
-    keys = [point_key(c.point) for c in needed]
-    num_more = {key: (study.open[key].num_more or 1) if key in study.open else num_blocks for key in keys}
+    num_trials = {
+        key: min((opened[key].num_more or 1) if key in opened else num_blocks, num_blocks)
+        for key in (point_key(c.point) for c in needed)
+    }
     return Open(
         points=points,
-        stuck=stuck,
+        stuck=tuple(stuck.values()),
         needed=tuple(c.point for c in block),
         repeat=repeat,
         num_trials=sum(len(c.results) for c in recommendation.candidates),
         block_s=_expected_s(counted, {point_key(c.point): 1 for c in block}),
-        cost_s=_expected_s(counted, {key: min(num, num_blocks) for key, num in num_more.items()}),
+        cost_s=_expected_s(counted, num_trials),
         stopped=stopped,
     )
 
 
 def stop_sentence(of: Open, stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
-    """Return a report's sentence on why a study stopped, and what it has left open.
+    """Return the reason why a study stopped, and what it has left open, as a sentence.
 
     Args:
         stopped: None: it was interrupted.
-        is_disturbed: most of its trials were, so that what looks settled is not.
+        is_disturbed: most of its trials were disturbed, so that seemingly settled points are not.
     """
     trials = units.counted(of.num_trials, "trial")
     left = f"; still open: {_named((*of.points, *of.stuck))}" if of.points or of.stuck else ""
     match stopped:
+        case Stopped.SETTLED if is_disturbed:
+            return f"Stopped after {trials}: on a busy machine, more trials settle nothing."
         case Stopped.SETTLED:
-            if is_disturbed:
-                return f"Stopped after {trials}: on a busy machine more of them settle nothing."
             return f"Settled after {trials}."
         case Stopped.MAXIMUM:
             return f"Stopped at the maximum of {units.counted(of.repeat, 'repeat')}, after {trials}{left}."
@@ -157,106 +164,63 @@ def stop_sentence(of: Open, stopped: Stopped | None, *, is_disturbed: bool = Fal
     return f"Not settled yet, after {trials}{left}."
 
 
+STATUSES = {
+    Stopped.SETTLED: "settled",
+    Stopped.MAXIMUM: "not settled (most repeats run)",
+    Stopped.BUDGET: "not settled (budget spent)",
+    Stopped.STUCK: "not settled (trials fail)",
+    None: "not settled yet",
+}
+
+
 def stop_status(stopped: Stopped | None, *, is_disturbed: bool = False) -> str:
-    """Return the same in two or three words, for a headline."""
-    if is_disturbed:
-        return "not settled (disturbed)"
-    match stopped:
-        case Stopped.SETTLED:
-            return "settled"
-        case Stopped.MAXIMUM:
-            return "not settled (most repeats run)"
-        case Stopped.BUDGET:
-            return "not settled (budget spent)"
-        case Stopped.STUCK:
-            return "not settled (trials fail)"
-    return "not settled yet"
+    """Return the same in a few words, for a headline."""
+    return "not settled (disturbed)" if is_disturbed else STATUSES[stopped]
 
 
-class _Study:
-    """Points of a study, as they are judged one after the other; each is open for the first reason that it has."""
-
-    def __init__(self, recommendation: Recommendation) -> None:
-        question = recommendation.question
-        self._question, self._recommendation = question, recommendation
-        self._listed = {point_key(point) for point in question.points}
-        self._by_key = {point_key(c.point): c for c in recommendation.candidates}
-        self.open: dict[PointKey, OpenPoint] = {}
-        self.stuck: dict[PointKey, OpenPoint] = {}
-        self.needed: set[PointKey] = set()
-
-    def is_listed(self, candidate: Candidate) -> bool:
-        """Return whether the study has the point; the store may have more."""
-        return point_key(candidate.point) in self._listed
-
-    def judge_beginnings(self) -> None:
-        """Every point has its least number of repeats."""
-        least = self._question.num_repeats or 0
-        for c in filter(self.is_listed, self._recommendation.candidates):
-            if (num := len(c.results)) < least:
-                self._note(c, f"{num} of {units.counted(least, 'repeat')}", least, [c])
-
-    def judge_speedups(self) -> None:
-        """Every speedup is on one side of 1, or within the margin."""
-        for c in self._recommendation.candidates:
-            base = self._by_key.get(point_key(self._question.baseline_of(c.point)))
-            if base is None or c.is_baseline or not self._question.baseline:
-                continue
-            if c.speedup is None:
-                failed = base if not base.times else c
-                self._note(c, f"no time of {point_label(failed.point)}", None, [c, base])
-            elif not self._is_settled(c.speedup):
-                level = self._recommendation.family.time_level(c.speedup.num_samples)
-                num = repeats_needed(base.times, c.times, level, self._question.margin, least=0)
-                self._note(c, units.ratio_interval(c.speedup), num, [c, base])
-
-    def _is_settled(self, speedup: Estimate) -> bool:
-        if (share := self._question.allowed_share) is not None:
-            return gate_of(Comparison(speedup, limit=1 / (1 + share)), is_lost=False) is not Gate.INCONCLUSIVE
-        return against_baseline(self._question, speedup).is_settled
-
-    def judge_recommendation(self) -> None:
-        """No point may be faster than the recommended one by more than the margin, and as good.
-
-        Nobody asks that of two revisions, which are compared point by point.
-        """
-        if REVISION in self._question.baseline:
-            return
-        chosen, best = self._recommendation.chosen, self._recommendation.best
-        for rival in self._recommendation.open_rivals:
-            c = rival.candidate
-            assert chosen is not None
-            if c.metric_gap is not None and best is not None:
-                self._note(c, c.exclusion, rival.num_repeats, [c, chosen, best])
-            else:
-                lead = units.ratio_interval(self._recommendation.family.ratio(chosen.times, c.times))
-                self._note(c, f"{lead} against {point_label(chosen.point)}", rival.num_repeats, [c, chosen])
-
-    def _note(self, c: Candidate, reason: str, num_repeats: int | None, compared: Iterable[Candidate]) -> None:
-        """Note that a point is open.
-
-        Args:
-            num_repeats: about how many trials settle that.
-            compared: what has to be repeated together.
-        """
-        key, together = point_key(c.point), list(compared)
-        if not all(map(self.is_listed, together)):
-            return
-        if not all(map(_can_go_on, together)):
-            self.stuck.setdefault(key, OpenPoint(c.point, reason))
-            return
-        self.needed |= {point_key(each.point) for each in together}
-        num_more = None if num_repeats is None else max(1, num_repeats - len(c.results))
-        self.open.setdefault(key, OpenPoint(c.point, reason, num_more))
+# An open point, the reason, the approximate number of trials that settle it, and the points that it is compared with.
+_Reason: TypeAlias = tuple[Candidate, str, int | None, *tuple[Candidate, ...]]
 
 
-def _can_go_on(candidate: Candidate) -> bool:
-    """Return whether another trial of the point is worth a try."""
-    return not candidate.results or candidate.results[-1].is_measured
+def _reasons(recommendation: Recommendation, candidates: Sequence[Candidate]) -> Iterator[_Reason]:
+    """Yield the reasons why points are open: repeats, speedups, and the choice of the recommended point."""
+    question, family = recommendation.question, recommendation.family
+    least = question.num_repeats or 0
+    for c in candidates:
+        if (num := len(c.results)) < least:
+            yield c, f"{num} of {units.counted(least, 'repeat')}", least
+    by_key = {point_key(c.point): c for c in recommendation.candidates}
+    for c in recommendation.candidates:
+        base = by_key.get(point_key(question.baseline_of(c.point)))
+        if base is None or c.is_baseline or not question.baseline:
+            continue
+        if c.speedup is None:
+            yield c, f"no time of {point_label((c if base.times else base).point)}", None, base
+        elif not _is_settled(question, c.speedup):
+            level = family.time_level(c.speedup.num_samples)
+            num_repeats = repeats_needed(base.times, c.times, level, question.margin, least=0)
+            yield c, units.ratio_interval(c.speedup), num_repeats, base
+    chosen, best = recommendation.chosen, recommendation.best
+    if REVISION in question.baseline or chosen is None:  # two revisions are compared only point by point
+        return
+    for rival in recommendation.open_rivals:
+        c = rival.candidate
+        if c.metric_gap is not None and best is not None:
+            yield c, c.exclusion, rival.num_repeats, chosen, best
+        else:
+            lead = units.ratio_interval(family.ratio(chosen.times, c.times))
+            yield c, f"{lead} against {point_label(chosen.point)}", rival.num_repeats, chosen
+
+
+def _is_settled(question: Question, speedup: Estimate) -> bool:
+    """Return whether a speedup is on one side of 1 or of the allowed slowdown, or within the margin."""
+    if (share := question.allowed_share) is not None:
+        return gate_of(Comparison(speedup, limit=1 / (1 + share)), is_lost=False) is not Gate.INCONCLUSIVE
+    return against_baseline(question, speedup).is_settled
 
 
 def _expected_s(candidates: Sequence[Candidate], num_trials: Mapping[PointKey, int]) -> float | None:
-    """Return the expected seconds of so many trials of each point, by the median of its trials; None: unknown."""
+    """Return the expected seconds of these numbers of trials, by the median of each point's; None: unknown."""
     walls = {point_key(c.point): [r.wall_s for r in c.results if r.is_complete and r.wall_s] for c in candidates}
     of_all = [wall_s for of_point in walls.values() for wall_s in of_point]
     if not of_all:

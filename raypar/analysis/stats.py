@@ -1,19 +1,9 @@
 """Medians, differences and ratios, and their intervals.
 
-After Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC'15.
-Times are summarised by medians with an interval that fits the number of samples (rules 5 and 6: don't assume
-normality). Costs are averaged arithmetically, rates harmonically, and ratios never (rules 3 and 4).
-
-===========  ==========================================
-samples      interval of a median
-===========  ==========================================
-1            none
-2 to 5       Student t on logs (assumes log-normal)
-6 or more    order statistics, interpolated
-===========  ==========================================
-
-Below six samples no pair of order statistics encloses the median with 95 % confidence (1 - 2/2^5 = 93.75 %). The ratio
-of paired samples is the exponential of the median of their log differences, with the same intervals. Disturbances
+Times are summarised by medians, which assume no distribution (Hoefler and Belli, "Scientific Benchmarking of Parallel
+Computing Systems", SC'15). Their intervals come from order statistics. Below six samples, none of these encloses the
+median with 95 % confidence (1 - 2/2^5 = 93.75 %), and Student's t on logarithms is used, which assumes log-normal
+times. The ratio of paired samples is the exponential of the median of their log differences, so that disturbances
 common to a pair cancel.
 
 Simultaneous differences of many points each need more confidence than order statistics of a few samples give
@@ -26,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -40,17 +30,6 @@ from scipy.special import bdtr, digamma, ndtr, polygamma, stdtr, stdtrit
 Floats: TypeAlias = NDArray[np.float64]
 
 
-def spread_medians(logs: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
-    """Return medians of bootstrap resamples of at least two repeats, shape ``(num_resamples,)``.
-
-    The repeats are first spread by sqrt(n / (n - 1)) around their mean, because n draws with replacement vary too
-    little by this factor.
-    """
-    size, mean = len(logs), np.mean(logs)
-    spread = mean + math.sqrt(size / (size - 1)) * (logs - mean)
-    return np.asarray(np.median(spread[rng.integers(size, size=(num_resamples, size))], axis=1))
-
-
 LEVEL = 0.95
 MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 % confidence
 # Standard error of the median divided by that of the mean, by number of normal samples (David and Nagaraja, "Order
@@ -58,7 +37,6 @@ MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 %
 MEDIAN_ERRORS = {2: 1.0, 3: 1.160, 4: 1.092, 5: 1.198}
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
 HODGES_LEHMANN_ERROR = math.sqrt(math.pi / 3)  # likewise, for the median of pairwise means
-MOST_PAIRED = 2000  # largest number of samples for which all pairwise means are computed
 
 
 class Method(StrEnum):
@@ -83,9 +61,8 @@ class Estimate:
         value: the median, or the ratio.
         low: lower bound of the interval; None for a single sample.
         high: upper bound; None together with `low`; infinite if it lies beyond the observed values.
-        num_samples: number of samples (or pairs) behind the estimate.
+        num_samples: number of samples, or pairs.
         level: confidence that the interval achieves, 0 to 1; None without an interval.
-        method: method of the interval.
     """
 
     value: float
@@ -99,10 +76,19 @@ class Estimate:
         """Return whether `other` lies outside the interval: a significant difference. False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= other <= self.high
 
+    def mapped(self, function: Callable[[float], float]) -> Estimate:
+        """Return the estimate of a monotone function of the quantity."""
+        bounds = sorted(function(b) for b in (self.low, self.high) if b is not None)
+        low, high = bounds or (None, None)
+        return replace(self, value=function(self.value), low=low, high=high)
+
     def scaled(self, factor: float) -> Estimate:
-        """Return the estimate of `factor` (greater than 0) times the quantity."""
-        low, high = (None if b is None else b * factor for b in (self.low, self.high))
-        return replace(self, value=self.value * factor, low=low, high=high)
+        """Return the estimate of `factor` times the quantity."""
+        return self.mapped(lambda value: value * factor)
+
+    def inverse(self) -> Estimate:
+        """Return the estimate of 1 divided by the quantity."""
+        return self.mapped(lambda value: 1 / value)
 
 
 def reference(num_samples: int) -> Estimate:
@@ -134,10 +120,8 @@ def median_estimate(values: Sequence[float], *, log_scale: bool = True, level: f
 
 
 def _interpolated_ranks(ordered: Floats, level: float) -> tuple[float, float]:
-    """Return an interval of the median with exactly this level, interpolated between order statistics at each end.
-
-    Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", Statistics and
-    Probability Letters 4(2), 1986.
+    """Return an interval of the median with exactly this level (Hettmansperger and Sheather, "Confidence intervals
+    based on interpolated order statistics", Statistics and Probability Letters 4(2), 1986).
     """
     size, k = len(ordered), 1
     while _confidence(k + 1, size) >= level:
@@ -151,10 +135,7 @@ def _interpolated_ranks(ordered: Floats, level: float) -> tuple[float, float]:
 
 
 def _confidence(k: int, size: int) -> float:
-    """Return the confidence with which the k-th smallest and k-th largest of `size` samples enclose the median.
-
-    The count of samples below the median is binomial(n, 1/2), whatever the distribution.
-    """
+    """Return the confidence with which the k-th smallest and k-th largest of `size` samples enclose the median."""
     return 1 - 2 * float(bdtr(k - 1, size, 0.5))
 
 
@@ -173,14 +154,14 @@ def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estima
     """Estimate the median if some values are censored: larger than all others by an unknown amount.
 
     From six values on, the interval comes from order statistics, and its upper bound may be infinite. With fewer there
-    is no interval, because no model covers the size of the censored values.
+    is no interval.
 
     Args:
         values: the observed values, greater than 0.
         num_longer: number of censored values.
 
     Returns:
-        None if at most half of the values are observed, because then the median is not.
+        None if at most half of the values are observed.
     """
     if not num_longer:
         return median_estimate(values) if values else None
@@ -198,18 +179,18 @@ def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estima
 
 
 def ratio_estimate(
-    numerators: Sequence[float], denominators: Sequence[float], *, paired: bool = True, level: float = LEVEL
+    numerators: Sequence[float] | Floats,
+    denominators: Sequence[float] | Floats,
+    *,
+    paired: bool = True,
+    level: float = LEVEL,
 ) -> Estimate:
     """Estimate how many times as large the numerators are.
 
-    If paired, the i-th values of both come from one block, and disturbances of the block cancel: the ratio is the
-    exponential of the median of the pairs' log ratios. Otherwise it is the ratio of the medians, and its interval is
-    recovered from theirs.
-
     Args:
         numerators: finite numbers greater than 0.
-        denominators: the same; the same number of them if `paired`.
-        paired: whether they come in pairs.
+        denominators: the same.
+        paired: whether the i-th values of both come from one block. Otherwise, the ratio is that of the medians.
         level: of the interval.
 
     Raises:
@@ -224,11 +205,12 @@ def ratio_estimate(
 
 
 def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimate:
-    """Estimate how much higher the median of the second sample is.
+    """Estimate how much higher the median of the second sample is, from the intervals of both medians.
 
-    The bounds are recovered from those of the two medians (`difference_estimate`). Each median's level is the one at
-    which its Student quantile equals that of the difference, which has the degrees of freedom of Welch and
-    Satterthwaite.
+    Each median's level is the one at which its Student quantile equals that of the difference, which has the degrees of
+    freedom of Welch and Satterthwaite. The bounds are recovered from those of the medians (MOVER: G. Y. Zou and A.
+    Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in Medicine 27,
+    2008).
     """
     sides = [(sample.tolist(), len(sample) - 1) for sample in (first, second)]
     each = [median_estimate(sample, log_scale=False, level=level) for sample, _ in sides]
@@ -240,8 +222,14 @@ def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimat
         levels = [2 * float(stdtr(n, quantile)) - 1 for _, n in sides]
         pairs = zip(sides, levels, strict=True)
         each = [median_estimate(side, log_scale=False, level=of_side) for (side, _), of_side in pairs]
-    difference = difference_estimate(*each)
-    return difference if difference.level is None else replace(difference, level=level)
+    low, high = each
+    value, size = high.value - low.value, min(len(first), len(second))
+    if low.low is None or low.high is None or high.low is None or high.high is None:
+        return Estimate(value, None, None, size, None, Method.SINGLE)
+    down = math.hypot(high.value - high.low, low.high - low.value)
+    up = math.hypot(high.high - high.value, low.value - low.low)
+    method = Method.T_LINEAR if Method.T_LINEAR in (low.method, high.method) else low.method
+    return Estimate(value, value - down, value + up, size, level, method)
 
 
 @dataclass(frozen=True)
@@ -265,11 +253,11 @@ NO_PRIOR = VariancePrior(0.0, 0.0, 0)
 def variance_prior(table: Floats) -> VariancePrior:
     """Return the prior of each point's variance that follows from the variances of all points.
 
-    Empirical Bayes: a point's variance is a draw from a scaled inverse chi-squared distribution, whose parameters are
-    estimated from the spread of the points' log variances. G. K. Smyth, "Linear models and empirical Bayes methods for
-    assessing differential expression in microarray experiments", Statistical Applications in Genetics and Molecular
-    Biology 3(1), 2004. With very few blocks a noisy point can look like a quiet one, so the prior is limited to
-    (n - 2)² degrees of freedom.
+    Empirical Bayes: a point's variance is drawn from a scaled inverse chi-squared distribution, which is fitted to the
+    spread of the points' log variances (G. K. Smyth, "Linear models and empirical Bayes methods for assessing
+    differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology 3(1),
+    2004). With very few blocks a noisy point can look like a quiet one, so the prior is limited to (n - 2)² degrees of
+    freedom.
 
     Args:
         table: logarithms of times, or metrics, ``[point, block]``, all finite.
@@ -286,10 +274,9 @@ def variance_prior(table: Floats) -> VariancePrior:
 
 
 def independent_prior(samples: Sequence[Sequence[float]]) -> VariancePrior:
-    """Return the prior of each sample's variance from the variances of independent samples that share no blocks.
+    """Return the prior of each sample's variance from independent samples that share no blocks.
 
-    It counts no more than a sample's own variance, because a disturbance of a whole block affects all samples of a
-    study alike. Samples without scatter are excluded, which makes the common variance of the others larger.
+    It counts no more than a sample's own variance, because a disturbance of a block affects all samples of a study.
     """
     scattered = [sample for sample in samples if len(sample) > 1 and max(sample) > min(sample)]
     sizes = [len(sample) for sample in scattered]
@@ -309,32 +296,20 @@ def _prior(variances: Floats, num_freedom: Floats, most: float, num_pooled: int)
     most = min(most, num_pooled)
     if excess <= 0:
         return VariancePrior(float(np.average(variances, weights=num_freedom)), most, num_pooled)
-    half = _inverse_trigamma(excess)
+    half = float(brentq(lambda x: float(polygamma(1, x)) - excess, 1 / (excess + 1), 1 + 2 / excess, rtol=1e-12))
     variance = math.exp(float(np.mean(logs)) + float(digamma(half)) - math.log(half))
     return VariancePrior(variance, min(2 * half, most), num_pooled)
-
-
-def _inverse_trigamma(value: float) -> float:
-    """Return the inverse of the trigamma function at a value, by Newton's method (Smyth, appendix)."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(polygamma(1, x))
-        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
-        x += step
-        if -step / x < 1e-8:
-            break
-    return x
 
 
 def prior_of_mean(of_points: VariancePrior, num_blocks: int, num_pairs: int, level: float) -> VariancePrior:
     """Return the prior for the difference of two means over points, from the points' variances.
 
-    The difference varies no more than that of two points. If the points' noise is independent, it varies so much less
-    that the prior would be useless. Chosen is whichever, prior or none, promises the shorter interval.
+    The difference varies at most as much as that of two points, and much less if the points' noise is independent. The
+    prior is used if it promises the shorter interval.
 
     Args:
         of_points: of single points.
-        num_blocks: of the means, at least two.
+        num_blocks: of the means.
         num_pairs: points in each mean.
         level: of the interval.
     """
@@ -357,7 +332,7 @@ def shift_estimate(differences: Sequence[float] | Floats, *, level: float, prior
     """
     sample = _checked(differences, positive=False)
     size = len(sample)
-    rows, columns = _pairs(size) if size <= MOST_PAIRED else (slice(None), slice(None))
+    rows, columns = _pairs(size)
     value = float(np.median((sample[rows] + sample[columns]) / 2))
     if size == 1:
         return Estimate(value, None, None, 1, None, Method.SINGLE)
@@ -375,9 +350,8 @@ def independent_shift_estimate(
 ) -> Estimate:
     """Estimate the shift of the second of two independent samples against the first.
 
-    The estimate is the median of all differences between a value of the second and one of the first (Hodges and Lehmann
-    1963), with Welch's t interval from moderated variances. If neither sample has any scatter, a permutation test
-    decides.
+    It is the median of all differences between their values (Hodges and Lehmann 1963), with Welch's t interval from
+    moderated variances. If neither sample has any scatter, a permutation test decides.
 
     Args:
         first: finite, at least one.
@@ -387,10 +361,7 @@ def independent_shift_estimate(
     """
     sides = [_checked(values, positive=False) for values in (first, second)]
     sizes = [len(side) for side in sides]
-    if max(sizes) <= MOST_PAIRED:
-        value = float(np.median(np.subtract.outer(sides[1], sides[0])))
-    else:
-        value = float(np.median(sides[1]) - np.median(sides[0]))
+    value = float(np.median(np.subtract.outer(sides[1], sides[0])))
     if min(sizes) == 1:
         return Estimate(value, None, None, 1, None, Method.SINGLE)
     moderated = [_moderated(side, prior.variance, prior) for side, prior in zip(sides, priors, strict=True)]
@@ -420,20 +391,13 @@ def sequential_errors(error: float, first: int, last: int) -> tuple[float, ...]:
     """Return the error of a two-sided test at each look, so that all looks together have the given error.
 
     There is a look after each sample from the `first` to the `last`. Up to the n-th sample, n / last of the error is
-    spent: the power family with exponent 1 of K. Kim and D. L. DeMets, Biometrika 74 (1987), after K. K. G. Lan and
-    D. L. DeMets, Biometrika 70 (1983). The bounds follow from the distribution of a sum of normal samples that has not
-    crossed any bound so far (P. Armitage, C. K. McPherson and B. C. Rowe, Journal of the Royal Statistical Society A
-    132, 1969). Their levels also apply to t statistics (C. Jennison and B. W. Turnbull, "Group Sequential Methods",
-    2000, 3.8).
-
-    Args:
-        error: of all looks together, greater than 0.
-
-    Returns:
-        One error for each look, in order.
+    spent (K. Kim and D. L. DeMets, Biometrika 74, 1987). The bounds follow from the distribution of a sum of normal
+    samples that has not crossed any bound so far (P. Armitage, C. K. McPherson and B. C. Rowe, Journal of the Royal
+    Statistical Society A 132, 1969). Their levels also apply to t statistics (C. Jennison and B. W. Turnbull, "Group
+    Sequential Methods", 2000, 3.8).
     """
     errors: list[float] = []
-    # Distribution of sums that have not crossed a bound: masses at nodes of the positive half, as it is symmetric.
+    # Sums that have not crossed a bound: masses at nodes of the positive half of their symmetric distribution.
     nodes, masses, size_before = np.zeros(1), np.full(1, 0.5), 0
     for size in range(first, last + 1):
         step, spent = math.sqrt(size - size_before), error * (size - size_before) / last
@@ -465,35 +429,14 @@ def _pairs(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def exponential(of_logs: Estimate) -> Estimate:
     """Return the exponential of an estimate of logarithms; two wild samples may exceed the range of a float."""
     largest = math.log(sys.float_info.max)
-    low, high = (None if b is None else math.exp(min(max(b, -largest), largest)) for b in (of_logs.low, of_logs.high))
     method = Method.T_LOG if of_logs.method is Method.T_LINEAR else of_logs.method
-    return replace(of_logs, value=math.exp(of_logs.value), low=low, high=high, method=method)
+    return replace(of_logs.mapped(lambda log: math.exp(min(max(log, -largest), largest))), method=method)
 
 
 def bootstrap_estimate(value: float, draws: Any, num_samples: int) -> Estimate:
-    """Return the value with a percentile interval of its bootstrap draws.
-
-    Percentiles of few, skewed resamples may exclude the value itself. The interval is then widened to include it.
-    """
+    """Return the value with a percentile interval of its bootstrap draws, widened to include the value itself."""
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value), num_samples, LEVEL, Method.BOOTSTRAP)
-
-
-def difference_estimate(first: Estimate, second: Estimate) -> Estimate:
-    """Estimate `second` minus `first` from two independent estimates with intervals.
-
-    The bounds are recovered from those of the two (MOVER): G. Y. Zou and A. Donner, "Construction of confidence limits
-    about effect measures: a general approach", Statistics in Medicine 27 (2008). No interval if either has none.
-    """
-    value = second.value - first.value
-    size = min(first.num_samples, second.num_samples)
-    if first.low is None or first.high is None or second.low is None or second.high is None:
-        return Estimate(value, None, None, size, None, Method.SINGLE)
-    down = math.hypot(second.value - second.low, first.high - first.value)
-    up = math.hypot(second.high - second.value, first.value - first.low)
-    levels = [e.level for e in (first, second) if e.level is not None]
-    method = Method.T_LINEAR if Method.T_LINEAR in (first.method, second.method) else first.method
-    return Estimate(value, value - down, value + up, size, min(levels, default=None), method)
 
 
 def _checked(values: Sequence[float] | Floats, *, positive: bool) -> Floats:
@@ -506,7 +449,7 @@ def _checked(values: Sequence[float] | Floats, *, positive: bool) -> Floats:
 
 
 def _log_estimate(value: float, half: float, size: int, level: float) -> Estimate:
-    """Return the t interval converted back from the log scale, rounded so that it includes the value."""
+    """Return the t interval converted back from the log scale. It includes the value in spite of rounding."""
     centre = math.log(value)
     back = exponential(Estimate(centre, centre - half, centre + half, size, level, Method.T_LOG))
     assert back.low is not None and back.high is not None

@@ -1,11 +1,9 @@
 """Tables of measurements from other sources for `raypar fit`: roles and units of columns, notation of numbers.
 
 A column's role follows from its name and unit (``GPUs``, ``images/sec``, ``time (ms)``), or is given. If a table has
-two possible readings that would give different speedups, it is refused and both readings are shown:
-
-- A throughput that falls with more workers may be per worker, or a total that gets worse.
-- A time that hardly falls may be for equal work on all worker counts, or from weak scaling.
-- ``1.100`` may be one thousand one hundred, or slightly more than one.
+two possible readings that would give different speedups, it is refused and both readings are shown: a throughput that
+falls with more workers may be per worker or a total, a time that hardly falls may be from strong or weak scaling, and
+``1.100`` may be one thousand one hundred.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from raypar import units
 from raypar.analysis.laws import Scaling
@@ -27,7 +26,7 @@ from raypar.errors import Mistake, RayparError
 
 DELIMITERS = ",;\t"
 MAX_WORKERS = 1_000_000
-# In seconds, or work per second: a number beyond is surely a mistake. Ratios of two stay well within a float's range.
+# In seconds, or work per second: a number beyond is surely a mistake.
 MIN_VALUE, MAX_VALUE = 1e-15, 1e15
 MAX_MISTAKES = 20  # reported one by one
 MAX_SHOWN = 60  # characters of a cell
@@ -118,12 +117,19 @@ class Table:
     reading: str
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """Line of a table: its number (from 1) and a cell for each column."""
 
     number: int
     cells: list[str]
+
+
+class _Columns(NamedTuple):
+    """Columns of a table that count: of workers, of what was measured, and those to group by."""
+
+    workers: TableColumn
+    measured: TableColumn
+    by: list[int]
 
 
 def role_of(index: int, name: str) -> TableColumn | None:
@@ -172,7 +178,6 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
     with ``#`` are skipped.
 
     Args:
-        path: of the file.
         by: names of columns whose values distinguish runs.
         asked: the user's answers to ambiguities.
 
@@ -180,46 +185,16 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
         RayparError: the file can't be read, has mistakes (all are listed), or has two readings (both are shown).
     """
     asked = asked or Asked()
-    rows, delimiter = _rows(path)
-    if not rows:
-        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
-    head, *lines = rows
-    columns, by_columns, mistakes = _columns_of(head, by, asked.columns)
-    if mistakes:
-        raise _error(path, mistakes)
-    cells = [[_bare(c, line.cells[c.index]) for line in lines] for c in columns]
+    (head, *lines), delimiter = _rows(path)
+    columns = _columns_of(path, head, by, asked.columns)
+    cells = [_bare(columns.measured, line.cells[columns.measured.index]) for line in lines]
     decimal = asked.decimal or _decimal_of(path, cells, delimiter)
-    workers, measured = columns
-    groups: dict[str, dict[int, list[float]]] = {}
-    read: list[tuple[_Line, str, int]] = []
-    for line in lines:
-        if any(line.cells[len(head.cells) :]):
-            num_cells = max(i for i, cell in enumerate(line.cells, 1) if cell)
-            problem = f"has {num_cells} cells, the head {len(head.cells)}"
-            hint = "write numbers with a point, such as 12.5, and name every column"
-            mistakes.append(Mistake(f"line {line.number}", _clipped(",".join(line.cells[:num_cells])), problem, hint))
-            continue
-        numbers = []
-        for column, parse in ((workers, _workers), (measured, _value)):
-            cell = line.cells[column.index]
-            try:
-                numbers.append(parse(_bare(column, cell), decimal))
-            except ValueError as error:  # its arguments are problem and hint
-                mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
-        if len(numbers) == len(columns):
-            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by_columns)
-            groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1] * measured.unit_s)
-            read.append((line, label, int(numbers[0])))
-    has_role = {c.index for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None}
-    has_role |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(_words(name))}
-    mistakes += _mixed_columns(head.cells, read, has_role | {workers.index, measured.index, *by_columns})
-    if mistakes:
-        raise _error(path, mistakes)
+    groups = _groups_of(path, head, lines, columns, decimal)
     if not groups:
         raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
     if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
         raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
-    measured, scaling = _settled(path, measured, groups, asked)
+    measured, scaling = _settled(path, columns.measured, groups, asked)
     quantity = Measurement.TIME if measured.role is Role.TIME else Measurement.THROUGHPUT
     unit = f"total {measured.name}" if measured.is_of_each else measured.name
     of_ratios = {Role.TIME: "", Role.SPEEDUP: "as given", Role.EFFICIENCY: "eff. × workers"}
@@ -231,7 +206,45 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
         )
         for label, of in groups.items()
     }
-    return Table(runs, scaling, _reading(path, workers, measured, decimal))
+    return Table(runs, scaling, _reading(path, columns.workers, measured, decimal))
+
+
+def _groups_of(
+    path: Path, head: _Line, lines: Sequence[_Line], columns: _Columns, decimal: str
+) -> dict[str, dict[int, list[float]]]:
+    """Return the measured values by group and worker count.
+
+    Raises:
+        RayparError: lines have mistakes.
+    """
+    workers, measured, by = columns
+    mistakes: list[Mistake] = []
+    groups: dict[str, dict[int, list[float]]] = {}
+    read: list[tuple[_Line, str, int]] = []
+    for line in lines:
+        if any(line.cells[len(head.cells) :]):
+            num_cells = max(i for i, cell in enumerate(line.cells, 1) if cell)
+            problem = f"has {num_cells} cells, the head {len(head.cells)}"
+            hint = "write numbers with a point, such as 12.5, and name every column"
+            mistakes.append(Mistake(f"line {line.number}", _clipped(",".join(line.cells[:num_cells])), problem, hint))
+            continue
+        numbers: list[float] = []
+        for column, parse in ((workers, _workers), (measured, _value)):
+            cell = line.cells[column.index]
+            try:
+                numbers.append(parse(_bare(column, cell), decimal))
+            except ValueError as error:  # its arguments are problem and hint
+                mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
+        if len(numbers) == 2:
+            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by)
+            groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1] * measured.unit_s)
+            read.append((line, label, int(numbers[0])))
+    has_role = {c.index for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None}
+    has_role |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(_words(name))}
+    mistakes += _mixed_columns(head.cells, read, has_role | {workers.index, measured.index, *by})
+    if mistakes:
+        raise _error(path, mistakes)
+    return groups
 
 
 def _settled(
@@ -242,15 +255,14 @@ def _settled(
     Raises:
         RayparError: two readings are possible; both are shown.
     """
-    of_each = measured.is_of_each if asked.is_of_each is None else asked.is_of_each
-    if measured.role is not Role.THROUGHPUT:
-        of_each = measured.is_of_each
-    is_open = of_each is None if measured.role is Role.THROUGHPUT else measured.role is Role.TIME and not asked.scaling
-    ratios = [ratio for of in groups.values() for ratio in _ratios(of, is_time=measured.role is Role.TIME)]
+    is_time, is_rate = measured.role is Role.TIME, measured.role is Role.THROUGHPUT
+    of_each = asked.is_of_each if is_rate and asked.is_of_each is not None else measured.is_of_each
+    is_open = of_each is None if is_rate else is_time and not asked.scaling
+    ratios = [ratio for of in groups.values() for ratio in _ratios(of, is_time=is_time)]
     if is_open and ratios and max(speedup for _, _, speedup in ratios) <= MAX_DOUBTED:
         readings = ("of all workers together", "of each worker")
         hint = "say which: --throughput-of all, or --throughput-of worker"
-        if measured.role is Role.TIME:
+        if is_time:
             readings = ("strong scaling, the same work for all", "weak scaling, N workers do N times as much")
             hint = "say which: --scaling strong, or --scaling weak"
         shown = [ratios[0], ratios[-1]] if len(ratios) > 1 else ratios
@@ -282,31 +294,32 @@ def _reading(path: Path, workers: TableColumn, measured: TableColumn, decimal: s
     return f"Read {path.name}: workers from `{workers.name}`, {what} from `{measured.name}`{commas}."
 
 
-def _columns_of(
-    head: _Line, by: Sequence[str], given: Mapping[Role, str]
-) -> tuple[tuple[TableColumn, ...], list[int], list[Mistake]]:
-    """Return the column of workers, the measured column, the columns that `by` names, and the mistakes."""
+def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role, str]) -> _Columns:
+    """Return the columns that count.
+
+    Raises:
+        RayparError: a column is missing, or several could be meant.
+    """
     names, mistakes = [name.lower() for name in head.cells], list[Mistake]()
     roles = [column for i, name in enumerate(head.cells) if (column := role_of(i, name)) is not None]
-    chosen: dict[Role, list[TableColumn]] = {}
+    chosen: dict[Role, TableColumn] = {}
     for role, name in given.items():
         same = [i for i, other in enumerate(names) if other == name.lower()]
-        if len(same) != 1:
-            hint = f"columns: {', '.join(head.cells)}"
-            mistakes.append(
-                Mistake(f"--{role}-column", name, "no such column" if not same else "several columns", hint)
-            )
-        else:
+        if len(same) == 1:
             by_name = next((c for c in roles if c.index == same[0] and c.role is role), None)
-            chosen.setdefault(role, []).append(by_name or TableColumn(same[0], head.cells[same[0]], role))
+            chosen[role] = by_name or TableColumn(same[0], head.cells[same[0]], role)
+        else:
+            problem = "several columns" if same else "no such column"
+            mistakes.append(Mistake(f"--{role}-column", name, problem, f"columns: {', '.join(head.cells)}"))
     if mistakes:
-        return (), [], mistakes
-    of = {role: chosen.get(role) or [c for c in roles if c.role is role] for role in Role}
-    taken = [c.index for cs in chosen.values() for c in cs]
-    primary = [c for role in (Role.TIME, Role.THROUGHPUT) for c in chosen.get(role, ())]
-    primary = primary or [*of[Role.TIME], *of[Role.THROUGHPUT]] or of[Role.SPEEDUP] or of[Role.EFFICIENCY]
-    candidates = [c for c in primary if c.index not in taken or c in (*chosen.get(c.role, ()),)]
-    counted = [c for c in of[Role.WORKERS] if c.index not in taken or c in chosen.get(Role.WORKERS, ())]
+        raise _error(path, mistakes)
+    free = [c for c in roles if c.index not in {other.index for other in chosen.values()}]
+
+    def of(*wanted: Role) -> list[TableColumn]:
+        return [chosen[role] for role in wanted if role in chosen] or [c for c in free if c.role in wanted]
+
+    counted = of(Role.WORKERS)
+    candidates = of(Role.TIME, Role.THROUGHPUT) or of(Role.SPEEDUP) or of(Role.EFFICIENCY)
     for what, matches, flags in (
         ("how many workers", counted, "--workers-column COLUMN"),
         ("how long they took", candidates, "--time-column COLUMN or --throughput-column COLUMN"),
@@ -315,14 +328,16 @@ def _columns_of(
             shown = ",".join(c.name for c in matches) or ",".join(head.cells)
             problem = f"{len(matches)} columns give {what}" if matches else f"no column gives {what}"
             mistakes.append(Mistake(f"line {head.number}, head", shown, problem, f"name it: {flags}"))
-    measured = (*counted[:1], *candidates[:1])
-    others = [name for i, name in enumerate(names) if i not in {c.index for c in measured}]
+    taken = {c.index for c in (*counted[:1], *candidates[:1])}
+    others = [name for i, name in enumerate(names) if i not in taken]
     for name in by:
         if name.lower() not in others:
             problem = "no such column" if name.lower() not in names else "is what was measured"
             hint = f"columns to group by: {', '.join(others)}" if others else "leave out --by"
             mistakes.append(Mistake("--by", name, problem, hint))
-    return measured, [names.index(name.lower()) for name in by if name.lower() in others], mistakes
+    if mistakes:
+        raise _error(path, mistakes)
+    return _Columns(counted[0], candidates[0], [names.index(name.lower()) for name in by])
 
 
 def _mixed_columns(
@@ -343,7 +358,11 @@ def _mixed_columns(
 
 
 def _rows(path: Path) -> tuple[list[_Line], str]:
-    """Return the lines that are not empty, all with the same number of cells, and the delimiter."""
+    """Return the lines that are not empty, all with the same number of cells, and the delimiter.
+
+    Raises:
+        RayparError: the file can't be read or is empty.
+    """
     import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 
     try:
@@ -358,17 +377,13 @@ def _rows(path: Path) -> tuple[list[_Line], str]:
     except OSError as error:
         raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a CSV file") from None
     except UnicodeDecodeError as error:
-        message = f"{path}: is not text in UTF-8, at byte {error.start}"
+        message = f"{path}: must be text in UTF-8, see byte {error.start}"
         raise RayparError(message, hint="save the table as CSV in UTF-8") from None
     numbered = [(i, line.rstrip("\r")) for i, line in enumerate(text.split("\n"), 1)]
     numbered = [(i, line) for i, line in numbered if line.strip() and not line.startswith("#")]
-    if numbered and re.fullmatch(r"sep=.", numbered[0][1].strip(), re.IGNORECASE):  # for Excel
-        del numbered[0]
-    if not numbered:
-        return [], ","
-    if (at := next((i for i, line in numbered if line.count('"') % 2), None)) is not None:
-        raise RayparError(f"{path}: is no CSV file: the quote in line {at} is not closed", hint=EXAMPLE)
     lines = [line for _, line in numbered]
+    if not lines:
+        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
     delimiter = max(DELIMITERS, key=lines[0].count)
     if delimiter not in lines[0]:
         delimiter = " "
@@ -385,13 +400,14 @@ def _rows(path: Path) -> tuple[list[_Line], str]:
             skip_blank_lines=False,
             skipinitialspace=True,
         )
+        cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
+        rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
     except (ValueError, pd.errors.ParserError) as error:
-        raise RayparError(f"{path}: is no CSV file: {error}", hint=EXAMPLE) from None
-    cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
-    rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
-    if rows:
-        while rows[0].cells and not rows[0].cells[-1]:  # drop trailing header cells without a name
-            rows[0].cells.pop()
+        raise RayparError(f"{path}: is not a CSV file: {error}", hint=EXAMPLE) from None
+    if not rows:
+        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
+    while not rows[0].cells[-1]:  # drop trailing header cells without a name
+        rows[0].cells.pop()
     return rows, delimiter
 
 
@@ -401,32 +417,28 @@ _GAPS = re.compile(r"(?<=\d)[ '’\u00a0\u2009\u202f](?=\d{3})")  # thousands se
 _PLAIN = re.compile(r"[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?")
 
 
-def _decimal_of(path: Path, columns: Sequence[Sequence[str]], delimiter: str) -> str:
-    """Return the decimal separator of the numbers in some columns, "." or ",".
+def _decimal_of(path: Path, cells: Sequence[str], delimiter: str) -> str:
+    """Return the decimal separator of some numbers, "." or ",".
 
     Raises:
         RayparError: the numbers have two readings, or some have a decimal point and others a decimal comma.
     """
-    shown: dict[str, str] = {}  # an example of each separator
-    doubted: list[str] = []
-    for cells in columns:
-        numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
-        marked = [(text, _shows(text)) for text in numbers]
-        shown |= {decimal: text for text, decimal in reversed(marked) if decimal in (".", ",")}
-        groups = [text for text, decimal in marked if decimal == "?"]
-        whole = [text for text, decimal in marked if decimal == "" and "e" not in text.lower()]
-        if any(len(text) > 3 for text in whole):  # their thousands have no separator
-            shown |= {("." if "." in text else ","): text for text in groups}
-        # Three digits everywhere are decimals, unless the table looks as if it came from a decimal-comma locale.
-        elif whole or delimiter == ";" or any("," in text for text in groups):
-            doubted += groups
+    numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
+    by_mark: dict[str, list[str]] = {}
+    for text in numbers:
+        by_mark.setdefault(_shows(text), []).append(text)
+    groups = by_mark.get("?", [])
+    whole = [text for text in by_mark.get("", []) if "e" not in text.lower()]
+    shown = {mark: by_mark[mark][0] for mark in ".," if mark in by_mark}
+    if any(len(text) > 3 for text in whole):  # their thousands have no separator
+        shown |= {("." if "." in text else ","): text for text in groups}
     if len(shown) > 1:
         problem = f"{shown['.']} has a decimal point, {shown[',']} a decimal comma"
-        raise RayparError(
-            f"{path}: {problem}", hint="write all numbers alike, or say which: --decimal . or --decimal ,"
-        )
-    if not shown and doubted:
-        text = doubted[0]
+        hint = "write all numbers alike, or say which: --decimal . or --decimal ,"
+        raise RayparError(f"{path}: {problem}", hint=hint)
+    # Three digits everywhere are decimals, unless the table looks as if it came from a decimal-comma locale.
+    if not shown and groups and (whole or delimiter == ";" or any("," in text for text in groups)):
+        text = groups[0]
         mark = "." if "." in text else ","
         readings = f"{text.replace(mark, '')}, with a mark between thousands, or {text.replace(mark, '.')}"
         hint = f"say what separates decimals: --decimal {',' if mark == '.' else '.'} for the first, --decimal {mark}"
@@ -453,16 +465,13 @@ def _bare(column: TableColumn, cell: str) -> str:
 
 def _number(cell: str, decimal: str) -> float | None:
     """Return the number in a cell; None for words, including infinity and NaN, and for Python's ``1_000`` notation."""
-    text, mark = _GAPS.sub("", cell), "," if decimal == "." else "."
-    if not _PLAIN.fullmatch(text):
+    mark = "," if decimal == "." else "."
+    text = _GAPS.sub("", cell)
+    whole = rf"(\d*|\d{{1,3}}(\{mark}\d{{3}})+)"
+    if not re.fullmatch(rf"[+-]?{whole}(\{decimal}\d*)?([eE][+-]?\d+)?", text):
         return None
-    whole, *rest = text.split(decimal)
-    if mark in text:
-        if not re.fullmatch(rf"[+-]?\d{{1,3}}(\{mark}\d{{3}})+", whole) or any(mark in part for part in rest):
-            return None
-        whole = whole.replace(mark, "")
     try:
-        number = float(".".join([whole, *rest]))
+        number = float(text.replace(mark, "").replace(decimal, "."))
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -473,7 +482,7 @@ def _workers(cell: str, decimal: str) -> float:
     # Some tools write all numbers as floats: 4 workers as 4.0.
     if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
         return number
-    problem = f"is no whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
+    problem = f"must be a whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
     raise ValueError(problem, "write the worker count, such as 4")
 
 
@@ -482,11 +491,11 @@ def _value(cell: str, decimal: str) -> float:
     if not cell:
         raise ValueError("is missing", "leave out the line of a run that failed")
     if number is None:
-        raise ValueError("is no number", "write it without a unit and with a point, such as 12.5")
+        raise ValueError("must be a number", "write it without a unit and with a point, such as 12.5")
     if number <= 0:
-        raise ValueError("is not greater than 0", "leave out the line of a run that failed")
+        raise ValueError("must be greater than 0", "leave out the line of a run that failed")
     if not MIN_VALUE <= number <= MAX_VALUE:
-        raise ValueError(f"is not within {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds")
+        raise ValueError(f"must be from {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds")
     return number
 
 

@@ -1,16 +1,12 @@
-"""Time to target: how long a trial trains, and on how many samples, until its metric reaches a value.
+"""Time to target: seconds and samples that a trial trains until its metric reaches a value.
 
-The clock of `Start.FIRST_STEP` runs in the timed steps alone, from the first of them to the report that reaches the
-target; start-up, warm-up and evaluation are not in it. That of `Start.LAUNCH` runs from the start of the trial's
-processes; only what lies between the parts (barriers, reports) is not in it. The resolution of both is that of the
-evaluations: a target that is met between two of them is reached at the second.
+The clock of `Start.FIRST_STEP` counts only the timed steps; start-up, warm-up and evaluation are not in it. That of
+`Start.LAUNCH` runs from the start of the trial's processes. Their resolution is that of the evaluations: a target that
+is met between two of them is reached at the second. For training code that raypar can't instrument, only the times of
+reports are known, so the clock runs from launch.
 
-Of training code that raypar didn't write (a script, a train loop) only the moments of its reports are known. Its clock
-always runs from launch, and everything up to the report is in it.
-
-A trial that ends without reaching the target is censored: it takes longer, nobody knows how much. So it counts in the
-median, which is known where more than half have reached the target (`raypar.analysis.stats`). A trial that diverged has
-missed it, whatever it had reached before.
+A trial that ends without reaching the target is censored: it counts in the median as longer (`raypar.analysis.stats`).
+A trial that diverged has missed the target, even if it had reached it before.
 """
 
 from __future__ import annotations
@@ -41,17 +37,17 @@ class TargetStatus(StrEnum):
 
     REACHED = "reached it"
     MISSED = "did not reach it"
-    UNKNOWN = "unknown"  # no such metric in its reports, or reached it at a time that was not kept
+    UNKNOWN = "unknown"  # its reports lack the metric, or the time at which it was reached
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A value of a metric that is good enough.
+    """Value of a metric that is good enough.
 
     Attributes:
-        mode: "max": this or more is; "min": this or less.
-        unit: of the metric, as `Metric` has it.
+        mode: "max": this or more; "min": this or less.
+        unit: of the metric, as in `Metric`.
     """
 
     metric: str
@@ -60,7 +56,7 @@ class Target:
     unit: str = ""
 
     def show(self, value: float) -> str:
-        """Return a value of its metric: ``93.2 %``."""
+        """Return a value of the metric: ``93.2 %``."""
         return Metric(self.metric, self.mode, self.unit).show(value)
 
     def is_reached_by(self, value: float | None) -> bool:
@@ -72,10 +68,10 @@ class TrialToTarget:
     """One trial on its way to the target.
 
     Attributes:
-        time_s: to the first report that reaches the target; None where it was not reached, or its time not kept.
-        num_samples: trained on until then; None likewise.
-        best: the best value of the metric in any report; None where it was never reported.
-        num_reports: up to the one that reached it; 0 where it was not reached.
+        time_s: until the first report that reaches the target; None if it was not reached, or its time is unknown.
+        num_samples: samples until then; None if unknown.
+        best: best value of the metric in any report.
+        num_reports: number of reports up to the one that reached it; 0 if it was not reached.
     """
 
     repeat: int
@@ -92,8 +88,8 @@ class PointToTarget:
 
     Attributes:
         trials: by repeat.
-        time_s: median over those that reached the target and those that did not, which count as longer; None where no
-            more than half did.
+        time_s: median of all trials, where those that missed the target count as longer; None if at most half reached
+            it.
     """
 
     point: Mapping[str, Value]
@@ -105,22 +101,22 @@ class PointToTarget:
 
     @property
     def is_always_reached(self) -> bool:
-        """True where every trial that did not fail reached it, and there is one."""
+        """True if every trial that did not fail reached it, and there is one."""
         return {trial.status for trial in self.trials} - {TargetStatus.FAILED} == {TargetStatus.REACHED}
 
     @property
     def times(self) -> dict[int, float]:
-        """Seconds by repeat, of the trials that reached it."""
+        """Seconds by repeat, for the trials that reached it."""
         return {trial.repeat: trial.time_s for trial in self.trials if trial.time_s is not None}
 
     @property
     def samples(self) -> dict[int, float]:
-        """Samples to the target by repeat, of the trials that reached it, where that is known."""
+        """Samples by repeat, for the trials that reached it, if known."""
         return {trial.repeat: trial.num_samples for trial in self.trials if trial.num_samples is not None}
 
 
 def metric_of(question: Question, name: str, results: Sequence[TrialResult]) -> Metric:
-    """Return a metric that trials report: as the study has it for its own, by name and values for others."""
+    """Return the study's metric, or another metric that trials report, with its unit."""
     metric = question.judged_by if name == question.metric else Metric(name)
     return metric.read_from(reported_values(results, name))
 
@@ -131,7 +127,7 @@ def reported_metrics(results: Sequence[TrialResult]) -> tuple[str, ...]:
 
 
 def time_to_target(samples: PointSamples, target: Target, start: Start = Start.FIRST_STEP) -> PointToTarget:
-    """Return when the trials of a point reached the target; a stopped trial counts by what it had reached by then."""
+    """Return when the trials of a point reached the target."""
     trials = tuple(trial_to_target(result, target, start) for result in samples.results)
     times = [trial.time_s for trial in trials if trial.time_s is not None]
     num_missed = sum(trial.status is TargetStatus.MISSED for trial in trials)
@@ -139,7 +135,7 @@ def time_to_target(samples: PointSamples, target: Target, start: Start = Start.F
 
 
 def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FIRST_STEP) -> TrialToTarget:
-    """Return when one trial reached the target. A report's ``train_time_s`` is of the steps since the one before."""
+    """Return when one trial reached the target."""
     repeat = result.spec.repeat
     if result.state is TrialState.FAILED:
         return TrialToTarget(repeat, TargetStatus.FAILED)
@@ -158,25 +154,22 @@ def trial_to_target(result: TrialResult, target: Target, start: Start = Start.FI
 
 
 def _spent(result: TrialResult, at: int, start: Start) -> tuple[float | None, float | None]:
-    """Return seconds and samples up to the report of this index; None each where its parts are unknown."""
+    """Return seconds and samples up to the report of this index; None if a part of them is unknown."""
     if result.conditions.is_foreign:
-        return result.reports[at].get(SINCE_LAUNCH), None  # unknown in results of earlier versions
+        return result.reports[at].get(SINCE_LAUNCH), None
     if result.train_time_s is None:
         return None, None
-    reports = result.reports[: at + 1]
-    # Up to the last report, the trial's totals are an answer too.
-    totals = result if at == len(result.reports) - 1 else None
+    reports = result.reports[: at + 1]  # each has the time of the steps since the one before
     time_s = _sum(report.get("train_time_s") for report in reports)
-    counts = (_product(report.get("throughput_samples_per_s"), report.get("train_time_s")) for report in reports)
-    num_samples = _sum(counts)
-    if totals and time_s is None:
-        time_s = totals.train_time_s
-    if totals and num_samples is None:
-        num_samples = _product(totals.throughput_samples_per_s, totals.train_time_s)
+    rates = ((report.get("throughput_samples_per_s"), report.get("train_time_s")) for report in reports)
+    num_samples = _sum(_product(*pair) for pair in rates)
+    eval_time_s = _sum(report.get("eval_time_s") for report in reports)
+    if at == len(result.reports) - 1:  # the trial's totals are known, too
+        time_s = result.train_time_s if time_s is None else time_s
+        eval_time_s = result.eval_time_s if eval_time_s is None else eval_time_s
+        if num_samples is None:
+            num_samples = _product(result.throughput_samples_per_s, result.train_time_s)
     if start is Start.LAUNCH:
-        eval_time_s = _sum(report.get("eval_time_s") for report in reports)
-        if totals and eval_time_s is None:
-            eval_time_s = totals.eval_time_s
         time_s = _sum([time_s, result.startup_s, result.warmup_s, eval_time_s])
     return time_s, num_samples
 
@@ -186,7 +179,7 @@ def _is_finite(value: float | None) -> TypeGuard[float]:
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:
-    """Return the sum; None where a part is unknown."""
+    """Return the sum; None if a part is unknown."""
     numbers = list(parts)
     return sum(n for n in numbers if _is_finite(n)) if all(map(_is_finite, numbers)) else None
 

@@ -35,30 +35,59 @@ from raypar.analysis.stats import Estimate
 from raypar.study.space import Value
 from raypar.study.trial import TrialState, gain, point_label
 
-Compared: TypeAlias = tuple[PointAnalysis, Estimate]  # a point and its speedup over its baseline
-
-MAX_SPEEDUP_LINES = 4
+MAX_NAMED = 3  # points, or settings of the other hyperparameters, that a line lists by name
 
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """Comparison of a point with its baseline, and the words for both.
+    """Comparison of a point with its baseline.
 
     Attributes:
-        who: compared part of the point: ``2 workers``.
-        base: compared part of its baseline: ``1``.
-        setting: swept hyperparameters that both share: ``batch_size=96``; empty if there are none.
+        compared: values of the hyperparameters that the study compares: ``{"num_workers": 2}``.
+        baseline: those of the baseline.
+        rest: values of the other swept hyperparameters, which both share.
     """
 
     point: PointAnalysis
-    who: str
-    base: str
-    setting: str
+    compared: Mapping[str, Value]
+    baseline: Mapping[str, Value]
+    rest: Mapping[str, Value]
     comparison: Comparison
 
     @property
     def outcome(self) -> Outcome:
         return self.comparison.outcome
+
+    @property
+    def who(self) -> str:
+        """Compared part of the point: ``2 workers``."""
+        return _name(self.compared)
+
+    @property
+    def base(self) -> str:
+        """Compared part of the baseline: ``1``."""
+        workers = _num_workers(self.baseline)
+        return point_label(self.baseline) if workers is None else str(workers)
+
+    @property
+    def setting(self) -> str:
+        """Shared part: ``batch_size=96``; empty if there is none."""
+        return point_label(self.rest) if self.rest else ""
+
+
+def _num_workers(who: Mapping[str, Value]) -> int | None:
+    """Return the number of workers; None if other hyperparameters are compared too."""
+    workers = who.get("num_workers")
+    return workers if len(who) == 1 and isinstance(workers, int) else None
+
+
+def _name(who: Mapping[str, Value]) -> str:
+    workers = _num_workers(who)
+    return point_label(who) if workers is None else units.counted(workers, "worker")
+
+
+def _is_plural(who: Mapping[str, Value]) -> bool:
+    return _num_workers(who) not in (None, 1)
 
 
 @dataclass(frozen=True)
@@ -98,11 +127,7 @@ def verdict_of(
         recommendation: without constraints.
         doubt: as in `Verdict`.
     """
-    comparisons = tuple(
-        BaselineComparison(p, *_who(question, p.point), _setting(question, p.point), comparison)
-        for p, ratio in _compared(points)
-        for comparison in [against_baseline(question, ratio, doubt)]
-    )
+    comparisons = _comparisons(question, points, doubt)
     if not any(p.samples for p in points):
         answer = nothing_to_compare(points)
     elif question.is_search:
@@ -110,14 +135,37 @@ def verdict_of(
     elif doubt:
         answer = f"Inconclusive: {doubt}. Rerun it on an idle machine, with --fresh."
     elif len(comparisons) == 1:
-        answer = _one_speedup(question, *next(iter(_compared(points))))
+        answer = _one_speedup(question, comparisons[0])
     elif comparisons:
-        answer = _compared_answer(question, comparisons)
+        answer = _several_speedups(question, comparisons)
     elif len(points) == 1:
         answer = _only(question, points[0])
     else:
         answer = " ".join([*fastest_lines(points, family), *best_lines(question, points, family)])
     return Verdict(question.text, answer, comparisons, recommendation, doubt)
+
+
+def _comparisons(
+    question: Question, points: Sequence[PointAnalysis], doubt: str = ""
+) -> tuple[BaselineComparison, ...]:
+    """Compare each point that has a speedup with its baseline, in the order of the points."""
+    keys = question.compared_keys()
+    rest = [key for key in question.space_keys if key not in question.baseline]
+    return tuple(
+        BaselineComparison(
+            p,
+            _part(p.point, keys),
+            _part(question.baseline_of(p.point), keys),
+            _part(p.point, rest),
+            against_baseline(question, p.speedup, doubt),
+        )
+        for p in points
+        if p.speedup is not None and not p.is_baseline
+    )
+
+
+def _part(point: Mapping[str, Value], keys: Sequence[str]) -> dict[str, Value]:
+    return {k: point[k] for k in keys if k in point}
 
 
 def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
@@ -145,92 +193,88 @@ def _only(question: Question, point: PointAnalysis) -> str:
     return f"{f'{point_label(point.point)}: ' * bool(point.point)}{', '.join(parts)}."
 
 
-def _compared_answer(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
-    """Summarise the outcomes of all comparisons in one sentence."""
-    subjects = dict.fromkeys(c.who for c in comparisons)
-    settings = dict.fromkeys(c.setting for c in comparisons)
-    if len(subjects) == 1:
-        return f"{_over_settings(question, comparisons)}."
-    if len(settings) == 1:
-        return f"{_over_subjects(comparisons)}."
-    return f"{_counts(comparisons)}."
+def _one_speedup(question: Question, c: BaselineComparison) -> str:
+    at = f" at {c.setting}" if c.setting else ""
+    shown = units.ratio_interval(c.point.speedup)
+    against = f"{c.who} against {c.base}{at}: {shown}"
+    match c.outcome:
+        case Outcome.UNCONFIRMED:
+            return f"{against} (1 trial each, unconfirmed)."
+        case Outcome.INCONCLUSIVE:
+            return f"{against}, inconclusive."
+        case Outcome.EQUIVALENT:
+            return f"{against}, equivalent within {units.percent(question.margin)}."
+    efficiency = c.point.efficiency
+    note = f" (efficiency {units.percent(efficiency.value)})" if efficiency else ""
+    return f"{c.who} {'are' if _is_plural(c.compared) else 'is'} {c.outcome} than {c.base}{at}: {shown}{note}."
 
 
-def _over_settings(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
-    """Name the settings in which one subject is faster than its baseline: ``2 workers are faster than 1 only at …``."""
-    by_outcome, first = _by_outcome(comparisons), comparisons[0]
-    rest = [key for key in question.space_keys if key not in question.baseline]
-    is_are = "are" if first.who.endswith("workers") else "is"
+def _several_speedups(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
+    """Summarise the outcomes of all comparisons in one sentence.
+
+    If the subject is always the same, it names the settings: ``2 workers are faster than 1 only at batch_size=768``. If
+    the setting is, it names the subjects: ``2 and 4 workers are faster than 1; inconclusive: 16 workers``.
+    """
+    first, by_outcome = comparisons[0], _by_outcome(comparisons)
+    has_one_subject = len({c.who for c in comparisons}) == 1
+    if not has_one_subject and len({c.setting for c in comparisons}) > 1:
+        return f"{_counts(comparisons)}."
     only = ""
-    if by_outcome.keys() == {Outcome.FASTER, Outcome.SLOWER}:
-        only, by_outcome = " only", {Outcome.FASTER: by_outcome[Outcome.FASTER]}
+    if has_one_subject and by_outcome.keys() == {Outcome.FASTER, Outcome.SLOWER}:
+        only = " only"
+        del by_outcome[Outcome.SLOWER]
     clauses: list[str] = []
     for outcome, group in by_outcome.items():
-        where = _where(group, comparisons, rest)
-        if clauses:
+        names = first.who if has_one_subject else _subjects(group, comparisons)
+        where = _where(question, group, comparisons) if has_one_subject else ""
+        if clauses and has_one_subject:
             clauses.append(f"{outcome}{where}")
         elif outcome in (Outcome.FASTER, Outcome.SLOWER):
-            clauses.append(f"{first.who} {is_are} {outcome} than {first.base}{only}{where}")
+            are = "are" if _is_plural(group[0].compared) or (len(group) > 1 and not has_one_subject) else "is"
+            clauses.append(f"{names} {are} {outcome} than {first.base}{only}{where}")
+        elif clauses:
+            clauses.append(f"{outcome}: {names}")
         else:
-            clauses.append(f"{outcome.capitalize()}{where}: {first.who} against {first.base}")
-    return "; ".join(clauses)
+            clauses.append(f"{outcome.capitalize()}{where}: {names} against {first.base}")
+    at = f" at {first.setting}" if first.setting and not has_one_subject else ""
+    return f"{'; '.join(clauses)}{at}."
 
 
-def _where(group: Sequence[BaselineComparison], every: Sequence[BaselineComparison], rest: Sequence[str]) -> str:
+def _where(question: Question, group: Sequence[BaselineComparison], every: Sequence[BaselineComparison]) -> str:
     """Return `` at batch_size=768``, `` at every batch_size``, `` from batch_size=256 on``."""
-    if not every[0].setting:
-        return ""
-    if len(every) == 1:
-        return f" at {every[0].setting}"
+    keys = [key for key in question.space_keys if key not in question.baseline]
     if len(group) == len(every):
-        return f" at every {rest[0]}" if len(rest) == 1 else f" in all {len(every)} settings"
-    values = [c.point.point.get(rest[0]) for c in every]
-    if len(rest) == 1 and len(group) > 1 and all(isinstance(v, (int, float)) for v in values):
-        places = [every.index(c) for c in group]
-        if places[-1] - places[0] == len(places) - 1:  # the points are in the order of their values
-            if places[-1] == len(every) - 1:
-                return f" from {group[0].setting} on"
-            if places[0] == 0:
-                return f" up to {group[-1].setting}"
+        return f" at every {keys[0]}" if len(keys) == 1 else f" in all {len(every)} settings"
+    is_number = all(isinstance(c.rest.get(keys[0]), (int, float)) for c in every)
+    places = [every.index(c) for c in group]
+    if len(keys) == 1 and len(group) > 1 and is_number and places[-1] - places[0] == len(places) - 1:
+        # The points are in the order of their values.
+        if places[-1] == len(every) - 1:
+            return f" from {group[0].setting} on"
+        if places[0] == 0:
+            return f" up to {group[-1].setting}"
     if len(group) <= MAX_NAMED:
         return " at " + units.listed((c.setting for c in group), MAX_NAMED, word="and")
     return f" in {len(group)} of {len(every)} settings"
 
 
-def _over_subjects(comparisons: Sequence[BaselineComparison]) -> str:
-    """Name the subjects by outcome: ``2, 4 and 8 workers are faster than 1; inconclusive: 16 workers``."""
-    base, at = comparisons[0].base, f" at {comparisons[0].setting}" if comparisons[0].setting else ""
-    clauses = []
-    for outcome, group in _by_outcome(comparisons).items():
-        names = _subjects(group) if len(group) <= MAX_NAMED + 1 else f"{len(group)} of {len(comparisons)}"
-        is_are = "are" if len(group) > 1 or names.endswith("workers") else "is"
-        if outcome in (Outcome.FASTER, Outcome.SLOWER):
-            clauses.append(f"{names} {is_are} {outcome} than {base}")
-        elif clauses:
-            clauses.append(f"{outcome}: {names}")
-        else:
-            clauses.append(f"{outcome.capitalize()}: {names} against {base}")
-    return "; ".join(clauses) + at
-
-
-def _subjects(group: Sequence[BaselineComparison]) -> str:
-    names = [c.who for c in group]
-    if all(name.endswith(" workers") for name in names):
-        names = [name.removesuffix(" workers") for name in names]
-        return units.listed(names, len(names), word="and") + " workers"
-    return units.listed(names, len(names), word="and")
+def _subjects(group: Sequence[BaselineComparison], every: Sequence[BaselineComparison]) -> str:
+    """Return ``2, 4 and 8 workers``."""
+    if len(group) > MAX_NAMED + 1:
+        return f"{len(group)} of {len(every)}"
+    workers = [_num_workers(c.compared) for c in group]
+    if len(group) == 1 or None in workers:
+        return units.listed((c.who for c in group), len(group), word="and")
+    return units.listed(map(str, workers), len(group), word="and") + " workers"
 
 
 def _counts(comparisons: Sequence[BaselineComparison]) -> str:
     """Return the number of comparisons with each outcome, and the largest speedup."""
     by_outcome = _by_outcome(comparisons)
-    parts = [f"{len(group)} {outcome}" for outcome, group in by_outcome.items()]
-    base = comparisons[0].base
-    base += " worker" * (comparisons[0].who.endswith("workers") and base == "1")
-    num = units.counted(len(comparisons), "comparison")
-    text = f"Of {num} with {base}: {', '.join(parts)}"
+    head = f"{units.counted(len(comparisons), 'comparison')} with {_name(comparisons[0].baseline)}"
+    text = f"Of {head}: {', '.join(f'{len(group)} {outcome}' for outcome, group in by_outcome.items())}"
     if len(by_outcome) == 1:
-        text = f"All {num} with {base}: {next(iter(by_outcome))}"
+        text = f"All {head}: {next(iter(by_outcome))}"
     if faster := by_outcome.get(Outcome.FASTER):
         ratio, most = max(((c.point.speedup.value, c) for c in faster if c.point.speedup), key=itemgetter(0))
         text += f"; highest: {units.ratio(ratio)}, {most.who}{f' at {most.setting}' if most.setting else ''}"
@@ -246,66 +290,19 @@ def _by_outcome(comparisons: Sequence[BaselineComparison]) -> dict[Outcome, list
 
 
 def statements(question: Question, points: Sequence[PointAnalysis], family: Family, doubt: str = "") -> tuple[str, ...]:
-    """Return at most ten sentences: speedups, break-even points, the fastest point, the best, the metric by workers.
+    """Return sentences on break-even points, the fastest point, the best one, and the metric by numbers of workers.
 
     Args:
         doubt: as in `Verdict`; if set, there are no sentences on times.
     """
     if not any(p.samples for p in points):
         return (nothing_to_compare(points),)
-    on_times = [*_speedups(question, points), *break_even_lines(question, points), *fastest_lines(points, family)]
+    on_times = [*break_even_lines(question, points), *fastest_lines(points, family)]
     return (
         *(on_times if not doubt else ()),
         *best_lines(question, points, family),
         *_over_workers(question, points, family),
     )
-
-
-def _compared(points: Sequence[PointAnalysis]) -> list[Compared]:
-    return [(p, p.speedup) for p in points if p.speedup is not None and not p.is_baseline]
-
-
-def _speedups(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
-    compared = _compared(points)
-    if len(compared) <= MAX_SPEEDUP_LINES:
-        return [_one_speedup(question, *entry) for entry in compared]
-    groups: dict[PointKey, list[Compared]] = {}
-    for p, s in compared:
-        groups.setdefault(point_key(_part(p.point, question.compared_keys())), []).append((p, s))
-    if len(groups) <= MAX_SPEEDUP_LINES:
-        return [_group_speedup(question, group) for group in groups.values()]
-    most, least = (_one_speedup(question, *pick(compared, key=lambda entry: entry[1].value)) for pick in (max, min))
-    return [f"Highest of {len(compared)} speedups: {most}", f"Lowest: {least}"]
-
-
-def _one_speedup(question: Question, point: PointAnalysis, ratio: Estimate) -> str:
-    who, base = _who(question, point.point)
-    at, shown = _at(question, point.point), units.ratio_interval(ratio)
-    match outcome := against_baseline(question, ratio).outcome:
-        case Outcome.UNCONFIRMED:
-            return f"{who} against {base}{at}: {shown} (1 trial each, unconfirmed)."
-        case Outcome.INCONCLUSIVE:
-            return f"{who} against {base}{at}: {shown}, inconclusive."
-        case Outcome.EQUIVALENT:
-            return f"{who} against {base}{at}: {shown}, equivalent within {units.percent(question.margin)}."
-    verb = "are" if who.endswith("workers") else "is"
-    return f"{who} {verb} {outcome} than {base}{at}: {shown}{_efficiency(point)}."
-
-
-def _group_speedup(question: Question, group: Sequence[Compared]) -> str:
-    if len(group) == 1:
-        return _one_speedup(question, *group[0])
-    (best, most), (worst, least) = (pick(group, key=lambda entry: entry[1].value) for pick in (max, min))
-    who, base = _who(question, best.point)
-    text = (
-        f"{who} against {base}: from {units.ratio_interval(least)}{_at(question, worst.point)} "
-        f"to {units.ratio_interval(most)}{_at(question, best.point)}{_efficiency(best)}"
-    )
-    if most.low is None:
-        return text + " (1 trial each, unconfirmed)."
-    if tied := sum(against_baseline(question, s).outcome is Outcome.INCONCLUSIVE for _, s in group):
-        text += f"; {tied} of {units.counted(len(group), 'speedup')} inconclusive"
-    return text + "."
 
 
 def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
@@ -383,32 +380,6 @@ def _over_workers(question: Question, points: Sequence[PointAnalysis], family: F
     return [f"{name} is equivalent within {margin} for all numbers of workers."]
 
 
-def _who(question: Question, point: Mapping[str, Value]) -> tuple[str, str]:
-    """Return ``("2 workers", "1")``, or the equivalent for the hyperparameters of the baseline."""
-    keys = question.compared_keys()
-    if keys == ("num_workers",):
-        return _name({"num_workers": point["num_workers"]}), str(question.baseline["num_workers"])
-    return point_label(_part(point, keys)), point_label(_part(question.baseline_of(point), keys))
-
-
-def _at(question: Question, point: Mapping[str, Value]) -> str:
-    setting = _setting(question, point)
-    return f" at {setting}" if setting else ""
-
-
-def _setting(question: Question, point: Mapping[str, Value]) -> str:
-    rest = _part(point, [key for key in question.space_keys if key not in question.baseline])
-    return point_label(rest) if rest else ""
-
-
-def _efficiency(point: PointAnalysis) -> str:
-    return f" (efficiency {units.percent(point.efficiency.value)})" if point.efficiency else ""
-
-
-def _part(point: Mapping[str, Value], keys: Sequence[str]) -> dict[str, Value]:
-    return {k: point[k] for k in keys if k in point}
-
-
 # ---- break-even
 
 # Resources, for which break-even is a sensible question; it isn't for an optimizer or a learning rate.
@@ -418,8 +389,7 @@ RESOURCES = frozenset(
         *("loader", "num_loader_workers", "precision", "compile", "channels_last"),
     )
 )
-MAX_LINES = 3
-MAX_NAMED = 3  # points, or settings of the other hyperparameters, that a line lists by name
+MAX_LINES = 5
 
 Curve: TypeAlias = Sequence[tuple[float, Estimate]]
 
@@ -476,54 +446,50 @@ def crossing_of(curve: Curve) -> Crossing:
             between = curve[below][0], curve[above][0]
             return Crossing(kind, ends, between, _interpolated(curve[below], curve[above]))
     if all(s.low is None for _, s in curve):
-        why = "one trial each has no interval"
+        why = "one trial each gives no interval"
     elif changes:
         why = "the speedups go up and down"
     else:
         num_open = len(curve) - len(clear)
-        why = f"so {'is' if num_open == 1 else 'are'} {num_open} of {len(curve)} speedups"
+        why = f"{num_open} of {len(curve)} intervals {'includes' if num_open == 1 else 'include'} 1"
     return Crossing(CrossingKind.UNCLEAR, ends, why=why)
 
 
 def crossings_of(question: Question, points: Sequence[PointAnalysis]) -> list[Crossing]:
     """Return a crossing for every curve along a numeric hyperparameter that points share with their baseline."""
-    crossings: list[Crossing] = []
+    compared, crossings = _comparisons(question, points), list[Crossing]()
     for key in question.space_keys:
-        if key in question.baseline:
-            continue
-        curves: dict[PointKey, tuple[dict[str, Value], list[tuple[float, Estimate]]]] = {}
-        for p, ratio in _compared(points):
-            value = p.point.get(key)
+        curves: dict[PointKey, list[tuple[float, BaselineComparison]]] = {}
+        for c in compared:
+            value = c.rest.get(key)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                others = {k: v for k, v in p.point.items() if k != key}
-                curves.setdefault(point_key(others), (others, []))[1].append((value, ratio))
-        for others, curve in curves.values():
-            if len(curve) > 1:
-                who = _part(others, question.compared_keys())
-                rest = {k: v for k, v in others.items() if k not in who}
-                crossing = crossing_of(sorted(curve, key=lambda entry: entry[0]))
-                crossings.append(replace(crossing, who=who, key=key, rest=rest))
+                others = {k: v for k, v in c.point.point.items() if k != key}
+                curves.setdefault(point_key(others), []).append((value, c))
+        for curve in filter(lambda curve: len(curve) > 1, curves.values()):
+            first = curve[0][1]
+            speedups = [(value, c.point.speedup) for value, c in sorted(curve, key=itemgetter(0))]
+            crossing = crossing_of([(value, speedup) for value, speedup in speedups if speedup is not None])
+            rest = {k: v for k, v in first.rest.items() if k != key}
+            crossings.append(replace(crossing, who=first.compared, key=key, rest=rest))
     return crossings
 
 
 def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
     """Return at most `MAX_LINES` sentences, crossings first.
 
-    Each covers one comparison along one hyperparameter, or all comparisons without a crossing that had the same
-    result. There are none if the study compares anything other than `RESOURCES`.
+    Each covers one result along one hyperparameter: that of one comparison, or of all comparisons with the same result
+    and no crossing. There are none if the study compares anything other than `RESOURCES`.
     """
     if not RESOURCES.issuperset(question.compared_keys()):
         return []
-    comparisons: dict[tuple[str, PointKey], list[Crossing]] = {}
-    for crossing in crossings_of(question, points):
-        comparisons.setdefault((crossing.key, point_key(crossing.who)), []).append(crossing)
-    groups: dict[tuple[str, CrossingKind | PointKey], list[Crossing]] = {}
-    for (key, who), members in comparisons.items():
-        kinds = {c.kind for c in members}
-        alike = kinds.pop() if len(kinds) == 1 and members[0].between is None else who
-        groups.setdefault((key, alike), []).extend(members)
-    order = list(CrossingKind)
-    ranked = sorted(groups.values(), key=lambda group: min(order.index(c.kind) for c in group))
+    of_each: dict[tuple[CrossingKind, str, PointKey], list[Crossing]] = {}
+    for c in crossings_of(question, points):
+        of_each.setdefault((c.kind, c.key, point_key(c.who)), []).append(c)
+    groups: dict[tuple[CrossingKind, str, object], list[Crossing]] = {}
+    for (kind, key, who), members in of_each.items():
+        rests = frozenset(point_key(c.rest) for c in members)
+        groups.setdefault((kind, key, who if members[0].between else rests), []).extend(members)
+    ranked = sorted(groups.values(), key=lambda group: list(CrossingKind).index(group[0].kind))
     return [_line(group) for group in ranked[:MAX_LINES]]
 
 
@@ -536,36 +502,23 @@ def _interpolated(left: tuple[float, Estimate], right: tuple[float, Estimate]) -
 
 
 def _line(group: Sequence[Crossing]) -> str:
-    """Return one sentence about comparisons along a key, over all settings of the other hyperparameters."""
+    """Return the sentence on crossings of one kind along one hyperparameter."""
+    first, key = group[0], group[0].key
     names = list(dict.fromkeys(_name(c.who) for c in group))
-    name, s = units.listed(names, MAX_NAMED, word="and"), "" if len(names) > 1 or names[0].endswith("workers") else "s"
-    by_kind = {kind: members for kind in CrossingKind if (members := [c for c in group if c.kind is kind])}
-    if list(by_kind) == [CrossingKind.UNCLEAR]:
-        why = f": {group[0].why}" if len(group) == 1 else ""
-        return f"The {group[0].key} at which {name} start{s} to pay{_for(group)} is inconclusive{why}."
-    clauses = (_clause(kind, members, s, is_only=len(by_kind) == 1) for kind, members in by_kind.items())
-    return f"{name} {'; '.join(clauses)}."
-
-
-def _name(who: Mapping[str, Value]) -> str:
-    workers = who.get("num_workers")
-    return units.counted(workers, "worker") if len(who) == 1 and isinstance(workers, int) else point_label(who)
-
-
-def _clause(kind: CrossingKind, members: Sequence[Crossing], s: str, *, is_only: bool) -> str:
-    """Return the clause on the settings of one kind. `s` is the verb's ending: "s" after a singular, else empty."""
-    key, num_settings = members[0].key, len({point_key(c.rest) for c in members})
-    where = _for(members)
-    if is_only and num_settings > MAX_NAMED:
-        where = f", whatever {' and '.join(members[0].rest)} ({num_settings} settings)"
-    if members[0].between is not None:
-        verb = f"start{s} to pay" if kind is CrossingKind.STARTS else f"stop{s} paying"
-        return f"{verb} {units.listed((_place(c) + _for([c]) for c in members), MAX_NAMED, word='and')}"
-    if kind is CrossingKind.NEVER:
-        return f"never paid up to {key}={units.value_of(min(c.ends[1] for c in members))}{where}"
-    if kind is CrossingKind.ALWAYS:
-        return f"paid from {key}={units.value_of(max(c.ends[0] for c in members))}, the smallest, on{where}"
-    return f"inconclusive{where}"
+    name = units.listed(names, MAX_NAMED, word="and")
+    s = "" if len(names) > 1 or _is_plural(first.who) else "s"
+    match first.kind:
+        case CrossingKind.STARTS | CrossingKind.STOPS:
+            verb = f"start{s} to pay" if first.kind is CrossingKind.STARTS else f"stop{s} paying"
+            places = units.listed((_place(c) + _for([c]) for c in group), MAX_NAMED, word="and")
+            return f"{name} {verb} {places}."
+        case CrossingKind.NEVER:
+            return f"{name} never paid up to {key}={units.value_of(min(c.ends[1] for c in group))}{_for(group)}."
+        case CrossingKind.ALWAYS:
+            least = units.value_of(max(c.ends[0] for c in group))
+            return f"{name} paid at every {key} from {least} up{_for(group)}."
+    why = f": {first.why}" if len(group) == 1 else ""
+    return f"The {key} at which {name} start{s} to pay{_for(group)} is inconclusive{why}."
 
 
 def _place(c: Crossing) -> str:
@@ -581,5 +534,7 @@ def _place(c: Crossing) -> str:
 
 def _for(group: Sequence[Crossing]) -> str:
     """Return `` for num_samples=20000 or num_samples=60000``; empty if nothing else is swept."""
-    labels = dict.fromkeys(point_label(c.rest) for c in group if c.rest)
+    labels = list(dict.fromkeys(point_label(c.rest) for c in group if c.rest))
+    if len(labels) > MAX_NAMED:
+        return f" in {len(labels)} settings of {' and '.join(group[0].rest)}"
     return " for " + units.listed(labels, MAX_NAMED, word="or") if labels else ""

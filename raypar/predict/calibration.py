@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from raypar.analysis.load import MAX_TRUSTED, disturbing_load
-from raypar.analysis.stats import spread_medians
 from raypar.errors import RayparError
 from raypar.predict.network import Floats, Network
 from raypar.predict.step_model import Communication, LayerCost, StepTime, simulate_steps
@@ -63,7 +62,7 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     """Return the finished, timed trials that differ only in workers and batch size.
 
     Args:
-        settings: hyperparameters to select by; `FREE_KEYS` are ignored.
+        settings: hyperparameters to select by, except `FREE_KEYS`.
 
     Raises:
         RayparError: there are none, or the trials differ in a hyperparameter that was not selected.
@@ -75,10 +74,8 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
     finished = [r for r in latest(results) if r.is_measured and not r.conditions.stalls_s]
     timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
     if finished and not timed:
-        raise RayparError(
-            "raypar can't instrument the steps of this study's training code",
-            hint="predict from a study of a raypar workload",
-        )
+        problem = "raypar can't instrument the steps of this study's training code"
+        raise RayparError(problem, hint="predict from a study of a raypar workload")
     chosen = [r for r in timed if all(r.spec.config.get(key) == value for key, value in filters.items())]
     if not chosen:
         which = "".join(f" {key}={value_of(value)}" for key, value in filters.items())
@@ -162,7 +159,6 @@ class Calibration:
     """Fitted costs of a step.
 
     Attributes:
-        layers: layers of the network.
         points: measured points, by worker count and batch size.
         fixed_s: part of one worker's step that doesn't depend on its batch: optimizer, launches, Python.
         per_sample_s: part of one worker's step for each of its samples.
@@ -191,11 +187,10 @@ class Calibration:
         data_s: float | Floats = 0.0,
         accumulation_steps: int = 1,
     ) -> StepTime[Floats]:
-        """Return the steps for worker counts and global batches; arrays are broadcast.
+        """Return the steps for worker counts and global batches, which are broadcast; see `simulate_steps`.
 
         Args:
             costs: draws of fixed_s and per_sample_s, shape ``(draws, 2)``, that replace the calibrated ones.
-            data_s: as in `raypar.predict.step_model.simulate_steps`.
         """
         fixed_s, per_sample_s = np.array([self.fixed_s, self.per_sample_s]) if costs is None else costs.T[..., None]
         return simulate_steps(
@@ -241,7 +236,7 @@ def calibrate(
     draws = None
     if min(len(p.step_times_s) for p in points) > 1:
         rng = np.random.default_rng(BOOTSTRAP_SEED)
-        logs = [spread_medians(np.log(p.step_times_s), NUM_DRAWS, rng) for p in alone]
+        logs = [_drawn_medians(np.log(p.step_times_s), rng) for p in alone]
         draws = np.array([_fitted_compute(batches, row) for row in np.exp(np.stack(logs, axis=1))])
     return Calibration(
         layers=tuple(layers),
@@ -253,6 +248,17 @@ def calibrate(
         draws=draws,
         notes=tuple(notes),
     )
+
+
+def _drawn_medians(logs: Floats, rng: np.random.Generator) -> Floats:
+    """Return medians of `NUM_DRAWS` bootstrap resamples of at least two repeats.
+
+    The repeats are first spread by sqrt(n / (n - 1)) around their mean, because n draws with replacement vary too
+    little by this factor.
+    """
+    size, mean = len(logs), np.mean(logs)
+    spread = mean + math.sqrt(size / (size - 1)) * (logs - mean)
+    return np.asarray(np.median(spread[rng.integers(size, size=(NUM_DRAWS, size))], axis=1))
 
 
 def fit_study_network(

@@ -26,8 +26,8 @@ FP64_BYTES = 8
 def layer_costs(workload: Workload, config: Config) -> tuple[LayerCost, ...]:
     """Return the layers of a workload's network in the order of the forward pass.
 
-    The workload must have a model function. Its data is loaded for the shape of a sample. If the data is missing, or
-    the network does not run on a sample, all gradients are one layer (`is_one_layer`).
+    The workload must have a model function. If its data is missing, or the network does not run on a sample, all
+    gradients are one layer (`is_one_layer`).
 
     Raises:
         RayparError: the network can't be built, or has nothing to train.

@@ -1,11 +1,10 @@
 """Networks: links with latency and bandwidth, and the cost of an all-reduce on them.
 
-Alpha is a link's latency and beta the inverse of its bandwidth: a message of n bytes takes alpha + n x beta.
+Alpha is a link's latency and beta the inverse of its bandwidth: a message of n bytes takes alpha + n x beta (Hockney
+1994). Links work in both directions at once, and none slows another. A measured beta includes the time to add two
+gradients, a given one doesn't.
 
-Links work in both directions at once, and none slows another. A measured beta includes the time to add two gradients,
-a given one doesn't.
-
-- Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994: alpha and beta
+- Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994
 - Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005
 - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009
 - Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing
@@ -46,8 +45,8 @@ class Network:
     """Link between two workers or nodes.
 
     Attributes:
-        latency_s: alpha, seconds of the shortest message, one way.
-        bandwidth_bytes_per_s: 1 / beta, bytes delivered per second in each direction. May be infinite.
+        latency_s: alpha, one way.
+        bandwidth_bytes_per_s: 1 / beta, delivered in each direction; may be infinite.
     """
 
     latency_s: float
@@ -107,10 +106,7 @@ GLOO_SEGMENT_BYTES = 2**20
 
 
 class Algorithm(StrEnum):
-    """Algorithm of the all-reduce.
-
-    "auto" is the fastest of ring, tree and hierarchical for the bytes and workers; "gloo" is torch's on CPUs.
-    """
+    """Algorithm of the all-reduce: "auto" is the fastest of ring, tree and hierarchical, "gloo" is torch's on CPUs."""
 
     AUTO = "auto"
     RING = "ring"
@@ -140,26 +136,24 @@ def all_reduce_cost(
     """Return the cost of an all-reduce of n bytes among N workers; one worker sends nothing.
 
     - ring: reduce-scatter, then all-gather, of N parts in N - 1 steps each (Patarasuk and Yuan 2009; NCCL for large
-      messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest link. Workers are
-      in the order of their nodes, so that a node's link carries one message in each direction.
+      messages): 2 (N - 1) alpha + 2 (N - 1) / N n beta. Over nodes, each step waits for the slowest link.
     - gloo: a ring whose messages have segments of up to 1 MiB, at least two for each part. A segment is sent once the
-      receiver has asked for it, which it does after receiving the last but one. So a step of short messages takes
-      2 alpha, and two segments of s bytes can't follow two others in less than 2 alpha + s beta:
-      with k segments per part, 2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta
+      receiver has asked for it, which it does after receiving the last but one. So two segments of s bytes can't follow
+      two others in less than 2 alpha + s beta. With k segments per part:
+      2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta
       (from gloo's source, allreduce.cc and transport/tcp/pair.cc).
     - tree: up to a root and down again in pieces, over two trees that share the work (Sanders et al. 2009; NCCL for
       small messages among many workers): 2 ceil(log2 N) alpha + 2 n beta. Over M nodes of K workers, a chain in each
       node and trees between them: 2 (K - 1) alpha_within + 2 ceil(log2 M) alpha_between + 2 n max(beta).
     - hierarchical: reduce-scatter in the node, an all-reduce of each part between the nodes by ring or tree, whichever
-      is faster, and all-gather in the node (parts: Thakur et al. 2005; whole: Goyal et al. 2017,
-      https://arxiv.org/abs/1706.02677): 2 (K - 1) alpha_within + 2 (K - 1) / K n beta_within, plus the cost of ring or
-      tree for M nodes and n bytes, since the K workers of a node share its link.
+      is faster, and all-gather in the node (Thakur et al. 2005; Goyal et al. 2017, https://arxiv.org/abs/1706.02677):
+      2 (K - 1) alpha_within + 2 (K - 1) / K n beta_within, plus ring or tree for M nodes and n bytes, since the K
+      workers of a node share its link.
 
     Args:
-        num_bytes: bytes of a worker's gradients, at least 0.
-        num_workers: at least 1; broadcast with the bytes.
+        num_bytes: bytes of a worker's gradients.
+        num_workers: broadcast with the bytes.
         network: one kind of link between all workers, or nodes.
-        algorithm: by value or name.
     """
     topology = network if isinstance(network, Topology) else _flat(network)
     n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))

@@ -41,7 +41,6 @@ class JobSpec:
         scaling: strong: the global batch is fixed; weak: each worker's batch is fixed.
         batch_size: the fixed batch: global in strong scaling, of a worker in weak scaling.
         num_samples: samples per epoch.
-        epochs: epochs of the training.
         accumulation_steps: micro-batches per step.
         input_samples_per_s: throughput of a node's input pipeline; None: it doesn't limit.
     """
@@ -70,7 +69,7 @@ def communication_of(
 
     Args:
         config: complete, or from an older result.
-        bucket_mb: bucket size in MiB that replaces the config's; 0: no fusion.
+        bucket_mb: bucket size in MiB that replaces the config's.
         overlap: replaces the config's.
 
     Raises:
@@ -185,13 +184,11 @@ class Prediction:
 
     Attributes:
         batch_size: global batch.
-        step: parts of a step's time.
         speedup: over one worker on the same work (strong), or by throughput (weak); both predicted.
         efficiency: speedup divided by workers.
-        epoch_s: seconds of an epoch.
-        training_s: seconds of all epochs.
-        limit: the main cause that keeps it from being faster.
-        measured: the step time measured with these workers, this batch and this network; None: not measured.
+        training_s: all epochs.
+        limit: main cause that keeps it from being faster.
+        measured: step time measured with these workers, this batch and this network; None: not measured.
         extrapolated: what goes beyond the measurements: "workers", "batch", "network".
     """
 
@@ -214,10 +211,10 @@ class Sweep:
     """Predictions by worker count.
 
     Attributes:
-        predictions: predictions in order of worker count.
+        predictions: in order of worker count.
         most_workers: samples of the global batch, which limit the workers; None: no limit.
         fastest: smallest worker count with the highest throughput, up to the largest requested.
-        curve: every worker count up to the largest requested, and its throughput, for a plot.
+        curve: every worker count up to the largest requested, and its throughput.
     """
 
     predictions: tuple[Prediction, ...]
@@ -252,7 +249,7 @@ def predict(
     """Predict the times of a job for each worker count.
 
     Args:
-        counts: worker counts, at least 1; counts above the samples of a batch are excluded.
+        counts: worker counts; those above the samples of a batch are excluded.
         is_measured_network: the network is the one that the study ran on.
 
     Raises:

@@ -35,7 +35,6 @@ def probe_all_reduces(
     Args:
         num_workers: at least 2.
         log_dir: folder for the ranks' output.
-        device: device of the gradients.
         notice: called with the study that it waits for.
 
     Raises:

@@ -35,9 +35,9 @@ class LayerCost:
     Attributes:
         name: its name in the model.
         num_gradient_bytes: bytes of its gradients, uncompressed.
-        backward_share: share of a step's computing time that its gradients take.
-        forward_share: share of a step's computing time that its forward pass takes.
-        num_gradients: number of gradient tensors (weights, biases), which are sent one by one without fusion.
+        backward_share: share of a step's computing time for its gradients.
+        forward_share: share of a step's computing time for its forward pass.
+        num_gradients: number of gradient tensors.
     """
 
     name: str
@@ -48,7 +48,7 @@ class LayerCost:
 
 
 def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:
-    """Return a network of which only the size is known: all gradients are ready at the end of the backward pass."""
+    """Return a network with a known size: all gradients are ready at the end of the backward pass."""
     # The backward pass computes gradients by weights and by inputs: twice the work of the forward pass.
     return (LayerCost("all layers", num_gradient_bytes, 2 / 3, 1 / 3),)
 
@@ -62,7 +62,7 @@ def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
 
 
 def write_layers(path: Path, layers: tuple[LayerCost, ...]) -> None:
-    """Store layers for later calls, as importing torch and building a network take seconds. Ignores a full disk."""
+    """Store layers for later calls, because counting them takes seconds. Ignores a full disk."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([asdict(layer) for layer in layers]), encoding="utf-8")
@@ -76,8 +76,7 @@ FIRST_BUCKET_BYTES = 1 * MIB
 def buckets(layers: Sequence[LayerCost], bucket_bytes: float | None = None) -> list[tuple[float, float]]:
     """Return the messages in sending order: (bytes, share of the step's work after which they are ready).
 
-    The layer that fills a bucket closes it; torch does the same with single tensors. Layers are in the order of the
-    forward pass; `bucket_bytes` as in `Communication`.
+    The layer that fills a bucket closes it, as single tensors do in torch. `bucket_bytes` is that of `Communication`.
     """
     messages: list[tuple[float, float]] = []
     filled, passed = 0.0, 0.0
@@ -111,10 +110,8 @@ class Communication:
     """Settings of the gradient exchange.
 
     Attributes:
-        network: links, or nodes with links.
-        algorithm: all-reduce algorithm, by value or name.
-        bucket_bytes: size at which a bucket is sent; 0: every gradient alone (no tensor fusion); infinite: all at once;
-            None: as in torch, first `FIRST_BUCKET_BYTES`, then `DEFAULT_BUCKET_BYTES`.
+        bucket_bytes: size at which a bucket is sent; 0: every gradient alone; infinite: all at once; None: as in torch,
+            first `FIRST_BUCKET_BYTES`, then `DEFAULT_BUCKET_BYTES`.
         overlap: send buckets during the backward pass, not after it.
         compression: bytes sent for each byte of gradients.
     """
@@ -206,8 +203,6 @@ def simulate_steps(
 
     Args:
         layers: in the order of the forward pass; only the proportions of the shares count.
-        num_workers: whole numbers of at least 1.
-        communication: how gradients are sent.
         compute_s: forward and backward pass of a worker's part of the batch, over all accumulated micro-batches.
         optimizer_s: time per step after the gradients.
         data_s: time of the input pipeline, in parallel to computing, for a worker's part of the batch.
@@ -262,8 +257,7 @@ def _sent(
 def expected_max_of_normals(count: NDArray[Any]) -> Floats:
     """Return the expected maximum of N >= 1 independent standard normals: the integral of x N phi(x) Phi(x)^(N-1).
 
-    David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1. Uses the trapezoid rule, which is very
-    accurate for a smooth integrand that vanishes at both ends.
+    David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 3.1; by the trapezoid rule.
     """
     different, where = np.unique(np.asarray(count, np.float64), return_inverse=True)
     x = np.linspace(-10.0, 10.0, 1001)

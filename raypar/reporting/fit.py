@@ -412,8 +412,7 @@ def _better(analysis: ScalingAnalysis, doubt: str = "") -> str:
     fits = _fits(analysis)
     if doubt or len(fits) < 2 or not any(fit.holds for fit in fits):
         return ""
-    names = [fit.law.name.partition("'")[0] for fit in fits]
-    errors = ", ".join(f"{name} {units.percent(fit.cv_error, 1)}" for name, fit in zip(names, fits, strict=True))
+    errors = ", ".join(f"{fit.law.author} {units.percent(fit.cv_error, 1)}" for fit in fits)
     if analysis.better is not None:
         text = f"{analysis.better.name} fits better"
     elif analysis.why_no_interval:

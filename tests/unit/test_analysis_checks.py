@@ -1,4 +1,4 @@
-"""Checks: evidence in, findings out; and how seldom they warn of a study that there is nothing to say against."""
+"""Checks: findings for given evidence, and few false warnings for sound studies."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ Results = list[TrialResult]
 
 
 def sound(num_repeats=6, time_s=8.0, **more):
-    """Results that there is nothing to say against: `num_repeats` of one worker, then of two."""
+    """Results without a fault: `num_repeats` of one worker, then of two."""
     return [
         make_result({"num_workers": w}, r, time_s / w * (1 + 0.002 * ((r * 7 + w) % 5)), 0.97 + 0.001 * r, **more)
         for w in (1, 2)
@@ -33,7 +33,7 @@ def sound(num_repeats=6, time_s=8.0, **more):
 
 
 def on(one, two=None, time_s=8.0):
-    """Sound but for what the ranks report; `two` for the trials of two workers."""
+    """Sound results with these conditions; `two` for the trials of two workers."""
     environments = {1: one, 2: one if two is None else two}
     quiet = {"cores": [[0]], "foreign_cpu_share": [0.0]}
     return [
@@ -60,7 +60,7 @@ def uneven(key, base, other, there=57_344):
 
 
 def of_code(first, second):
-    """Trials of one worker ran a version of model.py, those of two another one, later."""
+    """Trials of one worker with a version of model.py, and later ones of two workers with another."""
     digests = {1: (first, 1.0), 2: (second, 2.0)}
     return [
         replace(r, code={"model.py": digest, "s.py": "py3.11:1"}, started_at=started_at)
@@ -102,9 +102,8 @@ A_OR_B, EPYCS = "Trials ran on different nodes: a, b.", "Trials ran on different
 LOAD = "Other work ran while 12 of 12 trials were timed; at worst "
 
 
-# By check: evidence, and the detail that it gives (* for anything), or None: it finds nothing.
 def with_data(*digests):
-    """Trials whose training samples have these digests, over and over."""
+    """Trials whose training samples have these digests in turn."""
     every = sound()
     return [
         replace(r, data={"splits": {"train": {"num_samples": 9, "digest": digests[i % len(digests)]}}})
@@ -112,6 +111,7 @@ def with_data(*digests):
     ]
 
 
+# By check: evidence and the finding's detail (* for anything), or None for no finding.
 CASES = {
     "different_data": [
         (with_data("a"), None),
@@ -129,7 +129,7 @@ CASES = {
     "batch_norm_in_parts": [
         (
             on({"batch_norm_parts": [1]}, {"batch_norm_parts": [2, 2]}),
-            "Batch norm * by itself, * differ: 1 part at num_workers=1, 2 parts at num_workers=2.",
+            "Batch norm * separately, * differ: 1 part at num_workers=1, 2 parts at num_workers=2.",
         ),
         (on({"batch_norm_parts": [2]}), None),
         (on({"batch_norm_parts": "?"}), None),
@@ -137,7 +137,7 @@ CASES = {
     "without_gradient": [
         (
             on({}, {"without_gradient": [["head.weight"], ["head.weight"]], "finds_unused": [True, True]}),
-            "6 of 12 trials traversed the graph once more in each step, * without a gradient: head.weight.",
+            "6 of 12 trials traversed the graph again in each step, * without a gradient: head.weight.",
         ),
         (on({"without_gradient": [["head.weight"]], "finds_unused": [None]}), None),
         (on({"without_gradient": "?", "finds_unused": "?"}), None),
@@ -159,11 +159,11 @@ CASES = {
     "reported_steps": [
         (
             sound(environment={"steps_from": ["raypar.step", ""]}),
-            "Times are of * between two calls of raypar.step;*",
+            "Times are those between two calls of raypar.step *;*",
         ),
         (
             sound(environment={"steps_from": ["reports"], "laps_cover": ["epochs 1 to 4"]}),
-            "Times are of what * between two of its reports, epochs 1 to 4 in every trial; *",
+            "Times are those between two reports *, epochs 1 to 4 in every trial; *",
         ),
         (sound(environment={"steps_from": "?"}), None),
         (sound(), None),
@@ -218,7 +218,7 @@ CASES = {
         (on({"num_threads": [2], "cores": [[]]}), None),  # not pinned: maybe on cores of their own
         (on({"num_threads": None, "cores": None}), None),
     ],
-    # What the trials of one worker ran on, and those of two.
+    # Machines of the trials of one worker, and of two.
     "mixed_hardware": [
         (on(EPYC_1, EPYC_2), EPYCS),
         (on({"device_name": ["A100"]}, {"device_name": ["A100", "H100"]}), "Trials ran on * devices: A100, H100."),
@@ -231,12 +231,11 @@ CASES = {
         (on(EPYC_1, {"cpu_model": None}), None),
         (on(EPYC_1, {}), None),
     ],
-    # By others, on average over the timed region.
     "other_load": [
         (on(BUSY), LOAD + "it took 20 % of * a worker's own cores and it kept 1.3 of a machine's 2 cores busy."),
         (on({"foreign_cpu_share": [0.06]}), LOAD + "it took 6 % of the time of a worker's own cores."),
         (on(NEIGHBOUR), LOAD + "it kept 9.0 of a machine's 16 cores busy."),
-        # Where processes can't be bound to cores, others' work may be on any of them.
+        # If processes can't be bound to cores, other work may run on any of them.
         (on(UNPINNED), LOAD + "it kept 0.6 of a machine's 8 cores busy."),
         ([*sound()[:-1], on({"foreign_cpu_share": [0.5]})[-1]], "Other work ran while 1 of 12 trials was *"),
         (on({"foreign_cpu_share": [0.08]}, time_s=0.5), None),  # a few ticks of the clock
@@ -255,7 +254,7 @@ CASES = {
         ([*sound()[:-2], *on({"throttles": [3, 4]})[-2:]], "Cores became too hot * 2 of 12 trials * (up to 7 times *")
     ],
     "clock_changes": [
-        (on(CLOCKS), "* at the end than at the beginning of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1)."),
+        (on(CLOCKS), "* from the beginning to the end of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1)."),
         (
             on({"cpu_mhz_mean": [3600.0]}, {"cpu_mhz_mean": [3000.0, 3100.0]}),
             "*: 3.05 GHz in num_workers=2 #1, 3.60 GHz in num_workers=1 #1.",
@@ -272,13 +271,13 @@ CASES = {
     "gpu_clock_changes": [
         (
             on(GPU_CLOCKS),
-            "The GPU's clock was another at the end * of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1).",
+            "The GPU's clock changed * of 12 of 12 trials: by up to 10 % slower (num_workers=1 #1).",
         ),
         # Two workers load a GPU less than one does.
         (on({"gpu_mhz_mean": [1400.0]}, {"gpu_mhz_mean": [1900.0]}), None),
         (
             [*on({"gpu_mhz_mean": [1900.0]})[:-1], *on({"gpu_mhz_mean": [1700.0]})[-1:]],
-            "* in some trials of a point *: 1.70 GHz in num_workers=2 #6, 1.90 GHz in num_workers=2 #1.",
+            "* between trials of a point: 1.70 GHz in num_workers=2 #6, 1.90 GHz in num_workers=2 #1.",
         ),
     ],
     "gpu_shared": [
@@ -302,7 +301,7 @@ CASES = {
     "more_than_linear": [
         (
             scaled("num_workers", 4.4),
-            "1 speedup significantly larger than the number of workers * 4.* at *=4.",
+            "1 speedup significantly larger than the increase in workers: 4.* at *=4.",
         ),
         (scaled("num_workers", 4.01), None),
         (scaled("num_workers", 4.4, wavering=1.0), None),
@@ -373,7 +372,7 @@ UNEQUAL = "1 point trained on other numbers of samples than the baseline: batch_
         ("other_code", sound(), NOW, None),
     ],
 )
-def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
+def test_findings_depend_on_the_question(check, results, question, detail):
     assert fits(details(results, question).get(check), detail)
 
 
@@ -384,7 +383,7 @@ def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
         {"foreign_cpu_share": None, "other_load_cores": None, "num_node_cores": None, "throttles": None},
         {"foreign_cpu_share": [None], "other_load_cores": [None], "num_node_cores": [64], "cpu_mhz_mean": [None]},
         {"foreign_cpu_share": [0.01, 0.04], "other_load_cores": [0.15, 0.15], "num_node_cores": [2, 2]},
-        # 4 of 64 cores, and none of them the trial's.
+        # 4 of 64 cores, but not those of the trial.
         {"foreign_cpu_share": [0.02], "other_load_cores": [4.0], "num_node_cores": [64], "throttles": [0]},
         {"cpu_mhz_first": [3000.0], "cpu_mhz_mean": [2950.0], "cpu_mhz_last": [2900.0], "throttles": [0, None]},
         {"cpu_mhz_first": None, "cpu_mhz_mean": 2000.0, "cpu_mhz_last": [2000.0]},
@@ -393,11 +392,11 @@ def test_evidence_is_weighed_by_what_is_asked(check, results, question, detail):
         {"foreign_cpu_share": "?", "other_load_cores": ["?"], "num_node_cores": [0], "throttles": "?"},
     ],
 )
-def test_quiet_machines_and_unknown_ones_raise_no_warning(environment):
+def test_quiet_and_unknown_machines_raise_no_warning(environment):
     assert details(sound(environment={"cores": [[0]], **environment})) == {}
 
 
-def test_every_check_has_advice_of_its_own_and_a_case_here():
+def test_every_check_has_its_own_advice_and_a_case_here():
     advice = [check.advice for check in CHECKS]
     assert len(set(advice)) == len(advice) and all(text.endswith(".") for text in advice)
     of_time = {"drift_over_study", "drift_in_trials", "slow_first_trial", "outliers"}
@@ -414,7 +413,7 @@ def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0, block
     """
     rng = np.random.default_rng(seed)
     order = [(r, int(w)) for r in range(num_repeats) for w in rng.permutation(workers)]
-    # In the first block the baseline comes first, so that a test knows whose trial is slowed.
+    # The first trial is one of the baseline.
     order[: len(workers)] = [(0, w) for w in workers]
     factors = np.exp(rng.normal(0, 0.03, len(order))) * (1 + drift) ** np.linspace(0, 1, len(order))
     factors *= np.exp(np.repeat(rng.normal(0, blocks, num_repeats), len(workers)))
@@ -426,13 +425,13 @@ def study(seed, *, num_repeats=6, workers=(1, 2, 4), drift=0.0, first=1.0, block
 
 
 def over_time(results, name):
-    """Findings of a check, from the trials alone."""
+    """Return the check's name if it has findings."""
     points = tuple(PointAnalysis(**vars(p)) for p in collect(QUESTION, results, "train_time_s"))
     (check,) = (check for check in CHECKS if check.name == name)
     return {name for _ in check(Evidence(QUESTION, "train_time_s", points))}
 
 
-# The least and the most of the studies that a check warns of; the level of the test for a drift is 0.5 %.
+# Check, simulated study, and bounds of the share of studies that it warns of; the level of the drift test is 0.3 %.
 SHARES = [
     ("drift_over_study", {}, 0.0, 0.01),
     ("drift_over_study", {"num_repeats": 10, "blocks": 0.1}, 0.0, 0.015),
@@ -444,13 +443,13 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("check", "made", "least", "most"), SHARES)
-def test_what_was_made_is_noticed_and_steady_studies_seldom_raise_a_warning(check, made, least, most):
+def test_simulated_faults_are_noticed_and_steady_studies_rarely_raise_a_warning(check, made, least, most):
     num_studies = 50 if least else 300
     share = sum(check in over_time(study(seed, **made), check) for seed in range(num_studies)) / num_studies
     assert least <= share <= most
 
 
-def test_a_drift_is_reported_by_its_size_from_six_blocks_on():
+def test_a_drift_is_reported_with_its_size_from_six_blocks_on():
     detail = details(study(1, num_repeats=20, drift=0.2))["drift_over_study"]
     assert int(detail.split("became ")[1].split(" %")[0]) == pytest.approx(20, abs=5)
     assert fnmatchcase(detail, "Trials of the same point became * slower * over 20 blocks).")
@@ -464,7 +463,7 @@ def test_a_drift_is_reported_by_its_size_from_six_blocks_on():
     st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=4),
     st.permutations((0, 1, 2, 3, 4, 6, 10)),
 )
-def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trials(drift, levels, blocks):
+def test_an_exponential_drift_is_recovered_for_any_order_of_trials(drift, levels, blocks):
     trend = trend_of({at: math.log(level) + at / 10 * math.log1p(drift) for at in blocks} for level in levels)
     assert trend.change == pytest.approx(drift, rel=1e-6, abs=1e-9) and trend.num_blocks == 7
     assert abs(drift) <= 1e-6 or (trend.tau, trend.p_value) == pytest.approx(
@@ -472,10 +471,10 @@ def test_an_exact_exponential_drift_is_recovered_whatever_the_order_of_the_trial
     )
 
 
-def test_a_block_counts_once_however_many_trials_are_in_it():
+def test_a_block_counts_once():
     logs = {0: 0.0, 1: 0.02, 2: 0.05, 3: 0.01}
     assert trend_of([logs] * 9) == trend_of([logs])
-    # The median of its trials: one that is disturbed does not count.
+    # Its median withstands one disturbed trial.
     disturbed = trend_of([logs, logs, {**logs, 0: 9.0}])
     assert (disturbed.tau, disturbed.p_value) == (trend_of([logs]).tau, trend_of([logs]).p_value)
 
@@ -500,7 +499,7 @@ def test_a_trends_p_value_is_nearly_that_of_kendalls_tau_with_many_blocks(size):
         assert trend_of([dict(enumerate(values))]).p_value == pytest.approx(expected, rel=0.05, abs=1e-4)
 
 
-def test_a_slow_first_trial_is_not_counted_as_an_outlier_again():
+def test_a_slow_first_trial_is_not_an_outlier():
     findings = details(study(3, first=1.5))
     assert "num_workers=1 #1" in findings["slow_first_trial"]
     assert "outliers" not in findings
@@ -511,13 +510,13 @@ def test_an_outlier_is_counted_and_named_and_stays_in_the_numbers():
     results[10] = replace(results[10], train_time_s=1.6 * (results[10].train_time_s or 0))
     assert fnmatchcase(details(results)["outliers"], f"1 of 18 trials is far *: {results[10].spec.label} *")
     assert sum(p.time_s.num_samples for p in analyse(QUESTION, results).points if p.time_s) == 18
-    # Of two trials, neither is one.
+    # Two trials have no outlier.
     pairs = [make_result({"num_workers": w}, r, 8.0 / w * (1 + (w == 2) * r)) for w in (1, 2, 4) for r in range(2)]
     assert "outliers" not in details(pairs)
 
 
 def with_rates(factor, num_reports=9):
-    """Trials whose rate is another one in every report, at the end `factor` times that of the beginning."""
+    """Trials whose rate changes over their reports, by `factor` in total."""
     rates = [1e4 * factor ** (i / 8) for i in range(num_reports)]
     return [
         replace(r, reports=tuple({**r.final, "throughput_samples_per_s": rate * (1 + n / 1e4)} for rate in rates))
@@ -534,5 +533,5 @@ def with_rates(factor, num_reports=9):
         (with_rates(0.5, num_reports=3), None),
     ],
 )
-def test_steps_that_change_within_trials_are_reported_by_the_direction(results, detail):
+def test_a_drift_within_trials_is_reported_with_its_direction(results, detail):
     assert fits(details(results).get("drift_in_trials"), detail)

@@ -1,4 +1,4 @@
-"""Effects of hyperparameters: those that were made are recovered; those that a grid can't show are named."""
+"""Effects of hyperparameters: simulated ones are recovered, and those that a grid can't show are named."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ THREE = st.lists(FACTORS, min_size=3, max_size=3)
 
 
 def made(by_size, by_workers, *, by_both=None, blocks=(1.0, 1.3, 0.8), scores=None, noise=0.0, seed=0):
-    """Trials whose times are a product of factors, one of them of the whole block."""
+    """Trials whose times are a product of factors, including one of the block."""
     rng = np.random.default_rng(seed)
     return [
         make_result(
@@ -62,7 +62,7 @@ def interaction(estimate, value):
 
 
 @given(THREE, THREE, st.lists(FACTORS, min_size=2, max_size=5))
-def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(sizes, workers, blocks):
+def test_factors_of_time_are_recovered_despite_disturbed_blocks(sizes, workers, blocks):
     by_size, by_workers = dict(zip(SIZES, sizes, strict=True)), dict(zip(WORKERS, workers, strict=True))
     estimate = effects(made(by_size, by_workers, blocks=tuple(blocks)))
     assert estimate.num_blocks == len(blocks) and not estimate.omitted
@@ -79,7 +79,7 @@ def test_factors_of_time_are_recovered_whatever_disturbs_whole_blocks(sizes, wor
 
 
 @given(FACTORS)
-def test_an_interaction_that_was_made_is_recovered(factor):
+def test_a_simulated_interaction_is_recovered(factor):
     estimate = effects(plain(by_both={(512, 4): factor}))
     changed = interaction(estimate, 512)
     assert (changed.num_workers, changed.base_workers, changed.reference) == (4, 1, 32)
@@ -98,32 +98,14 @@ def test_changes_of_the_metric_are_differences_at_equal_values_of_the_others():
     assert level(estimate, "num_workers", 4).metric_change.value == pytest.approx(0.0, abs=1e-12)
 
 
-@given(st.randoms(use_true_random=False))
-def test_the_order_of_results_changes_nothing(rng):
-    results = plain(noise=0.05)
-    assert effects(rng.sample(results, len(results))) == effects(results)
-
-
-def test_the_baseline_names_what_levels_are_compared_with():
+def test_levels_are_compared_with_the_baselines():
     estimate = effects(plain(), replace(QUESTION, baseline={"batch_size": 64, "num_workers": 2}))
     assert [(effect.key, effect.reference) for effect in estimate.main] == [("batch_size", 64), ("num_workers", 2)]
     assert [of.level for of in estimate.main[0].levels] == [32, 512]
     assert (estimate.interactions[0].base_workers, estimate.interactions[0].num_workers) == (2, 4)
 
 
-def test_without_an_effect_few_studies_show_any():
-    same = {32: 1.0, 64: 1.0}
-    estimates = [effects(made(same, {1: 1.0, 2: 1.0}, noise=0.03, seed=seed)) for seed in range(100)]
-    shown = [
-        level(e, "batch_size", 64).speedup.excludes(1.0)
-        or level(e, "num_workers", 2).speedup.excludes(1.0)
-        or interaction(e, 64).change.excludes(1.0)
-        for e in estimates
-    ]
-    assert np.mean(shown) <= 0.05
-
-
-def test_intervals_of_effects_have_the_level_of_the_family_and_with_many_blocks_their_own_variance():
+def test_intervals_of_effects_have_the_level_of_the_family():
     results = plain(noise=0.05, blocks=(1.0, 1.3, 0.8) * 4)
     speedup = level(effects(results), "batch_size", 64).speedup
     family = family_of(QUESTION, collect(QUESTION, results, "train_time_s"))
@@ -131,11 +113,11 @@ def test_intervals_of_effects_have_the_level_of_the_family_and_with_many_blocks_
     logs = np.log([r.train_time_s for r in results]).reshape(12, 3, 3).mean(axis=2)  # block, batch size
     half = student.ppf((1 + speedup.level) / 2, 11) * HODGES_LEHMANN_ERROR * np.std(logs[:, 0] - logs[:, 1], ddof=1)
     assert math.log(speedup.high / speedup.value) == pytest.approx(half / math.sqrt(12))
-    # With few, the points' variance is an upper bound of a mean's, and worth more than two differences are.
+    # With few blocks, the points' variance helps.
     assert level(effects(plain(noise=0.05)), "batch_size", 64).speedup.high / speedup.value < 20
 
 
-def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_excluded():
+def test_one_block_gives_no_intervals_and_a_partial_one_is_excluded():
     begun = [r for i, r in enumerate(plain(blocks=(1.0, 1.0, 50.0))) if i < 2 * 9 + 4]
     for results, num_blocks in ((plain(blocks=(1.0,)), 1), (begun, 2)):
         estimate = effects(results)
@@ -146,7 +128,7 @@ def test_one_block_gives_effects_without_intervals_and_one_just_begun_is_exclude
 TOO_FEW = "Too few points have all their trials for"
 
 
-def test_a_point_without_its_trials_is_matched_with_none():
+def test_incomplete_points_are_left_out():
     results = made(dict.fromkeys((32, 64, 128, 256), 4.0), {1: 1.0, 2: 0.5, 4: 0.3, 8: 0.2})
     estimate = effects([r for r in results if r.spec.point != {"batch_size": 32, "num_workers": 8}])
     of_workers = level(estimate, "num_workers", 8)
@@ -157,7 +139,7 @@ def test_a_point_without_its_trials_is_matched_with_none():
     assert estimate.omitted == (f"{TOO_FEW} the dependence of the speedup on {levels}",)
 
 
-def test_a_level_most_of_whose_points_failed_is_omitted_by_name():
+def test_an_omitted_level_is_named():
     lost = [{"batch_size": 512, "num_workers": w} for w in (2, 4)]
     estimate = effects([failed(r) if r.spec.point in lost else r for r in plain()])
     what = ("the effect of", "the dependence of the speedup on")
@@ -179,12 +161,12 @@ ONE = plain(blocks=(1.0,))
         (ONE[:3], {"points": POINTS}, "no block has finished trials of 67 % of the points"),
     ],
 )
-def test_points_that_are_drawn_or_too_few_are_no_grid(results, changes, reason):
+def test_a_search_or_a_small_part_of_a_grid_has_no_effects(results, changes, reason):
     estimate = effects(results, replace(QUESTION, **changes))
     assert estimate.omitted == (f"No effects of the hyperparameters are estimated: {reason}",) and not estimate.main
 
 
-def test_one_swept_hyperparameter_or_no_time_has_no_effects_to_tell():
+def test_one_swept_hyperparameter_or_no_time_has_no_effects():
     one = [r for r in plain() if r.spec.point["batch_size"] == 64]
     for results in (one, [failed(r) for r in plain()], []):
         assert effects(results) is None
@@ -210,13 +192,13 @@ def search(num_trials, metric, seed=0):
     )
 
 
-def test_what_the_metric_depends_on_is_important_and_nothing_else():
+def test_only_hyperparameters_that_matter_are_important():
     found = search(40, lambda p, rng: 0.5 + 0.3 * p["lr"] + 0.1 * (p["optimizer"] == "adam"))
     assert list(found.shares)[:2] == ["lr", "optimizer"] and found.num_points == 40
     assert sum(found.shares.values()) == pytest.approx(1) and found.shares["width"] < 0.05 < found.shares["optimizer"]
 
 
-def test_a_metric_of_chance_has_no_important_hyperparameter():
+def test_a_random_metric_has_no_important_hyperparameter():
     for seed in range(3):
         assert search(20, lambda p, rng: float(rng.uniform()), seed).shares == {}
 

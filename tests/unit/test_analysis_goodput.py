@@ -1,4 +1,4 @@
-"""What a batch size does: samples per second on the one hand, progress per sample on the other."""
+"""Effect of the batch size: samples per second, and progress per sample."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ TARGET = Target("accuracy", 0.9)
 
 
 def trial(batch_size, rate, epochs, repeat=0, **more):
-    """1,000 samples an epoch at this rate; the target is reached in the last epoch."""
+    """A trial with 1,000 samples per epoch that reaches the target in the last one."""
     made = make_result({"batch_size": batch_size, **more}, repeat, 1000 * epochs / rate, num_samples=1000 * epochs)
     reports = tuple(
         {"accuracy": 0.95 if i == epochs - 1 else 0.5, "train_time_s": 1000 / rate, "throughput_samples_per_s": rate}
@@ -41,7 +41,7 @@ def test_the_goodput_is_throughput_times_progress(sides, num_repeats):
     assert large.goodput.value == pytest.approx(large.throughput.value * large.progress.value)
 
 
-def test_the_baselines_batch_size_is_what_others_are_held_against():
+def test_batch_sizes_are_compared_with_the_baselines():
     results = [trial(b, rate, 2) for b, rate in ((32, 100.0), (64, 200.0), (128, 400.0))]
     gathered = collect(Question("s", {}, ("batch_size",)), results, "train_time_s")
     (group,) = batch_groups(gathered, TARGET, Family(), {"batch_size": 64})
@@ -51,7 +51,7 @@ def test_the_baselines_batch_size_is_what_others_are_held_against():
     assert other.base == 32
 
 
-def test_the_target_is_the_best_value_that_all_reached_unless_each_did_at_its_first_report():
+def test_the_common_target_is_the_best_value_that_all_reached():
     results = [trial(b, rate, n) for b, rate, n in ((32, 500.0, 2), (256, 2000.0, 4))]
     question = Question("s", {}, ("batch_size",))
     assert common_target(question, collect(question, results, "train_time_s")) == Target("accuracy", 0.95)
@@ -59,8 +59,7 @@ def test_the_target_is_the_best_value_that_all_reached_unless_each_did_at_its_fi
     assert common_target(question, collect(question, flat, "train_time_s")) is None
 
 
-def test_trials_of_one_shared_block_are_pairs_only_where_there_are_no_more():
-    """With two trials each and one block in common, all four count."""
+def test_one_shared_block_is_a_pair_only_if_there_are_no_other_trials():
     results = [trial(32, 100.0, 2, 0), trial(32, 100.0, 2, 1), trial(64, 200.0, 2, 1), trial(64, 400.0, 2, 2)]
     (group,) = groups(*results)
     assert group.batches[1].goodput.num_samples == 2
@@ -69,7 +68,7 @@ def test_trials_of_one_shared_block_are_pairs_only_where_there_are_no_more():
     assert group.batches[1].goodput.value == pytest.approx(2.0)
 
 
-def test_points_are_compared_that_differ_in_their_batch_only():
+def test_groups_differ_only_in_their_batch():
     of_study = groups(*(trial(b, 100.0 * n, 1, num_workers=n) for b in (64, 32) for n in (1, 2)))
     assert [dict(g.rest) for g in of_study] == [{"num_workers": 1}, {"num_workers": 2}]
     assert [b.batch_size for b in of_study[0].batches] == [32, 64]

@@ -1,4 +1,4 @@
-"""Comparisons of a study's points: a family that holds together, metrics within a margin, repeats still needed."""
+"""Comparisons of a study's points: simultaneous intervals, metrics within a margin, needed repeats."""
 
 import math
 import sys
@@ -21,7 +21,6 @@ from raypar.analysis.pairwise import (
     family_of,
     repeats_for_margin,
     repeats_needed,
-    time_ratio,
     worker_metrics,
 )
 from raypar.analysis.question import Question, collect
@@ -39,7 +38,7 @@ def gathered(question, results):
 
 
 def trials(times, num_repeats=4, noise=0.03, seed=0, metrics=None, spread=0.0):
-    """Log-normal times, normal metrics, by point; what disturbs a block disturbs all its trials alike."""
+    """Log-normal times and normal metrics, with a disturbance of each block."""
     rng = np.random.default_rng(seed)
     blocks = rng.normal(0, 0.2, num_repeats)
     return [
@@ -91,9 +90,7 @@ def on_the_way(results):
         (BOTH, by_both(3, 4)[:-16], 6 + 3.5 + 2 * 4 / 4, 3.5 + (6 + 4) / 4),  # only points that ran count
     ],
 )
-def test_a_family_counts_the_comparisons_with_the_baseline_the_fastest_and_of_the_levels(
-    question, results, num_comparisons, num_metric_comparisons
-):
+def test_a_family_counts_its_comparisons(question, results, num_comparisons, num_metric_comparisons):
     family = family_of(question, gathered(question, results))
     assert family.num_comparisons == num_comparisons
     assert family.time_level(3) == pytest.approx(1 - TIME_ERROR / num_comparisons)
@@ -112,32 +109,23 @@ def test_a_speedup_has_one_interval_in_every_view(seed, num_repeats):
     (group,) = analysis.worker_groups
     assert group.speedups == speedups
     assert {c.num_workers: c.speedup for c in advice.candidates} == speedups
-    assert any(ratio_interval(speedups[4]) in line for line in analysis.statements)
-    # The lead over the next is the same in the verdict, and the interval of a ratio turned over is that turned over.
+    assert analysis.verdict.comparisons[-1].comparison.estimate == speedups[4]
+    # The lead is the same in the verdict, and the interval of an inverse ratio is the inverse interval.
     one, two, four = analysis.points
     assert advice.chosen.num_workers == 4
     assert advice.lead == analysis.family.speedup(two, four)
-    is_claimed = any(ratio_interval(advice.lead) in line for line in analysis.statements[1:])
+    is_claimed = any(ratio_interval(advice.lead) in line for line in analysis.statements)
     assert is_claimed == (advice.rivals == ())
     inverse = analysis.family.speedup(four, one)
     assert (inverse.low, inverse.high) == pytest.approx((1 / speedups[4].high, 1 / speedups[4].low))
 
 
-def test_a_limit_on_the_points_leaves_their_intervals_as_they_are():
+def test_a_limit_on_the_points_keeps_their_intervals():
     results = by_both(2, 3)
     every, some = (recommend(BOTH, results, Constraints(only=only)) for only in ({}, {"batch_size": (2,)}))
     shown = {(c.point["batch_size"], c.num_workers): c.speedup for c in every.candidates}
     assert all(shown[2, c.num_workers] == c.speedup for c in some.candidates)
     assert some.lead.level == every.lead.level
-
-
-def test_of_a_study_of_equal_points_few_make_any_claim():
-    num_false = 0
-    for seed in range(200):
-        analysis = analyse(WORKERS, by_workers(*[8.0] * 5, num_repeats=6, noise=0.05, seed=seed, spread=0.003))
-        claims = [p.speedup.excludes(1.0) for p in analysis.points[1:]]
-        num_false += any(claims) or any("is the fastest" in v or "differs" in v for v in analysis.statements)
-    assert num_false / 200 <= 0.08  # 5 % and two standard errors
 
 
 @pytest.mark.parametrize(("base", "other"), [((4.0, 4.4, 4.2), (2.0, 2.2, 2.1)), ((4.0,), (2.0,))])
@@ -155,13 +143,13 @@ def test_pairs_are_compared_block_by_block(base, other):
 
 
 @pytest.mark.parametrize("num_tests", [1, 4])
-def test_bounds_are_those_of_as_many_one_sided_tests(num_tests):
+def test_bounds_have_the_level_of_their_one_sided_tests(num_tests):
     one, two = gathered(WORKERS, by_workers(8.0, 4.0, metrics=(0.96, 0.97), spread=0.002))
     level = Family().metric_bounds(one, two, num_tests).level
     assert (1 - level) / 2 == pytest.approx(0.05 / num_tests)
 
 
-def test_points_that_learn_the_same_do_not_vary_as_others_do():
+def test_the_prior_does_not_apply_to_points_that_differ_by_rounding():
     prior = VariancePrior(0.01**2, 9.0, 90)
     one, two, three = gathered(
         WORKERS,
@@ -190,7 +178,7 @@ EQUIVALENT, LOWER, UNKNOWN = Outcome.EQUIVALENT, Outcome.LOWER, Outcome.INCONCLU
         ((0.95, 0.92), 0.001, 1, Outcome.UNCONFIRMED),
     ],
 )
-def test_the_metric_over_workers_is_equivalent_different_or_unknown(metrics, spread, num_repeats, verdict):
+def test_the_metric_over_workers_is_equivalent_different_or_inconclusive(metrics, spread, num_repeats, verdict):
     points = gathered(WORKERS, by_workers(8.0, 4.0, metrics=metrics, spread=spread, num_repeats=num_repeats))
     (compared,) = worker_metrics(WORKERS, points, family_of(WORKERS, points))
     assert (compared.point.num_workers, compared.base.num_workers, compared.comparison.margin) == (2, 1, 0.005)
@@ -198,7 +186,7 @@ def test_the_metric_over_workers_is_equivalent_different_or_unknown(metrics, spr
     assert compared.comparison.estimate.value == pytest.approx(metrics[1] - metrics[0], abs=2 * spread)
 
 
-def test_metrics_are_compared_over_workers_alone_with_the_baselines_number_of_them():
+def test_metrics_over_workers_are_compared_with_the_baselines():
     results = by_both(2, 3, num_repeats=2)
     question = Question("s", {"num_workers": 2}, ("batch_size", "num_workers"))
     points = gathered(question, results)
@@ -212,8 +200,8 @@ def test_metrics_are_compared_over_workers_alone_with_the_baselines_number_of_th
 # ---- repeats still needed
 
 
-def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread():
-    # z(97.5 %) + z(80 %) is 2.8016; the distance is log(1 + MARGIN), which is what an unknown difference leaves.
+def test_needed_repeats_grow_with_the_square_of_the_spread():
+    # z(97.5 %) + z(80 %) is 2.8016; the distance is log(1 + MARGIN).
     per_spread = 2.8016 * HODGES_LEHMANN_ERROR / math.log1p(MARGIN)
     for spread, expected in (
         (0.2, (per_spread * 0.2) ** 2 * 4 / 3),
@@ -225,7 +213,7 @@ def test_the_repeats_that_settle_it_grow_with_the_square_of_the_spread():
     assert repeats_needed({0: 1.0}, {0: 2.0}) is None
 
 
-def test_the_blocks_that_show_a_margin_go_by_the_distance_to_it():
+def test_needed_blocks_depend_on_the_distance_to_the_margin():
     # z(95 %) + z(80 %) is 2.4865.
     differences, margin = (0.01, -0.01, 0.01, -0.01), 0.005
     expected = (2.4865 * HODGES_LEHMANN_ERROR * np.std(differences, ddof=1) / margin) ** 2
@@ -242,5 +230,5 @@ TIMES = st.dictionaries(st.integers(0, 7), st.floats(0.5, 2.0), min_size=2, max_
 @given(first=TIMES, factor=st.floats(1.01, 3.0))
 def test_a_constant_factor_is_certain_in_pairs(first, factor):
     slower = {repeat: time_s * factor for repeat, time_s in first.items()}
-    for ratio in (time_ratio(slower, first), Family(99.0).ratio(slower, first)):
-        assert (ratio.low, ratio.value, ratio.high) == pytest.approx((factor,) * 3)
+    ratio = Family(99.0).ratio(slower, first)
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((factor,) * 3)

@@ -1,4 +1,4 @@
-"""Trials of other settings than those that a study asked for last are excluded, wherever its results are read."""
+"""Trials with settings other than the latest ones of a study are excluded everywhere."""
 
 import json
 from dataclasses import asdict, replace
@@ -54,7 +54,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(("other", "sentence"), OTHERS, ids=[sentence for _, sentence in OTHERS])
-def test_trials_of_other_settings_are_set_aside_and_named(other, sentence):
+def test_trials_of_other_settings_are_excluded_and_named(other, sentence):
     own, others = ran(ASKED), ran(other, FAST, started_at=9.0)
     parted = current_results(as_stored(question_of(ASKED, Auto())), [*own, *others])
     assert (list(parted.results), list(parted.excluded)) == (own, others)
@@ -77,7 +77,7 @@ def test_settings_that_follow_from_others_exclude_nothing(asked):
 
 
 @pytest.mark.parametrize("config", [{"device": "cuda"}, {}])
-def test_a_question_has_the_device_and_the_cores_that_the_machines_gave_it(config):
+def test_a_question_has_its_chosen_device_and_cores(config):
     eight, four = (study(config).trials(auto=Auto("cuda", cores)) for cores in (8, 4))
     of_eight = [TrialResult(spec, TrialState.FINISHED) for spec in eight]
     question = as_stored(question_of(study(config), Auto("cuda", 8)))
@@ -89,12 +89,12 @@ def test_a_question_has_the_device_and_the_cores_that_the_machines_gave_it(confi
     assert not current_results(as_stored(question_of(asked, Auto("cuda", 8))), both).excluded
 
 
-def test_other_values_of_what_is_swept_and_other_numbers_of_repeats_stay():
+def test_other_swept_values_and_numbers_of_repeats_are_kept():
     results = ran(study({"epochs": 3}, {"num_workers": grid(1, 2, 4)}, num_repeats=4))
     assert not current_results(question_of(ASKED), results).excluded
 
 
-def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_one():
+def test_trials_of_an_earlier_space_are_assigned_to_points():
     wider = ran(study({}, {**WORKERS, "epochs": grid(2, 3)}))
     parted = current_results(question_of(ASKED), wider)
     assert {tuple(r.spec.point) for r in parted.results} == {("num_workers",)}
@@ -106,14 +106,14 @@ def test_a_trial_of_a_study_that_swept_more_or_less_stands_at_its_point_of_this_
     assert len(points) == 4
 
 
-def test_an_older_store_that_does_not_say_what_is_fixed_keeps_all():
+def test_an_older_store_without_settings_keeps_all_trials():
     results = [*ran(ASKED), *ran(study({"epochs": 1}))]
     parted = current_results(replace(question_of(ASKED), config={}, seed=None, workload=""), results)
     assert parted.results == tuple(results)
     assert not parted.sentence
 
 
-def test_nothing_that_reads_a_study_mixes_them_in():
+def test_every_reader_excludes_trials_of_other_settings():
     question = question_of(ASKED)
     own = ran(ASKED)
     mixed = [*own, *ran(study({"epochs": 1}), FAST, started_at=9.0)]

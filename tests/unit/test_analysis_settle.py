@@ -1,4 +1,4 @@
-"""Studies that run until they are settled: looking after each block breaks no promise, and stops where it should."""
+"""Studies that run until they are settled: intervals stay valid after each block, and studies stop when they should."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from raypar.study.trial import TrialState
 
 
 @pytest.mark.parametrize(("error", "first", "last"), [(0.05, 3, 5), (0.004, 3, 6), (0.2, 1, 4)])
-def test_a_normal_sum_crosses_the_bounds_by_each_look_as_often_as_is_spent(error, first, last):
+def test_the_error_spent_by_each_look_is_exact(error, first, last):
     sizes = np.arange(first, last + 1)
     bounds = -ndtri(np.array(sequential_errors(error, first, last)) / 2) * np.sqrt(sizes)
     for i in range(1, len(sizes) + 1):
@@ -25,14 +25,7 @@ def test_a_normal_sum_crosses_the_bounds_by_each_look_as_often_as_is_spent(error
         assert 1 - never == pytest.approx(error * sizes[i - 1] / last, rel=2e-3)
 
 
-def test_in_simulation_thirty_looks_err_as_often_as_one():
-    looks = np.array(sequential_errors(0.05, 3, 30))
-    sums = np.random.default_rng(1).standard_normal((40_000, 30)).cumsum(axis=1)[:, 2:]
-    crossed = np.abs(sums) > -ndtri(looks / 2) * np.sqrt(np.arange(3, 31))
-    assert crossed.any(axis=1).mean() == pytest.approx(0.05, abs=0.0033)  # three standard errors
-
-
-def test_one_look_has_all_of_the_error_and_many_have_less_each():
+def test_one_look_has_all_of_the_error_and_several_share_it():
     assert sequential_errors(0.05, 6, 6) == (pytest.approx(0.05),)
     looks = sequential_errors(0.05, 3, 100)
     assert all(error < 0.05 for error in looks)
@@ -75,7 +68,6 @@ def question_of_workers(**changes):
     return Question("s", space_keys=("num_workers",), **{**chosen, **changes})
 
 
-# Alternating around the median, so that nothing here is random; the more blocks, the narrower.
 def trials(speedups, num_blocks=3, spread=0.002, first=0):
     return [
         make_result(
@@ -105,7 +97,7 @@ def labels(points):
     ],
     ids=["above", "below", "within", "one is open", "the best is open", "all are open"],
 )
-def test_open_points_get_a_further_block_with_what_they_are_compared_with(speedups, spread, open_points, needed):
+def test_open_points_get_another_block_with_their_references(speedups, spread, open_points, needed):
     of = what_is_open(question_of_workers(), trials(speedups, spread=spread))
     assert labels(p.point for p in of.points) == open_points
     assert labels(of.needed) == needed
@@ -115,7 +107,7 @@ def test_open_points_get_a_further_block_with_what_they_are_compared_with(speedu
     assert of.cost_s >= of.block_s
 
 
-def test_what_is_open_is_what_the_report_and_the_recommendation_leave_open():
+def test_open_points_agree_with_the_report_and_the_recommendation():
     from raypar.analysis.analyse import analyse
     from raypar.analysis.recommend import Constraints, Decision, recommend
 
@@ -148,7 +140,7 @@ def test_points_without_a_comparison_are_settled_at_once():
     assert what_is_open(question, trials({1: 1.0})).stopped is Stopped.SETTLED
 
 
-def test_a_point_that_lags_behind_first_gets_its_trial_of_the_last_block():
+def test_a_point_that_lags_behind_catches_up_first():
     noisy = {1: 1.0, 2: 1.05, 4: 2.0}
     results = [*trials(noisy, spread=0.01), *trials({1: 1.0}, 1, first=3, spread=0.01)]
     of = what_is_open(question_of_workers(), results)
@@ -158,13 +150,13 @@ def test_a_point_that_lags_behind_first_gets_its_trial_of_the_last_block():
     assert (labels(of.needed), of.repeat) == ([1, 2], 4)
 
 
-def test_the_least_number_of_repeats_comes_first():
+def test_the_minimum_number_of_repeats_comes_first():
     of = what_is_open(question_of_workers(num_repeats=5), trials({1: 1.0, 2: 1.5, 4: 2.0}, 4))
     assert [str(p) for p in of.points] == [f"num_workers={n} 4 of 5 repeats" for n in WORKERS]
     assert (labels(of.needed), of.repeat, of.points[0].num_more) == ([1, 2, 4], 4, 1)
 
 
-def test_the_maximum_ends_it_with_what_is_open():
+def test_a_study_stops_at_the_maximum_of_repeats():
     results = trials({1: 1.0, 2: 1.05, 4: 2.0}, 4, spread=0.02)
     of = what_is_open(question_of_workers(max_repeats=4), results)
     assert of.stopped is Stopped.MAXIMUM
@@ -176,7 +168,7 @@ def test_the_maximum_ends_it_with_what_is_open():
 
 @pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.DIVERGED])
 @pytest.mark.parametrize("num_workers", [1, 2], ids=["the baseline", "the point"])
-def test_what_fails_is_not_repeated_for_ever(state, num_workers):
+def test_failing_points_are_not_repeated(state, num_workers):
     results = trials({1: 1.0, 2: 1.05, 4: 2.0}, 4, spread=0.01)
     last = {"num_workers": num_workers}
     results = [r for r in results if (r.spec.point, r.spec.repeat) != (last, 3)] + [make_result(last, 3, state=state)]
@@ -200,5 +192,5 @@ def test_sentences_say_why_a_study_stopped():
     left = f"; still open: {of.points[0]}."
     assert stop_sentence(of, Stopped.BUDGET) == f"Stopped after 9 trials, as the budget allows no further block{left}"
     assert stop_sentence(of, None) == f"Not settled yet, after 9 trials{left}"
-    # The status of a study on a busy machine is the same whether it is known why it stopped, or read from the store.
+    # On a busy machine, the status is always the same.
     assert {stop_status(why, is_disturbed=True) for why in (*Stopped, None)} == {"not settled (disturbed)"}

@@ -1,4 +1,4 @@
-"""Tables from elsewhere: roles of columns, notation of numbers; mistakes are in tests/golden/cases/tables.txt."""
+"""Tables from other sources: roles of columns, notation of numbers; mistakes are in tests/golden/cases/tables.txt."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,7 +38,7 @@ def test_columns_have_some_names_and_stand_anywhere(table, workers, value, delim
     assert read_table(table).runs == {"": Runs({4: (2.5, 2.75)}, quantity, unit=value * (value == "throughput"))}
 
 
-def test_marks_of_other_programs_remarks_and_empty_lines_are_no_trouble(table):
+def test_byte_order_marks_remarks_and_empty_lines_are_skipped(table):
     table.write_bytes(b'\xef\xbb\xbf# made on a cluster\r\n\r\nworkers,time\r\n1,"10"\r\n,\r\n\r\n2,6\r\n')
     assert read_table(table).runs[""].values == {1: (10.0,), 2: (6.0,)}
 
@@ -46,7 +46,7 @@ def test_marks_of_other_programs_remarks_and_empty_lines_are_no_trouble(table):
 MIXED = "workers,time,framework,batch,seed\n1,10,torch,8,0\n1,11,torch,8,1\n2,6,torch,8,0\n2,3,jax,16,0\n"
 
 
-def test_runs_that_differ_in_more_than_their_workers_are_no_repeats(table):
+def test_runs_that_differ_in_other_columns_are_not_repeats(table):
     table.write_text(MIXED, encoding="utf-8")
     with pytest.raises(RayparError) as caught:
         read_table(table)
@@ -58,13 +58,13 @@ def test_runs_that_differ_in_more_than_their_workers_are_no_repeats(table):
 
 
 @pytest.mark.parametrize("by", [("framework",), ("Batch",), ("framework", "batch")])
-def test_runs_are_told_apart_by_named_columns(table, by):
+def test_runs_are_grouped_by_named_columns(table, by):
     table.write_text(MIXED, encoding="utf-8")
     first, second = read_table(table, by).runs.values()
     assert (first.values, second.values) == ({1: (10.0, 11.0), 2: (6.0,)}, {2: (3.0,)})
 
 
-def test_columns_to_group_by_exist_and_were_not_measured(table):
+def test_columns_to_group_by_must_exist_and_not_be_measured(table):
     table.write_text(MIXED, encoding="utf-8")
     with pytest.raises(RayparError, match="--by = 'time': is what was measured"):
         read_table(table, ["time"])
@@ -78,7 +78,7 @@ def read(table, text, **asked):
 
 
 def efficiencies(table, text, **asked):
-    """The parallel efficiency of each worker count, in whole percent."""
+    """Return the parallel efficiency of each worker count, in percent."""
     of = read(table, text, **asked)
     return {p.num_workers: round(100 * p.efficiency.value) for p in analyse_scaling(of.runs[""], of.scaling).points}
 
@@ -140,7 +140,7 @@ def test_times_are_read_in_their_unit(table, name, unit_s):
         ("workers time\n1 100.5\n2  52.1\n", {1: 100, 2: 96}),
     ],
 )
-def test_tables_as_people_have_them_are_read_right(table, text, expected):
+def test_usual_tables_are_read_correctly(table, text, expected):
     if expected is not None:
         assert efficiencies(table, text) == expected
     else:
@@ -148,7 +148,7 @@ def test_tables_as_people_have_them_are_read_right(table, text, expected):
 
 
 @pytest.mark.parametrize("text", ["1;1.100\n2;600\n", "1;1.100\n2;1.050\n", '1;"1,100"\n2;"600"\n'])
-def test_a_mark_before_three_digits_is_not_silently_read_as_either(table, text):
+def test_a_mark_before_three_digits_is_ambiguous(table, text):
     text = f"workers;time\n{text}"
     message, mark = refusal(table, text), "," if "," in text else "."
     assert "has two readings: 1100, with a mark between thousands, or 1.100" in message and "--decimal" in message
@@ -165,7 +165,7 @@ FALLING = "workers,throughput\n1,122\n2,115\n4,111\n8,110\n16,80\n"
 CONSTANT = "workers,time\n1,49.7\n2,52.2\n16,54.3\n"
 
 
-def test_a_throughput_that_falls_is_refused_with_both_readings_unless_one_is_named(table):
+def test_a_falling_throughput_is_refused_unless_a_reading_is_chosen(table):
     message = refusal(table, FALLING)
     assert "of all workers together: 0.94× with 2 workers (47 % efficient), 0.66× with 16 workers (4 % eff" in message
     assert "of each worker: 1.89× with 2 workers (94 % efficient), 10.5× with 16 workers (66 % efficient)" in message
@@ -174,7 +174,7 @@ def test_a_throughput_that_falls_is_refused_with_both_readings_unless_one_is_nam
     assert efficiencies(table, FALLING.replace("2,115", "2,150"))[2] == 61  # no worker alone is as fast
 
 
-def test_a_time_that_hardly_falls_is_refused_with_both_readings_unless_one_is_named(table):
+def test_a_time_that_hardly_falls_is_refused_unless_a_reading_is_chosen(table):
     message = refusal(table, CONSTANT)
     assert "strong scaling, the same work for all: 0.95× with 2 workers (48 % efficient)" in message
     assert "14.6× with 16 workers (92 % efficient) → say which: --scaling strong, or --scaling weak" in message

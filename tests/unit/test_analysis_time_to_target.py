@@ -18,7 +18,7 @@ REACHED, MISSED, UNKNOWN, FAILED = TargetStatus
 
 
 def trial(accuracies, repeat=0, *, metric="accuracy"):
-    """A trial with a report per epoch of 1,000 samples in 2 s, half a second of evaluation after each."""
+    """A trial with a report per epoch, of 1,000 samples in 2 s and an evaluation of 0.5 s."""
     num = len(accuracies)
     made = make_result({"num_workers": 2}, repeat, 2.0 * num, num_samples=1000 * num)
     epoch = {"train_time_s": 2.0, "eval_time_s": 0.5, "throughput_samples_per_s": 500.0}
@@ -32,7 +32,7 @@ def point(*results):
 
 
 def foreign(accuracies, *since_launch_s):
-    """A trial of training code that raypar didn't write, with the seconds of its reports from launch on."""
+    """A trial of training code that raypar can't instrument, with the times of its reports since launch."""
     made = trial(accuracies)
     reports = made.reports
     if since_launch_s:
@@ -52,10 +52,9 @@ CASES = {
     "missed": (trial([0.5, 0.6]), TARGET, (MISSED, None, None, 0.6)),
     "never reported": (trial([None]), TARGET, (UNKNOWN, None, None, None)),
     "no number": (trial([math.nan, None, math.inf, 0.95]), TARGET, (REACHED, 8.0, 4000.0, 0.95)),
-    # Of the last report the trial's own time is that of all steps; of an earlier one nothing is known.
+    # For the last report, the trial's time is known; for an earlier one, it isn't.
     "no times, at the end": (PLAIN, TARGET, (REACHED, 4.0, 180_000.0, 0.97)),
     "no times": (replace(PLAIN, reports=({"accuracy": 0.95}, {"accuracy": 0.96})), TARGET, (UNKNOWN, None, None, 0.96)),
-    # The times in its reports are not raypar's.
     "a train loop": (replace(trial([0.95]), train_time_s=None), TARGET, (UNKNOWN, None, None, 0.95)),
     "a train loop of an earlier version": (foreign([0.95]), TARGET, (UNKNOWN, None, None, 0.95)),
     "a script": (foreign([0.5, 0.91, 0.95], 7.5, 12.0, 20.0), TARGET, (REACHED, 12.0, None, 0.95)),
@@ -70,13 +69,13 @@ def test_the_time_is_that_of_the_timed_steps(result, target, expected):
     assert (to_target.status, to_target.time_s, to_target.num_samples, to_target.best) == expected
 
 
-def test_from_the_launch_on_start_up_warm_up_and_evaluations_count():
+def test_start_up_warm_up_and_evaluations_count_from_launch_on():
     result = trial([0.5, 0.91, 0.95])
     assert trial_to_target(result, TARGET, Start.LAUNCH).time_s == 4.0 + 3.0 + 0.25 + 2 * 0.5
     assert trial_to_target(replace(result, startup_s=None), TARGET, Start.LAUNCH).status is UNKNOWN
 
 
-def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half():
+def test_trials_that_missed_the_target_count_as_longer():
     most = point(trial([0.5, 0.91]), trial([0.5, 0.6], 1), trial([0.95], 2))
     assert (most.num_in(REACHED), most.num_in(MISSED), most.is_always_reached) == (2, 1, False)
     assert most.times == {0: 4.0, 2: 2.0}
@@ -87,7 +86,7 @@ def test_trials_that_missed_it_count_as_longer_and_a_median_needs_more_than_half
     assert many.time_s == Estimate(8.0, 2.0, math.inf, 7, pytest.approx(1 - 2 / 2**7), Method.CENSORED)
 
 
-def test_failed_trials_spoil_no_others():
+def test_failed_trials_do_not_affect_others():
     failed = make_result({"num_workers": 2}, 1, state=TrialState.FAILED)
     assert point(trial([0.95]), failed).is_always_reached and not point(failed).is_always_reached
 

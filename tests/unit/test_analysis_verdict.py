@@ -1,4 +1,4 @@
-"""Verdicts, and break-even: where along a hyperparameter something starts to pay; the sentences are golden."""
+"""Verdicts and break-even points; the sentences are in tests/golden/cases/verdicts.txt."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ LOW, MIDDLE, HIGH = st.floats(0.1, 0.9).map(clear), st.floats(0.6, 1.9).map(tied
 
 
 @given(values=VALUES, where=st.floats(0.01, 0.99), power=st.floats(0.2, 3) | st.floats(-3, -0.2), data=st.data())
-def test_a_power_law_gives_back_where_it_crosses(values, where, power, data):
+def test_the_crossing_of_a_power_law_is_exact(values, where, power, data):
     i = data.draw(st.integers(0, len(values) - 2))
     left, right = values[i], values[i + 1]
     at = left * (right / left) ** where
@@ -39,7 +39,7 @@ def test_a_power_law_gives_back_where_it_crosses(values, where, power, data):
 
 
 @given(values=VALUES, data=st.data())
-def test_a_crossing_lies_between_the_nearest_points_that_are_clear(values, data):
+def test_a_crossing_lies_between_the_nearest_clear_points(values, data):
     curve = [(float(v), data.draw(LOW | MIDDLE | HIGH)) for v in values]
     crossing = crossing_of(curve)
     pays = {v: s.value > 1 for v, s in curve if s.excludes(1.0)}
@@ -61,30 +61,30 @@ def test_a_crossing_lies_between_the_nearest_points_that_are_clear(values, data)
         ([clear(0.5), clear(2), clear(0.5)], "the speedups go up and down"),
         ([clear(0.5), clear(2), tied(0.9)], "the speedups go up and down"),
         ([tied(1.2), clear(0.5), clear(2)], "the speedups go up and down"),
-        ([clear(0.5), tied(0.9)], "so is 1 of 2 speedups"),
-        ([tied(0.9), tied(1.1), clear(2)], "so are 2 of 3 speedups"),
-        ([alone(0.5), alone(2)], "one trial each has no interval"),
+        ([clear(0.5), tied(0.9)], "1 of 2 intervals includes 1"),
+        ([tied(0.9), tied(1.1), clear(2)], "2 of 3 intervals include 1"),
+        ([alone(0.5), alone(2)], "one trial each gives no interval"),
     ],
 )
-def test_what_the_intervals_do_not_show_is_not_said(speedups, why):
+def test_an_inconclusive_crossing_has_a_reason(speedups, why):
     crossing = crossing_of([(float(2**i), s) for i, s in enumerate(speedups)])
     assert (crossing.kind, crossing.why, crossing.at) == (CrossingKind.UNCLEAR, why, None)
 
 
-def test_ties_widen_the_bracket_and_one_beyond_it_has_to_fit():
+def test_ties_widen_the_bracket_and_must_fit_beyond_it():
     curve = [(1.0, tied(0.8)), (2.0, clear(0.5)), (4.0, tied(1.1)), (8.0, clear(2.0)), (16.0, tied(1.9))]
     crossing = crossing_of(curve)
     assert (crossing.kind, crossing.between, crossing.at) == (CrossingKind.STARTS, (2.0, 8.0), pytest.approx(4.0))
 
 
 @pytest.mark.parametrize(("key", "is_resource"), [("device", True), ("lr", False)])
-def test_resources_alone_have_to_pay(key, is_resource):
+def test_only_resources_have_a_break_even(key, is_resource):
     curve = [PointAnalysis({key: "new", "num_workers": n}, speedup=clear(n - 1.5)) for n in (2, 3, 4)]
     expected = [f"{key}=new starts to pay at about num_workers=2.6 (between 2 and 3)."] if is_resource else []
     assert break_even_lines(Question("s", {key: "old"}, (key, "num_workers")), curve) == expected
 
 
-def test_only_two_numbers_or_more_against_a_baseline_make_a_curve():
+def test_a_curve_needs_two_numbers_and_a_baseline():
     for values in (("a", "b"), (True, False), ((1,), (2,)), (None, 5)):
         assert crossings_of(QUESTION, curve_of(dict.fromkeys(values, clear(0.5)))) == []
     assert crossings_of(QUESTION, curve_of({64: None, 128: 2.0})) == []
@@ -94,7 +94,7 @@ def test_only_two_numbers_or_more_against_a_baseline_make_a_curve():
 
 
 def metric_study(values, num_repeats=6, spread=0.0005):
-    """A study of worker counts and learning rates whose accuracies are these, by (lr, workers)."""
+    """Analyse a study with these accuracies by (lr, workers)."""
     results = [
         make_result({"lr": lr, "num_workers": n}, r, 4.0 / n, value + spread * ((r * (n + 1)) % 3 - 1))
         for (lr, n), value in values.items()
@@ -103,7 +103,7 @@ def metric_study(values, num_repeats=6, spread=0.0005):
     return analyse(Question("s", {"num_workers": 1}, ("lr", "num_workers")), results)
 
 
-def test_a_metric_that_is_called_equivalent_is_not_called_inconclusive_as_well():
+def test_an_equivalent_metric_is_not_called_inconclusive():
     for more in ({}, {(0.3, 1): 0.9, (0.3, 2): 0.9002}):
         said = " ".join(metric_study({(0.1, 1): 0.95, (0.1, 2): 0.9501, **more}).statements)
         assert "accuracy is equivalent within 0.5 points for all numbers of workers." in said
@@ -140,7 +140,7 @@ def study_of(num_disturbed, **changes):
     )
 
 
-def test_where_most_trials_were_disturbed_no_view_gets_a_claim_on_times():
+def test_no_view_has_a_claim_on_times_if_most_trials_were_disturbed():
     analysis = study_of(7)
     assert analysis.verdict.answer.startswith("Inconclusive: other processes used up to 50 % of the cores in 7 of 12 t")
     assert [c.outcome for c in analysis.verdict.comparisons] == [Outcome.DISTURBED]
@@ -148,18 +148,18 @@ def test_where_most_trials_were_disturbed_no_view_gets_a_claim_on_times():
     assert (advice.decision, advice.settling, advice.doubt) == (Decision.UNCLEAR, None, analysis.verdict.doubt)
     assert not any("faster" in text or "fastest" in text for text in analysis.statements)
     assert (analysis.worker_groups, analysis.effects, analysis.batches) == ((), None, ())
-    # What has been looked at until it seemed settled is not.
+    # A study that seemed settled is not.
     assert study_of(7, max_repeats=30).verdict.status == "not settled (disturbed)"
 
 
-def test_where_most_trials_were_disturbed_a_little_that_is_a_caveat(monkeypatch):
+def test_a_little_load_in_most_trials_is_a_caveat(monkeypatch):
     monkeypatch.setitem(DISTURBED, "foreign_cpu_share", [0.2])  # two cores have as much of raypar's own processes
     analysis = study_of(12)
     assert analysis.verdict.answer.startswith("2 workers are faster than 1: 2.00×") and not analysis.verdict.doubt
     assert [w.check for w in analysis.warnings if w.check == "other_load"] == ["other_load"]
 
 
-def test_where_half_of_the_trials_were_disturbed_that_is_a_caveat():
+def test_much_load_in_half_of_the_trials_is_a_caveat():
     analysis = study_of(6)
     assert analysis.verdict.answer.startswith("2 workers are faster than 1: 2.00×") and not analysis.verdict.doubt
     assert [c.outcome for c in analysis.verdict.comparisons] == [Outcome.FASTER]
@@ -168,7 +168,7 @@ def test_where_half_of_the_trials_were_disturbed_that_is_a_caveat():
     assert study_of(6, max_repeats=30).verdict.status == "settled"
 
 
-def test_a_search_asks_for_a_metric_which_other_load_leaves_alone():
+def test_other_load_does_not_affect_a_search():
     results = [make_result({"lr": lr}, 0, accuracy=lr, environment=DISTURBED) for lr in (0.1, 0.3, 0.2)]
     analysis = analyse(Question("s", {}, ("lr",), num_repeats=1, is_search=True), results)
     assert analysis.verdict.answer == "Leading: accuracy 30.0 % with lr=0.3 (best of 3, one trial each, unconfirmed)."

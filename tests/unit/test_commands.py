@@ -342,7 +342,7 @@ BY_EPOCH = {"steps_from": ["reports", ""], "laps_cover": ["epochs 1 to 4", ""]}
         (
             (0.5, 0.8),
             BY_EPOCH,
-            ("between two of its reports, epochs 1 to 4", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2)."),
+            ("between two reports", "epochs 1 to 4", "differs: 0.5 (num_workers=1) to 0.8 (num_workers=2)."),
         ),
         ((0.5, 0.5), {"steps_from": [UNTIMED]}, ("Times are of whole trials", "Their last loss agrees: 0.5 to 0.5.")),
     ],

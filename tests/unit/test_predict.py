@@ -35,7 +35,7 @@ FIXED_S, PER_SAMPLE_S = 0.004, 0.001
 
 
 def step_s(num_workers, batch_size):
-    """Return the step time that the study below measures, of workers that vary as little as is usual."""
+    """Return the step time of the simulated study."""
     compute_s, variation = np.array([PER_SAMPLE_S * batch_size / num_workers]), USUAL_VARIATIONS[0]
     steps = {"compute_s": compute_s, "optimizer_s": FIXED_S, "variation": variation}
     times = simulate_steps(LAYERS, np.array([num_workers]), HOW, **steps)
@@ -67,7 +67,7 @@ def test_a_step_is_the_batch_over_the_throughput():
     assert epoch_samples(result(1, 64)) == 1000
 
 
-def test_the_trials_of_one_point_are_chosen_whatever_their_workers_and_batch():
+def test_trials_that_differ_only_in_workers_and_batch_are_chosen():
     keys = ("num_workers", "batch_size", "lr")
     results = [make_result(dict(zip(keys, values, strict=True))) for values in product((1, 2), (32, 64), (0.1, 0.2))]
     chosen = choose_results(results, {"lr": 0.2, "batch_size": 32})
@@ -90,8 +90,8 @@ def test_trials_without_step_times_are_refused(results, settings, problem):
         choose_results(results, settings)
 
 
-def test_the_variation_is_that_of_one_workers_steps_without_the_short_last_ones():
-    # 250 samples in batches of 100: every third step is a half one.
+def test_the_variation_excludes_short_last_steps():
+    # 250 samples in batches of 100: every third batch is a half one.
     steps = (1.0, 1.2, 0.5, 1.0, 1.2, 0.5)
     config = {"batch_size": 100, "epochs": 2}
     alone = make_result({"num_workers": 1}, num_samples=500, step_times_s=(steps,), config=config)
@@ -104,7 +104,7 @@ def test_the_variation_is_that_of_one_workers_steps_without_the_short_last_ones(
 # ---- calibration
 
 
-def test_two_batch_sizes_separate_a_steps_fixed_time_from_that_of_its_samples():
+def test_two_batch_sizes_separate_fixed_time_and_time_per_sample():
     fitted = calibrate(points(), LAYERS, 0.05)
     assert (fitted.fixed_s, fitted.per_sample_s) == pytest.approx((FIXED_S, PER_SAMPLE_S))
     assert (fitted.variation, fitted.is_variation_measured, fitted.notes) == (0.05, True, ())
@@ -113,7 +113,7 @@ def test_two_batch_sizes_separate_a_steps_fixed_time_from_that_of_its_samples():
     assert 0.9 * PER_SAMPLE_S < low < PER_SAMPLE_S < high < 1.1 * PER_SAMPLE_S
 
 
-def test_one_batch_size_is_taken_as_proportional_with_a_note_and_one_repeat_gives_no_intervals():
+def test_one_batch_size_gives_a_note_and_one_repeat_no_intervals():
     fitted = calibrate(points(batches=(64,), noise=(1.0,)), LAYERS)
     assert (fitted.fixed_s, fitted.per_sample_s) == (0, pytest.approx(step_s(1, 64) / 64))
     assert "only with a batch of 64" in fitted.notes[0]
@@ -122,7 +122,7 @@ def test_one_batch_size_is_taken_as_proportional_with_a_note_and_one_repeat_give
 
 
 @pytest.mark.parametrize("measured", [None, 0.0])
-def test_workers_are_never_taken_to_be_all_alike(measured):
+def test_workers_always_vary(measured):
     fitted = calibrate(points(), LAYERS, measured)
     assert (fitted.variation, fitted.is_variation_measured) == (0.01, False)
     assert fitted.notes == ("the variation of steps was not measured: 1 to 3 % is usual, and 1 % is assumed",)
@@ -149,7 +149,7 @@ def test_a_network_is_fitted_to_the_steps_of_several_workers(counts, latency_s, 
 BUSY, BUSIER = ({"cores": [[0]], "foreign_cpu_share": [share]} for share in (0.2, 0.5))
 
 
-def test_disturbed_trials_are_no_measure_of_a_step():
+def test_disturbed_trials_are_not_used():
     quiet = [result(n, 64, r) for n in (1, 2) for r in range(2)]
     kept, sentence = quiet_results(quiet)
     assert (kept, sentence) == (tuple(quiet), "")
@@ -161,7 +161,7 @@ def test_disturbed_trials_are_no_measure_of_a_step():
     ]
     kept, sentence = quiet_results(mixed)
     assert kept == (quiet[1], quiet[3]) and sentence == "2 of 4 trials were disturbed by other load and are not used"
-    # As much as Ray's own processes make on two cores is no reason to predict nothing.
+    # Trials with little load are used if there are no others.
     little = [replace(r, conditions=stored_conditions(BUSY)) for r in quiet]
     assert quiet_results(little) == (tuple(little), "")
     with pytest.raises(RayparError, match=r"other load disturbed all trials of one worker \(3 of 4 trials in total\)"):
@@ -169,14 +169,14 @@ def test_disturbed_trials_are_no_measure_of_a_step():
 
 
 def scaled(factors):
-    """The points of the study, the steps of some worker counts so many times as long."""
+    """The points of the study, with factors on the step times of some worker counts."""
     return [
         replace(p, step_times_s=tuple(t * factors.get(p.num_workers, 1.0) for t in p.step_times_s)) for p in points()
     ]
 
 
 @pytest.mark.parametrize(("factor", "problem"), [(0.3, "links of 2.00 TB/s or more"), (9e5, "which no machine has")])
-def test_a_network_that_no_machine_has_is_refused(factor, problem):
+def test_an_implausible_network_is_refused(factor, problem):
     with pytest.raises(RayparError, match="can't fit a network to the steps of several workers: ") as caught:
         fit_study_network(calibrate(scaled(dict.fromkeys((2, 4, 8), factor)), LAYERS), HOW)
     assert problem in caught.value.message and "--network" in caught.value.hint
@@ -187,7 +187,7 @@ def test_a_network_that_no_machine_has_is_refused(factor, problem):
 
 @pytest.mark.parametrize("is_measured", [True, False])
 @pytest.mark.parametrize("batch_size", [256, 64, 128])
-def test_a_model_that_the_measurements_exceed_predicts_nothing(is_measured, batch_size):
+def test_a_model_that_contradicts_the_measurements_predicts_nothing(is_measured, batch_size):
     calibration = calibrate(scaled({2: 0.4}), LAYERS)
     with pytest.raises(RayparError, match="contradicts the measurements, so nothing is predicted: 2 workers, batch"):
         predict(calibration, strong(batch_size), HOW, [64], is_measured_network=is_measured)
@@ -204,7 +204,7 @@ def test_no_measurement_in_the_table_is_much_faster_than_its_bound(factors, is_m
     assert shown and all(p.measured.value > 0.95 * p.step_time_s.value for p in shown)
 
 
-def test_a_prediction_is_the_step_that_made_the_measurements():
+def test_the_simulated_step_is_predicted():
     sweep = predict(calibrate(points(), LAYERS), strong(), HOW, [1, 2, 64], is_measured_network=True)
     one, two, many = sweep.predictions
     for p in (one, two, many):
@@ -218,7 +218,7 @@ def test_a_prediction_is_the_step_that_made_the_measurements():
     assert two.measured is not None and two.measured.value == pytest.approx(step_s(2, 256))
     assert many.measured is None
     assert two.step_time_s.low is not None and two.step_time_s.low < two.step_time_s.value
-    # The noise of the fit says nothing about the model's error far from it.
+    # Extrapolations have no interval.
     beyond = (many.step_time_s, many.throughput_samples_per_s, many.speedup, many.efficiency, many.training_s)
     assert [e.low for e in beyond] == [None] * 5
 
@@ -227,7 +227,7 @@ def test_weak_scaling_keeps_the_batch_of_a_worker():
     (p,) = predict(calibrate(points(), LAYERS), JobSpec(Scaling.WEAK, 64, num_samples=1024), HOW, [16]).predictions
     assert (p.batch_size, p.efficiency.value) == (1024, pytest.approx(step_s(1, 64) / step_s(16, 1024)))
     assert p.speedup.value == pytest.approx(16 * p.efficiency.value)
-    # What a step takes once is no loss where the batch of a worker stays.
+    # The fixed time of a step is not a loss if the batch of a worker stays the same.
     fast = predict(calibrate(points(), LAYERS), JobSpec(Scaling.WEAK, 16, 1000), replace(HOW, network=FAST), [64])
     assert fast.predictions[0].limit is Limit.COMPUTE
 
@@ -276,14 +276,14 @@ def test_no_count_is_more_than_perfectly_efficient(num_workers, variation, scali
     assert 0 < prediction.efficiency.value <= 1 + 1e-9
 
 
-def test_worker_counts_are_powers_of_two_and_what_was_asked_for_or_measured():
+def test_worker_counts_are_powers_of_two_and_requested_or_measured_ones():
     assert worker_counts([12], [1, 3, 48]) == (1, 2, 3, 4, 8, 12)
 
 
 # ---- what a study trains, and how
 
 
-def test_a_training_is_as_the_study_has_it():
+def test_the_job_follows_from_the_study():
     results = [result(1, 64), result(2, 64)]
     assert job_spec_of(results, {}) == JobSpec(Scaling.STRONG, 64, 1000, 2)
     weak = [result(n, 64 * n, per_worker_batch_size=64, accumulation_steps=2) for n in (1, 2)]
@@ -296,12 +296,12 @@ def test_a_training_is_as_the_study_has_it():
 @pytest.mark.parametrize(
     ("settings", "problem"), [({}, "differ in their batch: 32, 64"), ({"batch_size": "big"}, "--set batch_size=big")]
 )
-def test_a_batch_has_to_be_chosen_where_there_are_several(settings, problem):
+def test_one_of_several_batches_must_be_chosen(settings, problem):
     with pytest.raises(RayparError, match=problem):
         job_spec_of([result(1, 64), result(1, 32)], settings)
 
 
-def test_gradients_are_sent_as_the_config_has_it_unless_overridden():
+def test_communication_follows_the_config_unless_overridden():
     assert communication_of({}, LINK, "ring") == Communication(LINK, "ring")
     config = {"strategy": "ddp", "bucket_mb": 4.0, "overlap": False, "compression": "fp16"}
     expected = Communication(LINK, "tree", bucket_bytes=4 * 2**20, overlap=False, compression=0.5)

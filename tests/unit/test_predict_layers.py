@@ -48,7 +48,7 @@ class Backwards(nn.Module):
         return self.second(self.first(x))
 
 
-def test_layers_come_in_the_order_in_which_they_are_run_and_a_model_is_left_as_it_was():
+def test_layers_are_in_running_order_and_the_model_is_unchanged():
     model = nn.Sequential(Backwards(), nn.Dropout(0.5)).eval()
     assert [layer.name for layer in counted(model, 3)] == ["0.first", "0.second"]
     assert not model.training
@@ -69,7 +69,7 @@ def test_frozen_layers_send_nothing_and_stop_the_backward_pass():
     assert last.backward_share == pytest.approx(1 / 3)
 
 
-def test_attention_has_its_weights_though_it_does_not_call_them_as_a_module():
+def test_attention_has_the_weights_that_it_does_not_call():
     model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0))
     layers = counted(model, 5, 3)
     assert sum(c.num_gradient_bytes for c in layers) == sum(4 * p.numel() for p in model.parameters())
@@ -88,7 +88,7 @@ def test_shares_add_up_to_the_counted_work_of_a_resnet():
     assert sum(c.forward_share for c in layers) == pytest.approx(work.macs_forward / work.macs)
 
 
-def test_without_data_the_size_is_known_and_the_layers_are_not():
+def test_without_data_only_the_size_is_known():
     def absent(_):
         raise DataError("no data here")
 
@@ -98,7 +98,7 @@ def test_without_data_the_size_is_known_and_the_layers_are_not():
     assert not is_one_layer(layer_costs(workloads.digits, resolve(workloads.digits, {})))
 
 
-def test_a_network_that_can_not_be_built_is_refused_with_a_hint():
+def test_a_network_that_can_not_be_built_is_refused():
     def broken(_):
         raise ValueError("no such width")
 

@@ -49,7 +49,7 @@ def all_reduce_s(num_bytes, num_workers, network, algorithm="ring"):
         ("ring", 1e6, 4, LINK, 6e-3, 1.5),
         # Each of 6 steps waits for the request and for the answer.
         ("gloo", 4, 4, LINK, 12e-3 - 2e-6, 6e-6),
-        # Where a segment takes longer than a round trip, only the first of each of two rounds is waited for.
+        # If a segment takes longer than a round trip, only the first of each of two rounds is waited for.
         ("gloo", 1e6, 4, LINK, 4e-3, 1.5),
         # 8 segments of 1 MiB, 1 ms each, to reduce, 8 to gather. Two of them every 2 x 20 + 1 ms, but the last two,
         # which follow each other.
@@ -188,18 +188,18 @@ def test_gradients_are_sent_bucket_by_bucket(how, exposed_s, hidden_s):
     step = simulate_step(LAYERS, 2, how, compute_s=1.0)
     assert (step.exposed_communication_s, step.hidden_communication_s) == pytest.approx((exposed_s, hidden_s))
     assert step.step_time_s == pytest.approx(1 + exposed_s)
-    # Of accumulated micro-batches the last one alone hides them.
+    # Only the last of the accumulated micro-batches hides them.
     assert simulate_step(LAYERS, 2, how, compute_s=4.0, accumulation_steps=4).step_time_s == pytest.approx(
         4 + exposed_s
     )
 
 
-def test_gloo_lets_two_buckets_wait_at_once_but_not_after_the_backward_pass():
+def test_gloo_sends_two_buckets_at_once_during_the_backward_pass():
     # Four gradients of almost no work, 40 ms of messages each among two workers, and 100 ms of bytes.
     layers = tuple(LayerCost(name, 100, 1e-9, 1e-9) for name in "abcd")
     gloo = Communication(Network(0.01, 1000.0), "gloo", bucket_bytes=0)
     waits = replace(gloo, network=Network(0.01, float("inf")))
-    # Of the second pair the link is never idle but for the last one's messages.
+    # With the second pair the link is idle only for the last messages.
     for how, overlapped_s, after_s in ((waits, 0.08, 0.16), (gloo, 0.4 + 0.04, 0.56)):
         steps = [simulate_step(layers, 2, replace(how, overlap=o), compute_s=1e-9) for o in (True, False)]
         assert [step.step_time_s for step in steps] == pytest.approx([overlapped_s, after_s])
@@ -226,7 +226,7 @@ def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest():
 
 
 @given(layer_lists, communications, counts, seconds, st.floats(0, 0.3))
-def test_hidden_and_exposed_communication_are_all_there_is(layers, how, num_workers, compute_s, variation):
+def test_hidden_and_exposed_communication_add_up(layers, how, num_workers, compute_s, variation):
     step = simulate_step(layers, num_workers, how, compute_s=compute_s, variation=variation)
     sent = [
         float(all_reduce_cost(size * how.compression, num_workers, how.network, how.algorithm).total_s)
@@ -260,7 +260,7 @@ def test_the_expected_maximum_is_that_of_the_tables():
 
 
 @given(communications)
-def test_many_worker_counts_at_once_give_what_each_gives_alone(how):
+def test_worker_counts_can_be_simulated_together(how):
     workers = np.array([1, 2, 3, 64])
     times = simulate_steps(LAYERS, workers, how, compute_s=1 / workers, variation=0.05, data_s=0.3)
     for i, n in enumerate(workers):
@@ -269,6 +269,6 @@ def test_many_worker_counts_at_once_give_what_each_gives_alone(how):
         assert times.step_time_s[i] == pytest.approx(alone.step_time_s)
 
 
-def test_a_network_known_by_its_size_alone_sends_all_of_it_at_the_end():
+def test_a_network_of_known_size_sends_everything_at_the_end():
     step = simulate_step(one_layer(400), 2, replace(SLOW, bucket_bytes=None), compute_s=1.0)
     assert (step.hidden_communication_s, step.exposed_communication_s) == pytest.approx((0, 0.42))
