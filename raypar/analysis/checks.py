@@ -26,7 +26,7 @@ from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.conditions import RankConditions
-from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, timed_work
+from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, reason_of, timed_work
 
 MAX_LOSS_GAP = 0.05  # largest relative difference of last losses for equal work
 # Hyperparameters that should not change the work of a point, and so not its loss.
