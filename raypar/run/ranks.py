@@ -25,6 +25,8 @@ from typing import Any
 
 from raypar import units
 from raypar.errors import Mistake
+from raypar.measure import telemetry
+from raypar.measure.breakdown import profile_of
 from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
@@ -32,8 +34,6 @@ from raypar.study.conditions import Conditions
 from raypar.study.quantity import BUILT_IN
 from raypar.study.strategy import sync_period
 from raypar.study.trial import Failure, FailureKind, LoadSample, TrialResult, TrialSpec, TrialState, end_state
-from raypar.train import telemetry
-from raypar.train.breakdown import profile_of
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
 

@@ -62,11 +62,11 @@ class RankConditions(CpuConditions, GpuConditions):
     Attributes:
         cores: cores that it was pinned to; empty: not pinned.
         num_node_cores: cores of its machine.
-        peak_memory_bytes: peak memory allocated by its training, see `raypar.train.memory`.
+        peak_memory_bytes: peak memory allocated by its training, see `raypar.measure.memory`.
         peak_rss_bytes: peak memory taken from the machine.
         peak_reserved_bytes: peak memory taken from its GPU.
         steps_from, laps_cover: source and extent of the times of training code that raypar didn't write, see
-            `raypar.train.laps`; None for raypar's own loop.
+            `raypar.measure.laps`; None for raypar's own loop.
         batch_norm_parts: number of parts of a batch that batch norm normalises separately.
         without_gradient: parameters that get no gradient in some step.
         finds_unused: DDP searches for these in each step.
@@ -109,7 +109,7 @@ class Conditions:
         num_sharing: the same for trials on one of its machines.
         num_sharing_network: the same for trials over several machines, if it ran on several itself.
         shared_with: names of other studies on its machine, separated by commas; empty: none.
-        stalls_s: stalled seconds of each timed step, see `raypar.train.telemetry`.
+        stalls_s: stalled seconds of each timed step, see `raypar.measure.telemetry`.
         energy_of: what its energy includes: "CPU packages", "GPUs" or both; empty: it has none.
         no_energy: why some energy can't be read.
     """

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.gpus import local_cores, visible_gpus
+from raypar.measure.cpu import TOPOLOGY
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
-TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from typing import Any
 
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
+from raypar.measure.laps import COUNTS, UNTIMED, LapTimer
 from raypar.study.command import PLACES, Command, number_in
 from raypar.study.conditions import RankConditions
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
-from raypar.train.laps import COUNTS, UNTIMED, LapTimer
 
 MAX_ERROR_LINES = 20
 STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
@@ -126,8 +126,8 @@ def run_command(
         raise WorkloadError(f"{machines}: a command needs as many on each", hint="choose num_workers or nodes so")
     import torch
 
-    from raypar.train.memory import children_peak_bytes
-    from raypar.train.telemetry import Telemetry
+    from raypar.measure.memory import children_peak_bytes
+    from raypar.measure.telemetry import Telemetry
 
     cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
     num_nodes = context.world_size // context.local_world_size

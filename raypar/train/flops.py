@@ -7,6 +7,7 @@ is built on torch's meta device, which has shapes and no numbers: a large one is
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -216,6 +217,16 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
         counts[kind] = ahead, by_weights, trained[kind] - by_weights
     layers = [LayerWork(kind, *(round(n / len(inputs)) for n in of)) for kind, of in counts.items() if any(of)]
     return Work(sum(p.numel() for p in weights), tuple(inputs.shape[1:]), tuple(layers))
+
+
+def flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
+    """Return the FLOP of a sample, forward and backward, of a copy of the model; None if they can't be counted."""
+    model = copy.deepcopy(full_model)
+    model.zero_grad()
+    try:
+        return count_work(model, sample).flop
+    except Exception:  # from the user's network: the profile is useful without it
+        return None
 
 
 def work_of(workload: Workload, config: Config) -> Work:

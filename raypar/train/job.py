@@ -15,7 +15,7 @@ from raypar.study.options import ON_CPU, Auto
 from raypar.study.trial import LoadSample, TrialSpec
 
 if TYPE_CHECKING:
-    from raypar.train.telemetry import RankCounters
+    from raypar.measure.telemetry import RankCounters
 
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
 MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts
@@ -227,7 +227,7 @@ class RankOutcome:
 
     Attributes:
         counters: counters over the timed regions; None if there were none.
-        profile: the record of `raypar.train.profile`, as JSON; empty if there is none.
+        profile: the record of `raypar.measure.profile`, as JSON; empty if there is none.
         data: rank 0's `raypar.train.data`; empty on the others.
         is_idle: it only held its cores for the command that the first rank of its node ran.
     """

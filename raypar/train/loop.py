@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from raypar.errors import WorkloadError
+from raypar.measure.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
+from raypar.measure.profile import ProfiledSteps
+from raypar.measure.steps import StepTimer
+from raypar.measure.telemetry import Telemetry
 from raypar.parallel.loss import Kind
 from raypar.parallel.strategy import (
     Batch,
@@ -36,63 +40,16 @@ from raypar.train.checkpoint import Checkpoints
 from raypar.train.data import TrainBatches, fingerprint
 from raypar.train.data_check import check_workload
 from raypar.train.evaluate import Evaluation
-from raypar.train.flops import peak_flops
+from raypar.train.flops import flop_per_sample, peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
-from raypar.train.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
 from raypar.train.model_check import ModelFacts, model_facts
 from raypar.train.precision import numerics_of
-from raypar.train.profile import ProfiledSteps, flop_per_sample
 from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
-from raypar.train.telemetry import Telemetry
 
 # Seconds of warm-up beyond ``num_warmup_steps``, by type of device: a GPU needs them to raise its clock.
 MIN_WARMUP_S = {"cuda": 1.0}
 NO_ENERGY = "the training resumed from a checkpoint, and the energy before that is unknown"
-
-
-class StepTimer:
-    """Clock of the steps of a segment; `total_s`: seconds from `start` to `stop`.
-
-    On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so `lap` records events in the
-    stream that are read after the last step. Only the ends of the region wait for the device. Segments share the
-    events.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._on_gpu = device.type == "cuda"
-        self._stamps: list[Any] = []
-        self._events: list[Any] = []  # those of `_stamps`, and spare ones
-        self._start_s = 0.0
-        self.total_s = 0.0
-
-    def start(self) -> None:
-        """Open the timed region, the device idle."""
-        wait_for_device(self._device)
-        self._stamps = []
-        self.lap()
-        self._start_s = time.perf_counter() if self._on_gpu else self._stamps[0]
-
-    def lap(self) -> None:
-        """Mark the end of a step."""
-        if self._on_gpu:
-            if len(self._stamps) == len(self._events):
-                self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-            event = self._events[len(self._stamps)]
-            event.record()
-            self._stamps.append(event)
-        else:
-            self._stamps.append(time.perf_counter())
-
-    def stop(self) -> None:
-        """Close the timed region, the device idle again."""
-        wait_for_device(self._device)
-        self.total_s = time.perf_counter() - self._start_s
-
-    def step_times_s(self) -> list[float]:
-        """Return the seconds of each step since `start`."""
-        return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairwise(self._stamps)]
 
 
 @dataclass
@@ -358,7 +315,7 @@ class Training:
         """
         context, numerics = self._context, self._numerics
         batches = self.batches.full(self._config["epochs"] + 1)
-        steps = ProfiledSteps(self._new_stepper, batches, context, self._strategy.module)
+        steps = ProfiledSteps(lambda span: self._new_stepper(span).step, batches, context, self._strategy.module)
         full_model = self._strategy.full_model()
         recorded = steps.run(num_steps)
         if folder is not None:

@@ -13,12 +13,12 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.hooks import numbers_of, receive_with
+from raypar.measure.laps import LapTimer
+from raypar.measure.memory import MemoryMonitor
+from raypar.measure.telemetry import Telemetry
 from raypar.study.conditions import RankConditions
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
-from raypar.train.laps import LapTimer
-from raypar.train.memory import MemoryMonitor
-from raypar.train.telemetry import Telemetry
 
 # raypar's entries of a config, which the loop does not get.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads", "stop_on_nan")

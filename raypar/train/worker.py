@@ -50,7 +50,7 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _OF_GPU = re.compile(r"\bCUDA\b|\bHIP\b|\bCU[A-Z]+_")
-_LIMITED = re.compile(r"[0-9] [KMG]?i?B allowed")  # by `raypar.train.memory.limit_on_gpu`
+_LIMITED = re.compile(r"[0-9] [KMG]?i?B allowed")  # by `raypar.measure.memory.limit_on_gpu`
 # Errors that NCCL gives the same type as that of a lost peer.
 _NCCL_MISUSED = re.compile(r"Duplicate GPU detected|ncclInvalid(Usage|Argument)")
 # CUDA's texts (cudaGetErrorString) for hardware that failed; "unspecified launch failure" is a program's own error.
@@ -88,7 +88,7 @@ def _has_gpu_alone() -> bool:
     """Return whether this process uses a GPU, and nobody else does so to speak of; other ranks on it are others."""
     import torch
 
-    from raypar.train.memory import has_gpu_alone
+    from raypar.measure.memory import has_gpu_alone
 
     return torch.cuda.is_available() and has_gpu_alone(torch.device("cuda", torch.cuda.current_device()))
 
@@ -223,7 +223,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     device = _device(config, context)
     with _process_group(context, device, listen_fd), _position_said(channel, context, device) as note_end:
         if isinstance(workload, TrainLoopWorkload):
-            from raypar.train.telemetry import Telemetry
+            from raypar.measure.telemetry import Telemetry
             from raypar.train.train_loop import run_train_loop
 
             outcome = run_train_loop(workload.train_loop, config, context, channel, Telemetry(cores, device))

@@ -13,12 +13,12 @@ from ranks import Reports, on_ranks
 from torch import nn
 
 from raypar.errors import RayparError
+from raypar.measure.breakdown import profile_of
 from raypar.predict.network import all_reduce_cost, fit_network
 from raypar.predict.probe import probe_all_reduces
 from raypar.study.options import resolve
 from raypar.study.profile import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS
 from raypar.train.affinity import allowed_cores
-from raypar.train.breakdown import profile_of
 from raypar.train.job import NO_PROFILING, Profiling
 from raypar.train.loop import train
 from raypar.workloads import digits, wide_mlp

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from raypar import Data, Split, Workload
+from raypar.measure.telemetry import Telemetry
 from raypar.study.options import resolve
 from raypar.train.data import epoch_order
 from raypar.train.loop import Training
-from raypar.train.telemetry import Telemetry
 
 NUM_RANKS, BATCH_SIZE, EPOCHS = 2, 48, 2
 NUM_SAMPLES = 104  # the last batch has 8

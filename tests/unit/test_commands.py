@@ -19,6 +19,7 @@ from raypar.analysis.question import WALL_TIME, question_of
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.time_to_target import Start, Target
 from raypar.init.script import NUMBER
+from raypar.measure.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
 from raypar.reporting.points import legend
 from raypar.reporting.recommend import recommended_lines
 from raypar.study.command import Command
@@ -26,7 +27,6 @@ from raypar.study.metric import Metric
 from raypar.study.options import resolve
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.command import OutputReader, lines_of_other_ranks, without_other_ranks
-from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
 
 TORCHRUN = "torchrun --nproc-per-node={num_workers} train.py --lr {lr}"
 

@@ -16,9 +16,9 @@ import torch
 from results import stored_conditions
 from workload_parts import tiny_image_set
 
+from raypar.measure.breakdown import profile_of
 from raypar.run.runner import TrialEnded, TrialReported
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
-from raypar.train.breakdown import profile_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 REPORT = {"epoch": 1, "train_loss": 2.0, "accuracy": 0.9}

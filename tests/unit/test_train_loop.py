@@ -5,7 +5,6 @@ No machine that runs tests has a GPU: its clock and its events are stand-ins, an
 
 import random
 from dataclasses import dataclass
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +13,12 @@ import torch
 from torch import nn
 
 from raypar import Data, Split, Workload
+from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train import loop
 from raypar.train.checkpoint import generator_states
-from raypar.train.loop import StepTimer, Training, train
+from raypar.train.loop import Training, train
 
 ALONE = DistContext(0, 1, torch.device("cpu"))
 
@@ -126,40 +126,6 @@ def test_without_warm_up_steps_and_on_a_cpu_there_is_no_longer_warm_up(monkeypat
     assert set(loop.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
     monkeypatch.undo()
     assert "cpu" not in loop.MIN_WARMUP_S and loop.MIN_WARMUP_S["cuda"] >= 1
-
-
-@pytest.fixture
-def events(monkeypatch):
-    """Stand-ins for CUDA's events, and those that were made: the n-th record is at n² ms."""
-    made, times_ms = [], iter(n * n for n in range(1000))
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-            made.append(self)
-
-        def record(self):
-            self.at_ms = next(times_ms)
-
-        def elapsed_time(self, end):
-            return end.at_ms - self.at_ms
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(loop, "wait_for_device", lambda _: None)
-    return made
-
-
-def test_the_steps_of_each_segment_are_timed_with_the_events_of_those_before(events):
-    timer, first = StepTimer(torch.device("cuda")), 0
-    for num_steps in (3, 5, 2, 5):
-        timer.start()
-        for _ in range(num_steps):
-            timer.lap()
-        timer.stop()
-        marks = [n * n for n in range(first, first + num_steps + 1)]
-        assert timer.step_times_s() == pytest.approx([(b - a) / 1e3 for a, b in pairwise(marks)])
-        first += num_steps + 1
-    assert len(events) == 5 + 1
 
 
 def test_a_training_has_one_timer_for_all_its_segments(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypar.measure.breakdown import break_down, profile_of
 from raypar.study.profile import (
     BACKWARD,
     BUBBLE,
@@ -20,7 +21,6 @@ from raypar.study.profile import (
     Profile,
     mean_of,
 )
-from raypar.train.breakdown import break_down, profile_of
 
 REDUCE, GATHER = "gloo:all_reduce", "gloo:gather"
 # One step of a second: data, forward, backward, optimizer, one after the other.

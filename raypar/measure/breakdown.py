@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raypar.measure.spans import DATA, STEP, WAIT, Interval, Span, merged, without
 from raypar.study.profile import (
     BACKWARD,
     BUBBLE,
@@ -35,7 +36,6 @@ from raypar.study.profile import (
     mean_of,
 )
 from raypar.study.strategy import names_collectives, sync_period
-from raypar.train.spans import DATA, STEP, WAIT, Interval, Span, merged, without
 
 _PART_OF = {DATA: DATA_WAIT, FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
 # Other marks of raypar: copies before and after a communication.
@@ -44,7 +44,7 @@ _NOT_COMMUNICATION = (STEP, WAIT, *_PART_OF, *_OTHER_MARKS)
 
 
 def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Profile | None:
-    """Return a trial's profile from what its ranks recorded (see `raypar.train.profile.profile`), in their order.
+    """Return a trial's profile from what its ranks recorded (see `raypar.measure.profile.profile`), in their order.
 
     The middle half of the steps by time counts, so that one in which the machine did something else does not.
     None where no step was recorded.
@@ -82,7 +82,7 @@ def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list
     """Return the breakdown of each step, ``[rank][step]``.
 
     Args:
-        ranks: each rank's spans, on one clock; see `raypar.train.spans.spans_of`.
+        ranks: each rank's spans, on one clock; see `raypar.measure.spans.spans_of`.
         matches: the k-th collective of a name is the same one on all ranks. Where it isn't, or where the ranks have
             not equally many of a name, waiting for stragglers counts as communication.
     """

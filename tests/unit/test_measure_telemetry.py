@@ -1,10 +1,9 @@
-"""Step times; load, clocks and counters of a rank's machine (real load: real/test_other_load.py); sums over ranks.
+"""Load, clocks and counters of a rank's machine (real load: real/test_other_load.py); sums over ranks.
 
 Clocks and throttling come from folders laid out like /sys/devices/system/cpu, and a GPU's from a stand-in for NVML: few
 machines that run tests have them.
 """
 
-import itertools
 import os
 import sys
 from dataclasses import replace
@@ -16,13 +15,15 @@ import torch
 from nvml import Card
 from results import make_spec
 
+from raypar.measure import cpu as module
+from raypar.measure import gpu as gpu_module
+from raypar.measure.cpu import ClockMonitor, CpuMonitor
+from raypar.measure.gpu import GpuMonitor
+from raypar.measure.telemetry import RankCounters, Telemetry, energy, other_loads, stalls
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialResult
-from raypar.train import loop
-from raypar.train import telemetry as module
 from raypar.train.job import RankOutcome
-from raypar.train.telemetry import ClockMonitor, CpuMonitor, GpuMonitor, RankCounters, energy, other_loads, stalls
 
 
 @pytest.fixture
@@ -187,8 +188,8 @@ def test_what_a_gpu_does_not_show_is_absent(monkeypatch):
 
 def test_a_trial_on_the_cpu_leaves_nvml_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(module, "open_nvml", lambda: pytest.fail("NVML was asked"))
-    telemetry = module.Telemetry((0,), torch.device("cpu"))
+    monkeypatch.setattr(gpu_module, "open_nvml", lambda: pytest.fail("NVML was asked"))
+    telemetry = Telemetry((0,), torch.device("cpu"))
     telemetry.start()
     telemetry.stop()
     assert not [key for key in telemetry.summary() if key.startswith("gpu")]
@@ -219,7 +220,8 @@ def processes(monkeypatch):
         )
 
     all_of_them.update({1: (0, "init"), 2: (1, "raypar study"), 3: (2, STUDY), me: (3, STUDY)})
-    monkeypatch.setattr(module, "psutil", SimpleNamespace(Error=Gone, Process=process_of))
+    for each in (module, gpu_module):
+        monkeypatch.setattr(each, "psutil", SimpleNamespace(Error=Gone, Process=process_of))
     return all_of_them
 
 
@@ -355,16 +357,3 @@ def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
     assert unreadable.conditions.no_energy == "may not be read" and not unreadable.conditions.energy_of
     untimed = merged(replace(RANK, package_j=100.0), None)
     assert (untimed.energy_j, untimed.other_load_cores, untimed.conditions.node) == (None, None, ("n",))
-
-
-@pytest.mark.parametrize("step_times_s", [[0.5, 1.5, 0.25], []])
-def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(monkeypatch, step_times_s):
-    timer = loop.StepTimer(torch.device("cpu"))
-    for start_s in (10.0, 100.0):  # a timer that is started again drops the steps before
-        clock = itertools.accumulate([start_s, *step_times_s, 0.25])
-        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock.__next__))
-        timer.start()
-        for _ in step_times_s:
-            timer.lap()
-        timer.stop()
-        assert (timer.step_times_s(), timer.total_s) == (step_times_s, sum(step_times_s) + 0.25)

@@ -9,8 +9,8 @@ import nvml
 import pytest
 from nvml import Card
 
-from raypar.train import energy
-from raypar.train.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
+from raypar.measure import energy
+from raypar.measure.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
 
 
 def write_zone(folder, zone, name, joules, range_j=262_143):

@@ -11,15 +11,15 @@ from torch import nn
 
 from raypar import Data, Split, Workload
 from raypar.errors import DoesNotFit
+from raypar.measure import memory as memory_module
+from raypar.measure.memory import MemoryMonitor
 from raypar.parallel.strategy import DistContext
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.run.runner import StoppedPoints, is_retried
 from raypar.study.options import resolve
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
-from raypar.train import memory as memory_module
 from raypar.train import worker
 from raypar.train.loop import train
-from raypar.train.memory import MemoryMonitor
 
 WIDTH, BATCH, NUM_LAYERS = 256, 512, 6
 ALONE = DistContext(0, 1, torch.device("cpu"))
@@ -195,8 +195,8 @@ def test_counting_changes_no_loss(monkeypatch):
 # In a process where nothing was counted before: what stays behind stays only once.
 LEFT_BEHIND = """
 import os, torch
-import test_train_memory as tests
-from raypar.train import memory
+import test_measure_memory as tests
+from raypar.measure import memory
 
 def trained_threads():
     is_counted = tests.trained().conditions.peak_memory_bytes is not None
