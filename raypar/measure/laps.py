@@ -1,4 +1,4 @@
-"""Step times of the user's own training code, from the times of its reports."""
+"""Step times of the user's own training code, from the times of its steps or reports."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class LapTimer:
     """Conversion of the times of steps and reports, seconds on one clock, to step times.
 
     A step lasts from the end of the previous step or report to its own end. The start of the first step is unknown, so
-    it counts as an average one, and points with 5 and with 10 steps stay comparable.
+    it counts as an average step. That keeps points with 5 and with 10 steps comparable.
 
-    Without steps, a lap is the time between two reports, if the reports count the work: one for each epoch, or several
-    with the current step. The first lap is left out, because it begins with the process. Reports without counts give no
-    times: a script that prints every 100 batches covers 300 of 350 on one worker, but 100 of 175 on each of two.
+    Without steps, a lap is the time between two reports that count the work: one for each epoch, or several with the
+    current step. The first lap, which begins with the process, does not count. Reports without counts give no times: a
+    script that prints every 100 batches covers 300 of 350 on one worker, but 100 of 175 on each of two.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class LapTimer:
         self._reports: list[tuple[float, float, dict[str, float]]] = []  # begin and end of each, and its counts
 
     def step(self, at_s: float) -> None:
-        """Take the end of a step."""
+        """Note the end of a step."""
         self._num_steps += 1
         if self._step_began_s is not None:
             self._step_times_s.append(at_s - self._step_began_s)
@@ -52,12 +52,12 @@ class LapTimer:
     def report(
         self, metrics: Mapping[str, float], at_s: float, until_s: float | None = None, *, is_ordered: bool = True
     ) -> None:
-        """Take a report.
+        """Note a report.
 
         Args:
-            until_s: the end of the report itself, if it takes time; None: `at_s`.
-            is_ordered: the report is in order with the steps. Output isn't, because the time when it was written is
-                only approximate, so it doesn't start a step.
+            until_s: end of the report itself; None: `at_s`.
+            is_ordered: the report is in order with the steps, and starts the next one. Lines of output are not, because
+                the time when they were written is approximate.
         """
         until_s = at_s if until_s is None else until_s
         self._reports.append((at_s, until_s, {key: metrics[key] for key in COUNTS if key in metrics}))
@@ -83,13 +83,13 @@ class LapTimer:
 
     @property
     def cover(self) -> str:
-        """Part of the work that the laps cover: ``epochs 1 to 5``; empty if the time is not of laps."""
+        """Part of the work that the laps cover: ``epochs 1 to 5``; empty without laps."""
         return "" if self._step_times_s else self._laps().cover
 
     def _laps(self) -> Laps:
         for key, unit in COUNTS.items():
             counted = [i for i, (_, _, counts) in enumerate(self._reports) if key in counts]
-            if len(counted) < 2 or counted[-1] - counted[0] != len(counted) - 1:  # one in between counts nothing
+            if len(counted) < 2 or counted[-1] - counted[0] != len(counted) - 1:  # a report between them has no count
                 continue
             numbers = [self._reports[i][2][key] for i in counted]
             gaps = [b - a for a, b in pairwise(numbers)]

@@ -1,9 +1,9 @@
 """Memory of a rank: the peak that its training allocates, and the peak that it takes from the machine or the GPU.
 
-A rank keeps the memory that it frees (`raypar.run.ranks`), and can't always reuse the gaps. With some models it takes
-twice as much from the machine as it needs, so both are measured. On a GPU, torch counts allocations at any time. On a
-CPU, its profiler counts them while the model is built and for two warm-up steps, outside the timed region. That leaves
-out the data set, and memory that libraries allocate themselves.
+A rank keeps the memory that it frees (`raypar.run.ranks`) and can't always reuse it. Some models take twice as much
+from the machine as they need, so both are measured. On a GPU, torch counts all allocations. On a CPU, its profiler
+counts them while the model is built and for two warm-up steps, outside the timed region. The data set and memory that
+libraries allocate themselves are not included.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TOO_LARGE = "needs {} of memory on a worker, more than max_memory={}"
 
 
 class MemoryMonitor:
-    """Peak memory of one rank.
+    """Peak memory of one rank, without evaluations and kept models.
 
-    Evaluations and kept models don't count: peaks are read before them and reset after. Memory that they leave behind
-    doesn't count either: after the first timed region, only the growth within a region counts.
+    Peaks are read before an evaluation and reset after it. After the first timed region, only the growth within a
+    region counts, so memory that an evaluation leaves behind does not.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class MemoryMonitor:
         self._excluded_bytes = num_bytes
 
     def start(self) -> None:
-        """Begin a timed region."""
+        """Start a timed region."""
         if self._on_gpu:
             self._reset_peak()
         for footprint in self._footprints.values():
@@ -97,7 +97,7 @@ class MemoryMonitor:
             raise DoesNotFit(TOO_LARGE.format(size(peak_bytes), size(limit_bytes)))
 
     def summary(self) -> dict[str, Any]:
-        """Return the known peaks, fields of `raypar.study.conditions.RankConditions`."""
+        """Return the known peaks: fields of `raypar.study.conditions.RankConditions`."""
         peaks = {"peak_memory_bytes": self.peak_bytes}
         peaks |= {name: footprint.peak_bytes for name, footprint in self._footprints.items()}
         return {name: value for name, value in peaks.items() if value}
@@ -165,8 +165,8 @@ def _resident_bytes(*, at_peak: bool) -> int | None:
 def children_peak_bytes() -> int | None:
     """Return the peak resident bytes of the largest ended child process; None if unknown.
 
-    Linux also counts the memory of a child before its ``exec``, which is this process's memory. Only a larger figure
-    is certain to be that of the program that it ran.
+    Before its ``exec``, a child has the memory of this process, which Linux counts too. Only a larger figure is
+    certainly that of its program.
     """
     unit = 1 if sys.platform == "darwin" else 1024
     mine, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -12,11 +12,10 @@ from raypar.parallel.strategy import wait_for_device
 
 
 class StepTimer:
-    """Clock of the steps of a segment; `total_s`: seconds from `start` to `stop`.
+    """Clock of the steps of a timed region; `total_s`: seconds from `start` to `stop`.
 
-    On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so `lap` records events in the
-    stream that are read after the last step. Only the ends of the region wait for the device. Segments share the
-    events.
+    On a CPU, a step ends when the host calls `lap`. On a GPU the host runs ahead, so `lap` records an event in the
+    stream. Only the ends of the region wait for the device. Later regions reuse the events.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +27,7 @@ class StepTimer:
         self.total_s = 0.0
 
     def start(self) -> None:
-        """Open the timed region, the device idle."""
+        """Wait for the device, and start the region."""
         wait_for_device(self._device)
         self._stamps = []
         self.lap()
@@ -46,7 +45,7 @@ class StepTimer:
             self._stamps.append(time.perf_counter())
 
     def stop(self) -> None:
-        """Close the timed region, the device idle again."""
+        """Wait for the device, and end the region."""
         wait_for_device(self._device)
         self.total_s = time.perf_counter() - self._start_s
 

@@ -71,7 +71,7 @@ def this_machine() -> str:
 def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
     """Return, for each rank, the average number of its machine's cores that were busy with foreign work.
 
-    None if the regions were too short, or if the machine's counters don't even show the trial's own work.
+    None if the regions were too short, or if the machine's counters don't show the trial's own work.
     """
     loads: dict[str, float | None] = {}
     for machine in {rank.machine for rank in ranks}:
@@ -85,15 +85,15 @@ def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
 
 
 def stalls(step_times_s: Sequence[float], period: int = 1) -> list[float]:
-    """Return the seconds of each step in which a trial stood still, as when a link is cut or a process is stopped.
+    """Return the seconds of each step in which a trial stood still, for example because a link was cut.
 
     Args:
         step_times_s: times of all timed steps on the slowest rank.
         period: the last step of each period is of another kind, as when local SGD averages the weights.
 
     Returns:
-        Empty if such steps are regular (over 5 % of their kind) or too short to matter. Never includes the first step,
-        which does one-time work if there are no warm-up steps.
+        Empty if such steps are regular (over 5 % of their kind) or too short to matter. The first step, which may do
+        one-time work, never counts.
     """
     ends_period = [(i + 1) % period == 0 for i in range(len(step_times_s))]
     long: list[float] = []
@@ -109,17 +109,17 @@ def stalls(step_times_s: Sequence[float], period: int = 1) -> list[float]:
 def energy(ranks: Sequence[RankCounters]) -> tuple[float, str] | None:
     """Return joules over all machines, each package and GPU once, and their source: "CPU packages", "GPUs" or both.
 
-    None if not all GPUs, or for a trial without GPUs not all packages, can be read. Packages are left out if only some
-    of the machines show them.
+    None if some GPU can't be read, or without GPUs, some package. With GPUs, packages count only if every machine has
+    them.
     """
     # In reverse, so that the first rank on a machine or GPU counts.
     package_j = _sum_j({rank.machine: rank.package_j for rank in reversed(ranks)}.values())
+    gpu_j = _sum_j({(rank.machine, rank.gpu): rank.gpu_j for rank in reversed(ranks)}.values())
     if not any(rank.gpu for rank in ranks):
         return None if package_j is None else (package_j, "CPU packages")
-    gpu_j = _sum_j({(rank.machine, rank.gpu): rank.gpu_j for rank in reversed(ranks)}.values())
-    if gpu_j is None or package_j is None:
-        return None if gpu_j is None else (gpu_j, "GPUs")
-    return gpu_j + package_j, "CPU packages and GPUs"
+    if gpu_j is None:
+        return None
+    return (gpu_j, "GPUs") if package_j is None else (gpu_j + package_j, "CPU packages and GPUs")
 
 
 def _sum_j(joules: Iterable[float | None]) -> float | None:
@@ -129,7 +129,7 @@ def _sum_j(joules: Iterable[float | None]) -> float | None:
 
 
 class Telemetry:
-    """Load, clocks and energy of one rank's cores and GPU, and what packages measure, over the timed regions."""
+    """Load, clocks and energy of one rank's cores and GPU, and quantities of packages, over the timed regions."""
 
     def __init__(self, cores: tuple[int, ...], device: torch.device) -> None:
         import torch
@@ -154,15 +154,23 @@ class Telemetry:
             monitor.stop()
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of `CpuMonitor`, `ClockMonitor`, `GpuMonitor` and packages, fields of `RankConditions`."""
+        """Return the known fields of `raypar.study.conditions.RankConditions`."""
         values = {key: value for key, monitor in self._of_quantities.items() if (value := monitor.value()) is not None}
         of_packages = {"quantities": values} if values else {}
         return {**self._cpu.summary(), **self._clocks.summary(), **self._gpu_state.summary(), **of_packages}
 
     def counters(self) -> RankCounters:
-        """Return the counters, which are combined over the ranks of a machine."""
-        sums, no_energy = self._cpu.sums, (self._package.why_not, self._card.why_not)
+        """Return the counters to combine over the ranks of a trial."""
+        sums = self._cpu.sums
         return RankCounters(
-            *(this_machine(), psutil.cpu_count() or 1, sums.at_s, sums.machine_busy_s, sums.own_s, sums.raypar_s),
-            *(self._package.joules, self._gpu, self._card.joules, tuple(filter(None, no_energy))),
+            machine=this_machine(),
+            num_cores=psutil.cpu_count() or 1,
+            elapsed_s=sums.at_s,
+            busy_s=sums.machine_busy_s,
+            own_s=sums.own_s,
+            raypar_s=sums.raypar_s,
+            package_j=self._package.joules,
+            gpu=self._gpu,
+            gpu_j=self._card.joules,
+            no_energy=tuple(filter(None, (self._package.why_not, self._card.why_not))),
         )

@@ -368,7 +368,7 @@ def trial_result(
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
     train_time_s = combined["train_time_s"]
     conditions, energy_j = _measured(conditions, outcomes)
-    recorded = [outcome.profile for outcome in outcomes]
+    recorded = [outcome.profile for outcome in outcomes if outcome.profile is not None]
     result = TrialResult(
         spec=spec,
         state=state,
@@ -382,7 +382,7 @@ def trial_result(
         energy_j=energy_j,
         conditions=conditions,
         failure=failure,
-        profile=profile_of(recorded, spec.config) if recorded and all(recorded) else None,
+        profile=profile_of(recorded, spec.config) if recorded and len(recorded) == len(outcomes) else None,
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )

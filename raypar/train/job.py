@@ -15,6 +15,7 @@ from raypar.study.options import ON_CPU, Auto
 from raypar.study.trial import LoadSample, TrialSpec
 
 if TYPE_CHECKING:
+    from raypar.measure.spans import RecordedSteps
     from raypar.measure.telemetry import RankCounters
 
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
@@ -227,7 +228,7 @@ class RankOutcome:
 
     Attributes:
         counters: counters over the timed regions; None if there were none.
-        profile: the record of `raypar.measure.profile`, as JSON; empty if there is none.
+        profile: its recorded steps; None if there are none.
         data: rank 0's `raypar.train.data`; empty on the others.
         is_idle: it only held its cores for the command that the first rank of its node ran.
     """
@@ -243,7 +244,7 @@ class RankOutcome:
     step_times_s: tuple[float, ...] = ()
     conditions: RankConditions = field(default_factory=RankConditions)
     counters: RankCounters | None = None
-    profile: Mapping[str, Any] = field(default_factory=dict)
+    profile: RecordedSteps | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     is_idle: bool = False
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from raypar.errors import WorkloadError
 from raypar.measure.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
 from raypar.measure.profile import ProfiledSteps
+from raypar.measure.spans import RecordedSteps
 from raypar.measure.steps import StepTimer
 from raypar.measure.telemetry import Telemetry
 from raypar.parallel.loss import Kind
@@ -128,7 +129,7 @@ def train(
 
     best_weights.save(training.full_model)
     traces_dir = artifact_dir / PROFILE_FOLDER if artifact_dir else None
-    profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else {}
+    profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else None
     checkpoints.remove()
     conditions: dict[str, Any] = {"checkpoint_s": checkpoints.time_s} if saves else {}
     if checkpoints.why_not:
@@ -303,15 +304,11 @@ class Training:
         scores = self._evaluation(model)
         return scores, time.perf_counter() - start_s
 
-    def profile(self, num_steps: int, folder: Path | None) -> dict[str, Any]:
+    def profile(self, num_steps: int, folder: Path | None) -> RecordedSteps:
         """Run further steps under torch's profiler.
 
         Args:
             folder: folder for every rank's trace, written by rank 0; None: no traces.
-
-        Returns:
-            The result of `ProfiledSteps.run`, with ``peak_flops``, the FLOP/s of matrix products on this rank while the
-            others measure too, and on rank 0 ``flop_per_sample`` (None: can't be counted).
         """
         context, numerics = self._context, self._numerics
         batches = self.batches.full(self._config["epochs"] + 1)
@@ -322,11 +319,11 @@ class Training:
             steps.write_traces(folder)
         context.barrier()
         dtype = numerics.mixed or numerics.dtype
-        recorded["peak_flops"] = peak_flops(context.device, dtype, self._config["num_threads"])
-        if context.rank == 0:
-            model = on_device(full_model, context.device)
-            recorded["flop_per_sample"] = flop_per_sample(model, self._evaluation.sample())
-        return recorded
+        peak = peak_flops(context.device, dtype, self._config["num_threads"])
+        if context.rank:
+            return replace(recorded, peak_flops=peak)
+        flop = flop_per_sample(on_device(full_model, context.device), self._evaluation.sample())
+        return replace(recorded, peak_flops=peak, flop_per_sample=flop)
 
     def outcome(self, telemetry: Telemetry, num_resumed_steps: int, conditions: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `RankOutcome` for the conditions, and for the timed steps if there were any.

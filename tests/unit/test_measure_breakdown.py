@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypar.measure.breakdown import break_down, profile_of
+from raypar.measure.spans import RecordedSteps
 from raypar.study.profile import (
     BACKWARD,
     BUBBLE,
@@ -30,7 +31,7 @@ ALONE = [("step", 0.0, 1.0), *MARKS]
 
 def recorded(spans, **changes):
     times = {"step_times_s": [0.9, 0.9], "profiled_step_times_s": [1.0]}
-    return {"spans": spans, **times, "shares_clock": True, "peak_flops": 1e9, **changes}
+    return RecordedSteps(**{"spans": spans, **times, "shares_clock": True, "peak_flops": 1e9, **changes})
 
 
 def reducing(start, end, wait=None, name=REDUCE):
