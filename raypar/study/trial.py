@@ -261,7 +261,7 @@ class TrialResult:
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         conditions: what it ran on and with, and what was measured of its machines.
         profile: where a step's time goes; None for a trial that was not profiled.
-        data: what it was trained and judged on, as `raypar.train.data` describes it; empty if unknown.
+        data: what it was trained and judged on, as `raypar.train.data_identity` describes it; empty if unknown.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
         load: of its machines, from a runner that samples it; it is not part of the stored result.
     """

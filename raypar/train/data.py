@@ -5,7 +5,6 @@ Inputs and targets are tensors, or trees of dicts and tuples of tensors with a r
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import Batch, call
-from raypar.study.workload import Config, Data, Split, Workload, first_tensor
+from raypar.study.workload import Config, Data, Split, first_tensor
 from raypar.train.precision import Numerics, fitted
 
 
@@ -370,57 +369,3 @@ def _samplers_of(loader: Any) -> Iterator[Any]:
 def pins_memory(config: Config, device: torch.device) -> bool:
     """Return whether a DataLoader pins its batches, so that a GPU copies them while it computes."""
     return bool(device.type == "cuda" if config["pin_memory"] is None else config["pin_memory"])
-
-
-# At most a second of hashing. The digest of a larger tensor is over evenly spread samples.
-MAX_HASHED_BYTES = 64 * 2**20
-
-
-def fingerprint(workload: Workload, data: Data, num_used: int) -> dict[str, Any]:
-    """Return name and source of the data set, and its existing ``splits``: "train", "val" and "test".
-
-    Each split has ``num_samples``. A split in memory also has a ``digest`` of 16 hex digits, and dtype and shape of
-    ``inputs`` and ``targets``. A split that is read sample by sample (a folder of images) has no digest.
-
-    Args:
-        num_used: number of training samples in use, counted from the first.
-    """
-    read = {"train": data.train_dataset, "val": data.val_dataset}
-    splits: dict[str, Any] = {}
-    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        if split is not None:
-            splits[name] = _in_memory(split, min(num_used, len(split)) if name == "train" else len(split))
-        elif (dataset := read.get(name)) is not None:
-            size = num_used if name == "train" else len(dataset)  # type: ignore[arg-type]
-            splits[name] = {"num_samples": size}
-        elif name == "train" and data.train_loader is not None:
-            splits[name] = {"num_samples": num_used}
-    of = workload.data
-    return {
-        "name": workload.dataset.partition(",")[0] or workload.name,
-        "source": f"{getattr(of, '__module__', '')}:{getattr(of, '__qualname__', type(of).__name__)}",
-        "splits": splits,
-    }
-
-
-def _in_memory(split: Split, num_samples: int) -> Mapping[str, Any]:
-    types = {}
-    for name, tree in (("inputs", split.inputs), ("targets", split.targets)):
-        first = first_tensor(tree)
-        types[name] = {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}
-    return {"num_samples": num_samples, "digest": digest(split, num_samples, MAX_HASHED_BYTES), **types}
-
-
-def digest(split: Split, num_samples: int, most_bytes: int) -> str:
-    """Return a digest, 16 hex digits, of the first samples; tensors above `most_bytes` are sampled evenly."""
-    hashed = hashlib.sha256()
-    for tensor in tree_leaves((split.inputs, split.targets)):
-        tensor = tensor[:num_samples]
-        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.is_sparse:
-            tensor = tensor.to_dense()
-        if tensor.nbytes > most_bytes:
-            tensor = tensor[:: -(-tensor.nbytes // most_bytes)]
-        # As bytes, whatever the type: numpy knows no bfloat16.
-        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()[:16]

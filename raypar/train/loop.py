@@ -38,8 +38,8 @@ from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import checkpoint
 from raypar.train.checkpoint import Checkpoints
-from raypar.train.data import TrainBatches, fingerprint
-from raypar.train.data_check import check_workload
+from raypar.train.data import TrainBatches
+from raypar.train.data_identity import fingerprint
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import flop_per_sample, peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
@@ -47,6 +47,7 @@ from raypar.train.model_check import ModelFacts, model_facts
 from raypar.train.precision import numerics_of
 from raypar.train.saved_model import BestWeights
 from raypar.train.step import Stepper, compiled
+from raypar.train.workload_check import check_workload
 
 # Seconds of warm-up beyond ``num_warmup_steps``, by type of device: a GPU needs them to raise its clock.
 MIN_WARMUP_S = {"cuda": 1.0}
@@ -80,16 +81,15 @@ def train(
 ) -> RankOutcome:
     """Train one rank of a trial.
 
-    The model's weights, the data order and therefore the losses depend on config and seed, not on the number of ranks
-    (up to rounding from a different order of summation).
+    The losses depend on config and seed, not on the number of ranks (except for rounding).
 
     Args:
         config: complete, from `raypar.study.options.resolve`.
         start_s: ``time.monotonic()`` when the rank was requested.
         cores: the cores that the rank is pinned to; empty: not pinned.
         artifact_dir: folder for the trained model and the profile's traces, written by rank 0; None: neither is kept.
-        checkpoint_dir: this trial's folder, used only if the config asks for checkpoints. If it has a checkpoint, the
-            training resumes from it, after another warm-up, as if it had not been interrupted.
+        checkpoint_dir: this trial's folder, used only if the config asks for checkpoints. The training resumes from its
+            checkpoint, if there is one, after another warm-up.
 
     Raises:
         ValueError: the data has too few samples for the config.
@@ -114,7 +114,7 @@ def train(
     if state := checkpoints.load():
         training.load_state_dict(state)
         best_weights.load_state_dict(state["keeper"])
-        # The runner counts an attempt's reports from the first.
+        # For the runner, each attempt reports from the start.
         stopped = any(not channel.report(report) for report in training.totals.reports)
     totals, num_resumed_steps = training.totals, training.totals.num_steps
     for steps in training.batches.segments(range(num_resumed_steps, num_resumed_steps if stopped else num_steps)):
@@ -131,17 +131,19 @@ def train(
     traces_dir = artifact_dir / PROFILE_FOLDER if artifact_dir else None
     profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else None
     checkpoints.remove()
-    conditions: dict[str, Any] = {"checkpoint_s": checkpoints.time_s} if saves else {}
-    if checkpoints.why_not:
-        conditions["not_resumed"] = checkpoints.why_not
-    return RankOutcome(
+    outcome = training.outcome(telemetry, num_resumed_steps)
+    return replace(
+        outcome,
         stopped=stopped,
         startup_s=warmup_start_s - start_s,
-        data_time_s=training.data_time_s,
         warmup_s=warmup_s,
         profile=profile,
         data=fingerprint(workload, training.data, training.batches.num_samples) if context.rank == 0 else {},
-        **training.outcome(telemetry, num_resumed_steps, conditions),
+        conditions=replace(
+            outcome.conditions,
+            checkpoint_s=checkpoints.time_s if saves else None,
+            not_resumed=checkpoints.why_not or None,
+        ),
     )
 
 
@@ -201,9 +203,9 @@ class Training:
         return facts
 
     def warm_up(self) -> None:
-        """Run some steps so that one-time work (threads, kernels, buckets) is done, and undo them.
+        """Run steps that do one-time work (threads, kernels, buckets), and undo them.
 
-        Restores the weights and the generators, and creates a new optimizer, so that no step leaves a trace.
+        Restores weights and generators, and creates a new optimizer.
         """
         generators = checkpoint.generator_states(self._context.device)
         if self._config["num_warmup_steps"]:
@@ -248,7 +250,7 @@ class Training:
         context.barrier()
         telemetry.start()
         self.memory.start()
-        context.barrier()  # the ranks take different times to read counters
+        context.barrier()  # reading counters takes each rank another time
         timer, stepper = self._timer, self._stepper
         self._strategy.module.train()
         losses: list[Tensor] = []
@@ -325,27 +327,29 @@ class Training:
         flop = flop_per_sample(on_device(full_model, context.device), self._evaluation.sample())
         return replace(recorded, peak_flops=peak, flop_per_sample=flop)
 
-    def outcome(self, telemetry: Telemetry, num_resumed_steps: int, conditions: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `RankOutcome` for the conditions, and for the timed steps if there were any.
+    def outcome(self, telemetry: Telemetry, num_resumed_steps: int) -> RankOutcome:
+        """Return the measurements of the training, and of the timed steps if there were any.
 
         Args:
             num_resumed_steps: steps before the checkpoint that the training resumed from.
-            conditions: further fields of `RankConditions`.
         """
         totals = self.totals
-        conditions = {**self.memory.summary(), **self.facts.conditions(self._config), **conditions}
+        conditions = RankConditions(**self.memory.summary(), **self.facts.conditions(self._config))
         if not totals.num_steps:
-            return {"conditions": RankConditions(**conditions)}
-        counters = telemetry.counters()
+            return RankOutcome(data_time_s=self.data_time_s, conditions=conditions)
+        conditions, counters = replace(conditions, **telemetry.summary()), telemetry.counters()
         if num_resumed_steps:
-            conditions["resumed_at_epoch"] = num_resumed_steps / self.batches.steps_per_epoch
+            conditions = replace(conditions, resumed_at_epoch=num_resumed_steps / self.batches.steps_per_epoch)
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
-        return {
-            "conditions": RankConditions(**conditions, **telemetry.summary()),
-            "counters": counters,
-            "step_times_s": tuple(totals.step_times_s),
-            **{name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")},
-        }
+        return RankOutcome(
+            data_time_s=self.data_time_s,
+            train_time_s=totals.train_time_s,
+            eval_time_s=totals.eval_time_s,
+            num_samples=totals.num_samples,
+            step_times_s=tuple(totals.step_times_s),
+            conditions=conditions,
+            counters=counters,
+        )
 
     def ends_checkpoint_period(self, first_step: int) -> bool:
         """Return whether the segment that began at `first_step` passed the end of ``checkpoint_every_epochs``."""

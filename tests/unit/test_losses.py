@@ -18,10 +18,10 @@ from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Task
 from raypar.study.options import resolve
 from raypar.train.data import Feed, shares
-from raypar.train.data_check import mistakes_of_points
 from raypar.train.loop import train
 from raypar.train.loss_kind import find_kind, loss_of
 from raypar.train.precision import numerics_of
+from raypar.train.workload_check import mistakes_of_points
 
 ALONE = DistContext(0, 1, torch.device("cpu"))
 CUT = {name: kind for name, kind in KINDS.items() if kind.cuts}

@@ -10,8 +10,9 @@ from torch import nn
 
 from raypar.study.options import resolve
 from raypar.study.workload import Data, Split, Workload
-from raypar.train import data as module
-from raypar.train.data import Feed, TrainBatches, epoch_order, fingerprint, num_steps, paired, shares
+from raypar.train import data_identity
+from raypar.train.data import Feed, TrainBatches, epoch_order, num_steps, paired, shares
+from raypar.train.data_identity import fingerprint
 from raypar.train.precision import Numerics, numerics_of
 
 SIZES = {"num_samples": st.integers(1, 200), "batch_size": st.integers(1, 70), "num_shares": st.integers(1, 9)}
@@ -175,7 +176,7 @@ def test_the_same_samples_have_the_same_digest_and_any_others_another():
 
 
 def test_of_large_tensors_evenly_spread_samples_make_the_digest(monkeypatch):
-    monkeypatch.setattr(module, "MAX_HASHED_BYTES", 12)
+    monkeypatch.setattr(data_identity, "MAX_HASHED_BYTES", 12)
     unseen, seen = split(8), split(8)
     unseen.inputs[1], seen.inputs[4] = 99, 99  # of 24 bytes every second sample
     assert digest(unseen) == digest(split(8)) != digest(seen)

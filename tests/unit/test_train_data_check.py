@@ -17,10 +17,11 @@ from raypar.errors import WorkloadError
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.study.trial import FailureKind
-from raypar.train.data_check import check_workload, identity_of, mistakes_of_points
+from raypar.train.data_identity import identity_of
 from raypar.train.loop import train
 from raypar.train.precision import numerics_of
 from raypar.train.worker import failure_kind
+from raypar.train.workload_check import check_workload, mistakes_of_points
 
 ALONE = DistContext(0, 1, torch.device("cpu"))
 X, Y = torch.arange(32.0).reshape(8, 4), torch.arange(8) % 3
