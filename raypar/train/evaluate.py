@@ -51,10 +51,10 @@ class Evaluation:
         samples = data.val if data.val is not None else data.val_dataset
         assert samples is not None, "a workload's data has val or val_dataset"
         self.size = len(samples)  # type: ignore[arg-type]
-        # A loss of the whole batch needs all samples at once: every rank evaluates them all, and one rank counts.
+        # A loss of the whole batch needs all samples at once. Every rank evaluates them all, and one rank counts.
         rank, num_ranks = (0, 1) if loss.kind is Kind.WHOLE else (context.rank, context.world_size)
         begin, end = (part * self.size // num_ranks for part in (rank, rank + 1))
-        # A rank without samples evaluates one that doesn't count, for the shapes.
+        # A rank without samples evaluates one that doesn't count, which gives the shapes.
         self._counts = end > begin and (num_ranks > 1 or context.rank == 0)
         self._mine = range(begin, max(end, begin + 1))
         self.num_steps = -(-len(self._mine) // batch_size)
@@ -118,10 +118,8 @@ class Evaluation:
         if is_open and self._loss.kind in (Kind.MEAN, Kind.SUM) and not self._loss.is_own:
             kind = kind_of_batch(self._loss.function, outputs, targets)
             if kind is Kind.WHOLE:
-                mistake = Mistake(
-                    "loss(outputs, targets)", Shown("the first validation batch"), NOT_OF_PARTS, HINT_RATIO
-                )
-                raise WorkloadError.of(self._name, [mistake])
+                shown = Shown("the first validation batch")
+                raise WorkloadError.of(self._name, [Mistake("loss(outputs, targets)", shown, NOT_OF_PARTS, HINT_RATIO)])
 
     def _sums(self, value: Value, size: int) -> Tensor:
         """Return the sum and the weight of the losses of a batch, shape ``(2,)``."""
@@ -143,7 +141,7 @@ class Evaluation:
 
 
 def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targets: Any, size: int) -> Tensor:
-    """Return a tensor to add up over batches: a statistic's, or the sum and the weight of scores, shape ``(2,)``."""
+    """Return a tensor to add up over batches: that of a statistic, or sum and weight of scores, shape ``(2,)``."""
     if isinstance(metric, Statistic):
         return metric.collect(outputs, targets).double()
     total, weight = sum_and_weight(metric(outputs, targets), size)

@@ -1,4 +1,4 @@
-"""Saved models: the weights of the best report, and a kept model loaded for export."""
+"""Saved models: the weights of the best report, and the export of a kept model."""
 
 from __future__ import annotations
 
