@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import Batch, call
@@ -23,10 +23,7 @@ from raypar.train.precision import Numerics, fitted
 
 
 class Share(NamedTuple):
-    """A rank's part of one global batch, with the `weight`, `num_samples` and `num_global` of its `Batch`.
-
-    A tuple, because every timed step creates one.
-    """
+    """A rank's part of one global batch, with the `weight`, `num_samples` and `num_global` of its `Batch`."""
 
     indices: Tensor  # into the training set, shape (num_local,)
     weight: float
@@ -40,7 +37,7 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def moved(tree: Any, device: torch.device) -> Any:
-    """Return a batch on a device; what can't be moved stays as it is."""
+    """Return a batch on a device; leaves that can't be moved are unchanged."""
     if isinstance(tree, Tensor):
         return tree.to(device, non_blocking=True)
     return tree_map(lambda each: each.to(device, non_blocking=True) if hasattr(each, "to") else each, tree)
@@ -62,11 +59,11 @@ def paired(sample: Any) -> tuple[Any, Any]:
 
 
 class Feed:
-    """Conversion of a batch's inputs to the model's arguments: its dtype, by name or by position.
+    """Conversion of a batch's inputs to the model's arguments, by name or by position, in the model's dtype.
 
     Args:
-        model: its ``forward`` decides whether a dict or tuple is one argument or several, and the type that integers
-            are cast to. None: the inputs are single tensors.
+        model: its ``forward`` decides whether a dict or tuple is one argument or several, and the type of integer
+            inputs. None: the inputs are single tensors.
         inputs: some samples after the data's transform.
     """
 
@@ -95,9 +92,9 @@ class Feed:
 
 
 def evaluated(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
-    """Return a model's outputs in evaluation mode, without gradients: batch norm would count the samples otherwise.
+    """Return a model's outputs in evaluation mode, without gradients.
 
-    Inference mode is not used because the model may cache tensors that it trains with later.
+    Not in inference mode, because the model may cache tensors that it trains with later.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -129,13 +126,13 @@ def _takes_as_one(model: nn.Module, inputs: Any) -> bool:
             signature.bind(*inputs)
         else:
             return not isinstance(inputs, Tensor)
-    except (TypeError, ValueError):  # they are other arguments than it has
+    except (TypeError, ValueError):  # the model has other arguments
         return True
     return False
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """Return a permutation of the samples' indices, shape ``(num_samples,)``, that depends only on seed and epoch."""
+    """Return the order of an epoch's samples, shape ``(num_samples,)``; it depends only on seed and epoch."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
 
@@ -143,8 +140,8 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
 def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_last: bool) -> Iterator[Share]:
     """Yield a rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
 
-    The ranks' parts are contiguous and differ in size by at most one sample. If a short last batch has no sample for a
-    rank, that rank takes the batch's first one with weight 0, because it must join the collectives.
+    The ranks' parts are contiguous and differ in size by at most one sample. A rank without a sample of a short last
+    batch takes the batch's first one with weight 0, because it must join the collectives.
     """
     for batch in order.split(batch_size):  # type: ignore[no-untyped-call]
         size = len(batch)
@@ -160,7 +157,7 @@ def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_l
 
 
 def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Return the steps of an epoch."""
+    """Return the number of steps of an epoch."""
     return num_samples // batch_size if drop_last else -(-num_samples // batch_size)
 
 
@@ -176,7 +173,6 @@ class TrainBatches:
 
     Attributes:
         num_samples: training samples of an epoch.
-        steps_per_epoch: steps of an epoch.
 
     Raises:
         ValueError: there are fewer samples than ``num_samples`` or than a full batch.
@@ -213,7 +209,7 @@ class TrainBatches:
         """Yield the batches of the warm-up steps.
 
         Args:
-            with_short_batch: add a batch of the size of an epoch's shorter last batch, if there is one.
+            with_short_batch: add a batch of the size of an epoch's short last batch, if there is one.
         """
         order = self._order(0)
         if num_warmup_steps := self._config["num_warmup_steps"]:
@@ -222,9 +218,9 @@ class TrainBatches:
                 yield from self._stream(order[:short])
 
     def segments(self, steps: range) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of these training steps in the parts between evaluations.
+        """Yield the batches of these steps in parts: an epoch, or ``eval_every_steps`` steps.
 
-        A part is an epoch, or ``eval_every_steps`` steps. Consume each part before the next one.
+        Consume each part before the next one.
         """
         epochs = self._epochs(steps)
         if num := self._config["eval_every_steps"]:
@@ -265,7 +261,7 @@ def num_train_samples(data: Data, limit: int | None) -> int:
 
 
 class _Stream(Protocol):
-    """This rank's batches, given the order of an epoch's samples, or of those after `num_skipped` steps."""
+    """Function that yields this rank's batches of an epoch, or those after `num_skipped` steps."""
 
     def __call__(self, order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]: ...
 
@@ -273,7 +269,7 @@ class _Stream(Protocol):
 def _resident(
     data: Data, _: Config, num_samples: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
 ) -> _Stream:
-    """Slice batches from tensors that stay in (device) memory, without a copy except the gather of the batch."""
+    """Gather batches from tensors that stay in (device) memory."""
     assert data.train is not None
     device, transform = numerics.device, data.transform
     inputs, targets = (
@@ -290,8 +286,8 @@ def _resident(
     return stream
 
 
-class TreeDataset(Dataset[Any]):
-    """Samples of a `Split` one by one, for inputs or targets of several tensors."""
+class SplitDataset(Dataset[Any]):
+    """Samples of a `Split`, one by one."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -300,7 +296,7 @@ class TreeDataset(Dataset[Any]):
         return len(self._split)
 
     def __getitem__(self, index: int) -> Any:
-        return mapped(lambda each: each[index], (self._split.inputs, self._split.targets))
+        return part_of(self._split.inputs, index), part_of(self._split.targets, index)
 
 
 def _dataloader(
@@ -311,9 +307,7 @@ def _dataloader(
     dataset, transform, collate = data.train_dataset, None, data.collate
     if dataset is None:
         assert data.train is not None
-        is_plain = isinstance(data.train.inputs, Tensor) and isinstance(data.train.targets, Tensor)
-        dataset = TensorDataset(data.train.inputs, data.train.targets) if is_plain else TreeDataset(data.train)
-        transform, collate = data.transform, None
+        dataset, transform, collate = SplitDataset(data.train), data.transform, None
     indices: list[list[int]] = []  # of the current epoch, which the loader outlives
     num_loader_workers = config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
@@ -337,7 +331,7 @@ def _dataloader(
 
 
 def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: Numerics, feed: Feed) -> _Stream:
-    """Read batches from the workload's own loader, which decides their order and sizes."""
+    """Read batches from the workload's own loader, which determines their order and sizes."""
     num_shares = share[1]
     set_epoch = next((each.set_epoch for each in _samplers_of(loader) if hasattr(each, "set_epoch")), lambda _: None)
 
@@ -348,7 +342,7 @@ def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: 
         for number, batch in enumerate(islice(loader, num_skipped, num_skipped + num), 1):  # noqa: B007
             x, y = moved(paired(batch), numerics.device)
             size = len(first_tensor(y))
-            num_global = size if num_shares == 1 else batch_size  # other ranks' sizes are not known here
+            num_global = size if num_shares == 1 else batch_size  # the other ranks' sizes are unknown
             yield Batch(feed(x), feed.targets(y), size * num_shares / num_global, size, num_global)
         if number < num:
             problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, but its length is "
@@ -367,5 +361,5 @@ def _samplers_of(loader: Any) -> Iterator[Any]:
 
 
 def pins_memory(config: Config, device: torch.device) -> bool:
-    """Return whether a DataLoader pins its batches, so that a GPU copies them while it computes."""
+    """Return whether a DataLoader pins its batches, which lets a GPU copy them while it computes."""
     return bool(device.type == "cuda" if config["pin_memory"] is None else config["pin_memory"])

@@ -20,7 +20,7 @@ from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.data import Feed, moved, paired, pins_memory
 from raypar.train.loss_kind import HINT_RATIO, NOT_OF_PARTS, kind_of_batch, loss_of
 from raypar.train.precision import Numerics, numerics_of
-from raypar.train.saved_model import WEIGHTS_FILE
+from raypar.train.saved_model import kept_model
 from raypar.workloads.metrics import default_metrics, sum_and_weight
 
 VAL_LOSS = "val_loss"
@@ -162,14 +162,13 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
         OSError: the weights can't be read.
         ValueError: the data has no test split.
     """
-    assert workload.model is not None and workload.data is not None
+    assert workload.data is not None
     device = torch.device("cpu")
     data = workload.data(config)
     if data.test is None:
         raise ValueError(f"workload {workload.name} has has_test=True, but its data has no test split")
     numerics = numerics_of(config, device)
-    model = numerics.convert(workload.model(config))
-    model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
+    model = kept_model(workload, config, numerics, model_dir)
     sample = part_of(data.test.inputs, slice(2))
     feed = Feed(numerics, model, data.transform(sample) if data.transform else sample)
     loss, data = loss_of(workload, data, model, numerics, feed), replace(data, val=data.test)

@@ -23,7 +23,6 @@ from raypar.parallel.loss import Kind
 from raypar.parallel.strategy import (
     Batch,
     DistContext,
-    ForwardBackward,
     Span,
     Task,
     build_strategy,
@@ -195,9 +194,10 @@ class Training:
         self._timer = StepTimer(context.device)
 
     def _facts_of(self, model: nn.Module) -> ModelFacts:
-        do, batch = ForwardBackward(self._loss, self._numerics.autocast, lambda loss: loss), next(self.batches.full(0))
-        size, context = self.batches.num_samples, self._context
-        facts, mistakes = model_facts(self._workload, self._config, model, batch, do, size, context, context.world_size)
+        context, num_workers = self._context, self._context.world_size
+        facts, mistakes = model_facts(
+            self._workload, self._config, model, self._loss, self.batches, self._numerics, context, num_workers
+        )
         if mistakes:
             raise WorkloadError.of(self._workload.name, mistakes)
         return facts

@@ -21,7 +21,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from raypar import units
 from raypar.errors import Mistake, RayparError, Shown, WorkloadError
 from raypar.parallel.loss import Kind, Loss, part_of
-from raypar.parallel.strategy import DistContext, ForwardBackward
+from raypar.parallel.strategy import DistContext
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Statistic, Workload
 from raypar.train.checkpoint import generators_kept
@@ -196,12 +196,10 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
 
 
 def _first_batch_mistakes(check: WorkloadCheck, seed: int, checked: Checked) -> list[Mistake]:
-    config, numerics = check.config, check.numerics
+    config, numerics, model, loss = check.config, check.numerics, checked.model, checked.loss
     batches = TrainBatches(check.data, config, seed, (0, num_shares(config)), numerics, checked.feed)
-    do = ForwardBackward(checked.loss, numerics.autocast, lambda loss: loss)
     alone = DistContext(0, 1, numerics.device)
-    batch, num_workers = next(batches.full(0)), config["num_workers"]
-    return model_facts(check.workload, config, checked.model, batch, do, batches.num_samples, alone, num_workers)[1]
+    return model_facts(check.workload, config, model, loss, batches, numerics, alone, config["num_workers"])[1]
 
 
 def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
