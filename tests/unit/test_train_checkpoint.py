@@ -2,43 +2,22 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from training import ALONE, NOISY
 
-from raypar import Data, Split, Study, Workload, grid
+from raypar import Study, grid
 from raypar.analysis.question import question_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.loop import NO_ENERGY, train
 
-ALONE = DistContext(0, 1, torch.device("cpu"))
 EPOCHS, STEPS_PER_EPOCH = 5, 4
-
-
-def model(config):
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-
-
-def noisy(inputs):
-    """Augmentation by every generator that there is."""
-    noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
-    return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
-
-
-def data(config):
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(90, 6, generator=generator)
-    targets = inputs[:, :3].argmax(1)
-    # 60 samples, so that the last batch of an epoch is a short one.
-    return Data(train=Split(inputs[:60], targets[:60]), val=Split(inputs[60:], targets[60:]), transform=noisy)
-
-
-WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": 16, "epochs": EPOCHS, "keep_model": True})
+WORKLOAD = replace(NOISY, defaults={**NOISY.defaults, "epochs": EPOCHS, "keep_model": True})
 
 
 class PowerCut(Exception):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from training import ALONE, trained
 
 from raypar import Data, Split, Workload
 from raypar.errors import WorkloadError
@@ -18,12 +19,10 @@ from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.study.trial import FailureKind
 from raypar.train.data_identity import identity_of
-from raypar.train.loop import train
 from raypar.train.precision import numerics_of
 from raypar.train.worker import failure_kind
 from raypar.train.workload_check import check_workload, mistakes_of_points
 
-ALONE = DistContext(0, 1, torch.device("cpu"))
 X, Y = torch.arange(32.0).reshape(8, 4), torch.arange(8) % 3
 GOOD = Split(X, Y)
 NAN_X = X.clone()
@@ -246,26 +245,15 @@ FINE = {
 }
 
 
-class Channel(list):
-    def report(self, metrics):
-        self.append(metrics)
-        return True
-
-
-def trained(data, **rest):
+def reports_of(data, **rest):
     workload = Workload(**{"name": "mine", "model": Net, "data": lambda c: data, **rest})
-    chosen = {"batch_size": 4, "num_warmup_steps": 0, "lr": 1e-4}
-    if isinstance(data, Data) and data.train is None:
-        chosen["loader"] = "dataloader"
-    channel = Channel()
-    train(workload, resolve(workload, chosen), 0, ALONE, channel, start_s=0.0)
-    return channel
+    return trained(workload, batch_size=4, num_warmup_steps=0, lr=1e-4)[1]
 
 
 @pytest.mark.parametrize(("data", "rest", "expected"), WRONG.values(), ids=WRONG)
 def test_a_mistake_is_named_with_its_value_and_its_fix(data, rest, expected):
     with pytest.raises(WorkloadError) as caught:
-        trained(data, **rest)
+        reports_of(data, **rest)
     head, *lines = str(caught.value).splitlines()
     count = "1 mistake" if len(expected) == 1 else f"{len(expected)} mistakes"
     assert head == f"workload mine: {count} in its data and model"
@@ -278,20 +266,20 @@ def test_a_mistake_is_named_with_its_value_and_its_fix(data, rest, expected):
 
 @pytest.mark.parametrize(("data", "rest"), FINE.values(), ids=FINE)
 def test_what_can_be_trained_on_passes(data, rest):
-    assert len(trained(data, **rest)) == 1
+    assert len(reports_of(data, **rest)) == 1
 
 
 def test_what_the_model_or_its_loss_raises_is_left_to_the_training():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        trained(Data(train=Split(X[:, :2], Y), val=Split(X[:, :2], Y)))
+        reports_of(Data(train=Split(X[:, :2], Y), val=Split(X[:, :2], Y)))
 
     def model(config):
         raise ValueError("no such width")
 
     with pytest.raises(ValueError, match="no such width"):
-        trained(Data(train=GOOD, val=GOOD), model=model)
+        reports_of(Data(train=GOOD, val=GOOD), model=model)
     with pytest.raises(WorkloadError, match="5 targets"):  # which may be why
-        trained(Data(train=SHORT, val=GOOD), model=model)
+        reports_of(Data(train=SHORT, val=GOOD), model=model)
 
 
 def inverse_frequency(outputs, targets):
@@ -369,13 +357,12 @@ def test_a_weight_of_a_rare_class_in_a_data_set_is_found_before_training_or_in_t
     data = Data(train_dataset=dataset, val=Split(*dataset[:][:2]) if isinstance(dataset, Rare) else None)
     data = replace(data, val_dataset=None if data.val else dataset)
     workload = Workload(name="mine", model=Net, data=lambda _: data, loss=inverse_frequency, metrics={})
-    config = {"num_workers": 1, "accumulation_steps": 2, "batch_size": 500, "epochs": 1, "lr": 0.01}
     with pytest.raises(WorkloadError, match="not the mean of its samples' losses"):
-        train(workload, resolve(workload, config), 0, ALONE, Channel(), start_s=0.0)
+        trained(workload, accumulation_steps=2, batch_size=500, epochs=1, lr=0.01)
 
 
 def test_targets_of_float64_are_trained_on_as_those_of_float32():
-    reports = [trained(values(X[:, :1].to(dtype)), **regression()) for dtype in (torch.float32, torch.float64)]
+    reports = [reports_of(values(X[:, :1].to(dtype)), **regression()) for dtype in (torch.float32, torch.float64)]
     assert reports[0][0]["val_loss"] == reports[1][0]["val_loss"]
 
 
@@ -505,15 +492,6 @@ MANY = {
             "model(inputs) = inputs of shape (3, 2)",
         ],
     ),
-    "numbers, emptiness, model": (
-        Data(train=SHORT, val=EMPTY),
-        {"model": lambda _: Net},
-        [
-            "data.train = 8 inputs and 5 targets",
-            "data.val = 0 samples",
-            "model(config) = class Net: is not an instance",
-        ],
-    ),
     "loss and two metrics": (
         Data(train=GOOD, val=GOOD),
         {
@@ -559,6 +537,6 @@ def test_looking_draws_no_random_numbers():
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
-    trained(Data(train=GOOD, val=GOOD, transform=noisy), model=model)
+    reports_of(Data(train=GOOD, val=GOOD, transform=noisy), model=model)
     before, after = drawn[: drawn.index("model")], drawn[drawn.index("model") + 1 :]
     assert not before and after.count(after[0]) > 1  # of the checks, and then of the training

@@ -1,54 +1,23 @@
-"""Warm-up leaves no trace, however long it is; a GPU's steps are timed by events that are used again.
+"""Warm-up leaves no trace, however long it is. The clock is a stand-in, and "cpu" plays a device to be warmed."""
 
-No machine that runs tests has a GPU: its clock and its events are stand-ins, and "cpu" is made a device to be warmed.
-"""
-
-import random
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
+from training import ALONE, NOISY, seed_data, trained
 
-from raypar import Data, Split, Workload
 from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train import loop
 from raypar.train.checkpoint import generator_states
-from raypar.train.loop import Training, train
-
-ALONE = DistContext(0, 1, torch.device("cpu"))
-
-
-def model(config):
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
-
-
-def noisy(inputs):
-    """Augmentation by every generator that there is."""
-    noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
-    return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
-
-
-def data(config):
-    inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
-    return Data(
-        train=Split(inputs[:40], inputs[:40, :3].argmax(1)),
-        val=Split(inputs[40:], inputs[40:, :3].argmax(1)),
-        transform=noisy,
-    )
-
-
-WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": 16, "epochs": 2})
+from raypar.train.loop import Training
 
 
 def seeded_training(context=ALONE, **config):
-    random.seed(7)
-    np.random.seed(7)
-    return Training(WORKLOAD, resolve(WORKLOAD, config), 3, context)
+    seed_data()
+    return Training(NOISY, resolve(NOISY, config), 3, context)
 
 
 def text(states):
@@ -56,11 +25,8 @@ def text(states):
 
 
 def losses(num_warmup_steps):
-    random.seed(7)
-    np.random.seed(7)
-    reports = []
-    channel = SimpleNamespace(report=lambda metrics: reports.append(metrics) or True)
-    train(WORKLOAD, resolve(WORKLOAD, {"num_warmup_steps": num_warmup_steps}), 3, ALONE, channel, start_s=0.0)
+    seed_data()
+    _, reports = trained(NOISY, seed=3, num_warmup_steps=num_warmup_steps)
     return [(report["train_loss"], report["val_loss"]) for report in reports]
 
 
