@@ -175,7 +175,7 @@ def _joules(path: Path) -> float:
     try:
         return int(text) / 1e6
     except ValueError:
-        raise CannotRead(f"{path}: holds no number: {text!r}") from None
+        raise CannotRead(f"{path}: not a number: {text!r}") from None
 
 
 def _text(path: Path) -> str:

@@ -258,7 +258,7 @@ class EventFiles:
         paths = sorted(set(self._paths()) - self._others)
         if not paths:
             hint = "give Workload.from_command the tensorboard= folder that the script writes to"
-            raise WorkloadError(f"{self.folder}: the command has left no event files there", hint=hint)
+            raise WorkloadError(f"{self.folder}: the command has written no event files there", hint=hint)
         try:
             from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         except ImportError:

@@ -291,7 +291,7 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
         number %= num_gpus
     if number >= num_gpus:
         lists = [f"{name} is {os.environ[name]!r}" for name in (VISIBLE, VISIBLE_AMD) if name in os.environ]
-        why = torch_problem(all_gpus()) or "each worker needs one of its own"
+        why = torch_problem(all_gpus()) or "each worker needs its own GPU"
         sees = counted(num_gpus, "GPU") if num_gpus else "no GPU"
         lists_text = ", ".join(lists) or f"{VISIBLE} is not set"
         raise ClusterError(NO_GPU_FOR_RANK.format(context.local_rank, sees, lists_text, why), hint=NO_GPU_HINT)

@@ -303,7 +303,7 @@ def _class_mistake(targets: Tensor, outputs: Tensor, ignored: int) -> tuple[Show
         if targets.shape[1:] == outputs.shape[1:]:
             return None  # a probability for each class
         hint = "give class numbers: targets.long(); or, for a regression, a loss=: torch.nn.functional.mse_loss"
-        return Shown(str(targets.dtype)), "are no classes, which cross-entropy needs", hint
+        return Shown(str(targets.dtype)), "are not class numbers, which cross-entropy needs", hint
     if targets.dtype not in (torch.int64, torch.uint8):
         return Shown(str(targets.dtype)), "cross-entropy needs int64", "give targets.long()"
     if targets.shape[1:] != outputs.shape[2:]:
@@ -356,7 +356,7 @@ def _ratio_mistakes(config: Config, outputs: Any, y: Any, loss: Loss) -> Iterato
     if config["num_workers"] > 1 and not STRATEGIES[strategy].takes_loss_pairs:
         yield Mistake("strategy", strategy, "does not take a loss that is a pair", 'use strategy="fsdp" or "ddp"')
     elif not _adds_up(loss, outputs, y):
-        problem = "is not the sum and the weight: those of parts do not add up"
+        problem = "is not a sum and its weight: the pairs of parts do not add up"
         hint = "return the sum over the samples, not their mean, and the weight by which it is divided"
         yield Mistake("loss(outputs, targets)", Shown("a pair"), problem, hint)
 
@@ -373,7 +373,7 @@ def _whole_mistakes(data: Data, config: Config, outputs: Any, y: Any, loss: Loss
     can_join = not loss.is_own and _has_rows(outputs, num_rows(y)) and not _vary_in_shape(data)
     if len(samples) > config["eval_batch_size"] and not can_join:
         hint = f"set eval_batch_size={len(samples)}, or give the workload a loss= that returns (sum, weight)"
-        problem = "is smaller than the validation set, and the loss of its batches is not that of the whole"
+        problem = "is smaller than the validation set, whose loss can't be computed from batches"
         yield Mistake("eval_batch_size", config["eval_batch_size"], problem, hint)
 
 

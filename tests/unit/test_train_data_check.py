@@ -172,7 +172,10 @@ WRONG = {
     "numbers for classes": (
         Data(train=Split(X, Y.float()), val=Split(X, Y.float())),
         {"loss": nn.CrossEntropyLoss()},
-        [("data.train.targets = torch.float32: are no classes", "targets.long()", "mse_loss"), ("data.val.targets",)],
+        [
+            ("data.train.targets = torch.float32: are not class numbers", "targets.long()", "mse_loss"),
+            ("data.val.targets",),
+        ],
     ),
     "small whole numbers": (
         Data(train=Split(X, Y.int()), val=GOOD),
@@ -368,7 +371,7 @@ def test_targets_of_float64_are_trained_on_as_those_of_float32():
 
 def test_a_pair_of_a_mean_and_a_number_is_refused():
     (mistake,) = mistakes(of_means)
-    assert "those of parts do not add up" in mistake and "return the sum" in mistake
+    assert "the pairs of parts do not add up" in mistake and "return the sum" in mistake
 
 
 def test_a_loss_whose_parameters_nothing_trains_is_refused():
