@@ -11,8 +11,10 @@ from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train import loop
+from raypar.train import training as training_module
 from raypar.train.checkpoint import generator_states
-from raypar.train.loop import Training
+from raypar.train.step import Stepper
+from raypar.train.training import Training
 
 
 def seeded_training(context=ALONE, **config):
@@ -56,9 +58,9 @@ def warmed_up(monkeypatch, *, step_s, other=(), **config):
     clock, steps, rounds = SimpleNamespace(now_s=50.0), [], []
     context = Ranks(0, 1, ALONE.device, other)
     object.__setattr__(context, "asked", [])
-    monkeypatch.setattr(loop, "MIN_WARMUP_S", {"cpu": 1.0})
+    monkeypatch.setattr(training_module, "MIN_WARMUP_S", {"cpu": 1.0})
     training = seeded_training(context, **config)
-    take_step = loop.Stepper.step
+    take_step = Stepper.step
 
     def step(self, batch):
         clock.now_s += step_s
@@ -69,9 +71,9 @@ def warmed_up(monkeypatch, *, step_s, other=(), **config):
         rounds.append(len(steps))
         steps.clear()
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    monkeypatch.setattr(loop.Stepper, "step", step)
-    monkeypatch.setattr(loop, "wait_for_device", wait)
+    monkeypatch.setattr(training_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(Stepper, "step", step)
+    monkeypatch.setattr(training_module, "wait_for_device", wait)
     training.warm_up()
     return rounds + [len(steps)] * bool(steps)
 
@@ -89,9 +91,9 @@ def test_all_ranks_warm_up_until_the_slowest_is_warm(monkeypatch):
 
 def test_without_warm_up_steps_and_on_a_cpu_there_is_no_longer_warm_up(monkeypatch):
     assert warmed_up(monkeypatch, step_s=0.1, num_warmup_steps=0) == []
-    assert set(loop.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
+    assert set(training_module.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
     monkeypatch.undo()
-    assert "cpu" not in loop.MIN_WARMUP_S and loop.MIN_WARMUP_S["cuda"] >= 1
+    assert "cpu" not in training_module.MIN_WARMUP_S and training_module.MIN_WARMUP_S["cuda"] >= 1
 
 
 def test_a_training_has_one_timer_for_all_its_segments(monkeypatch):
