@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from raypar import units
-from raypar.errors import Mistake, RayparError, Shown, WorkloadError
+from raypar.errors import Mistake, RayparError, Shown, WorkloadError, message_of
 from raypar.parallel.loss import Kind, Loss, part_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
@@ -67,6 +67,7 @@ class WorkloadCheck:
         data: return value of the workload's ``data``.
         mistakes: mistakes that make training impossible.
         raised: errors of the workload's own functions. In a rank, the training raises them again, with their traceback.
+        needs_group: some of these functions need a process group, which only the ranks of a trial have.
     """
 
     workload: Workload
@@ -75,6 +76,7 @@ class WorkloadCheck:
     data: Any = None
     mistakes: list[Mistake] = field(default_factory=list)
     raised: list[Mistake] = field(default_factory=list)
+    needs_group: bool = False
 
     def attempt(self, where: str, function: Callable[[], T], shown: str = "", hint: str = FIX) -> T | None:
         """Call a function of the workload; if it raises, note the error and return None.
@@ -85,6 +87,7 @@ class WorkloadCheck:
         try:
             return function()
         except (Exception, SystemExit) as error:  # the user's own code
+            self.needs_group |= NO_GROUP in message_of(error).lower()
             self.raised.append(Mistake(where, Shown(shown or "no value"), f"raises {error_text(error)}", hint))
             return None
 
@@ -189,10 +192,8 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
             check.mistakes += _first_batch_mistakes(check, seed, checked)
     elif model is not None:
         check.mistakes += _model_mistakes(model)
-    if config["device"] != "cpu":  # the functions may need the device
-        check.raised.clear()
-    # They may also need the process group, which only the ranks of a trial have.
-    return check.mistakes + [each for each in check.raised if NO_GROUP not in each.problem.lower()]
+    is_left_to_ranks = check.needs_group or config["device"] != "cpu"  # the functions may need the device
+    return check.mistakes if is_left_to_ranks else check.mistakes + check.raised
 
 
 def _first_batch_mistakes(check: WorkloadCheck, seed: int, checked: Checked) -> list[Mistake]:
@@ -251,18 +252,20 @@ def _random_outputs(model: nn.Module, targets: Any) -> Tensor | None:
     """Return outputs of the last layer's width for a model that raises; None if the width is unknown."""
     widths = [each.out_features for each in model.modules() if isinstance(each, nn.Linear)]
     is_row = isinstance(targets, Tensor) and targets.dim() == 1
-    return torch.randn(len(targets), widths[-1]) if widths and is_row else None
+    return torch.randn(len(targets), widths[-1], device=targets.device) if widths and is_row else None
 
 
 def _nan_mistakes(check: WorkloadCheck, model: nn.Module, feed: Feed, loss: Loss) -> Iterator[Mistake]:
     """Yield NaN in inputs and targets that reaches outputs or loss; a transform, model or loss may handle it."""
     transform, numerics = check.data.transform or (lambda inputs: inputs), check.numerics
     for name, split, _ in splits_of(check.data):
-        for part, effect in (("inputs", "make the model's outputs NaN"), ("targets", "make the loss NaN")):
-            rows = _rows_with_nan(getattr(split, part)).nonzero().flatten() if split is not None else []
+        samples = _sampled((split.inputs, split.targets)) if split is not None else ((), ())
+        effects = {"inputs": "make the model's outputs NaN", "targets": "make the loss NaN"}
+        for (part, effect), tree in zip(effects.items(), samples, strict=True):
+            rows = _rows_with_nan(tree)
             if not len(rows):
                 continue
-            x, y = moved(part_of(_sampled((split.inputs, split.targets)), rows[:2]), numerics.device)
+            x, y = moved(part_of(samples, rows[:2]), numerics.device)
             with contextlib.suppress(Exception), torch.no_grad():  # reported elsewhere
                 outputs = evaluated(model, feed(transform(x)), numerics)
                 value = outputs if part == "inputs" else loss(outputs, feed.targets(y))
@@ -272,10 +275,10 @@ def _nan_mistakes(check: WorkloadCheck, model: nn.Module, feed: Feed, loss: Loss
 
 
 def _rows_with_nan(tree: Any) -> Tensor:
-    """Return a mask of the samples of `_sampled` that have a NaN, shape ``(samples,)``."""
-    leaves = [leaf for leaf in tree_leaves(_sampled(tree)) if leaf.is_floating_point()]
+    """Return the indices of the samples that have a NaN, shape ``(num,)``."""
+    leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
     masks = [leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves]
-    return torch.stack(masks).any(0) if masks else torch.zeros(0, dtype=torch.bool)
+    return torch.stack(masks).any(0).nonzero().flatten() if masks else torch.zeros(0, dtype=torch.int64)
 
 
 def _sampled(tree: Any) -> Any:
