@@ -87,9 +87,13 @@ class WorkloadCheck:
         try:
             return function()
         except (Exception, SystemExit) as error:  # the user's own code
-            self.needs_group |= NO_GROUP in message_of(error).lower()
-            self.raised.append(Mistake(where, Shown(shown or "no value"), f"raises {error_text(error)}", hint))
+            self.note(error, where, shown, hint)
             return None
+
+    def note(self, error: BaseException, where: str, shown: str, hint: str = FIX) -> None:
+        """Note an error of the workload's own functions."""
+        self.needs_group |= NO_GROUP in message_of(error).lower()
+        self.raised.append(Mistake(where, Shown(shown or "no value"), f"raises {error_text(error)}", hint))
 
     def check_data(self) -> None:
         """Note the mistakes in the data."""
@@ -426,7 +430,7 @@ def _check_metrics(check: WorkloadCheck, outputs: Any, y: Any) -> None:
         except RayparError as error:  # from one of raypar's metrics
             check.mistakes.append(Mistake(where, shapes, error.message, error.hint))
         except Exception as error:  # the user's own code
-            check.raised.append(Mistake(where, shapes, f"raises {error_text(error)}", FIX))
+            check.note(error, where, shapes)
         else:
             are_tensors = isinstance(outputs, Tensor) and isinstance(y, Tensor)
             if are_tensors and pairs_samples(metric, outputs, moved(targets, y.device)):
