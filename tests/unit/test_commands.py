@@ -1,4 +1,4 @@
-"""Commands and train loops as workloads: templates, output, hooks, step times, and what is refused."""
+"""Commands and train loops as workloads: templates, output, hooks, step times, and invalid ones."""
 
 import json
 import math
@@ -251,7 +251,7 @@ def test_reports_that_do_not_say_what_lies_between_them_give_no_times(reports):
 
 
 def batches(num_batches, step_s, every, epochs, last):
-    """Yield the moments at which a script prints every so many batches."""
+    """Yield the times at which a script prints after every `every` batches."""
     at_s = 5.0
     for epoch in range(epochs):
         for i in range(num_batches):

@@ -1,4 +1,4 @@
-"""Losses of parts of a batch combine into the loss of the batch, and a loss that does not combine is found out."""
+"""Losses of parts of a batch combine into the loss of the batch; losses that don't combine are recognised."""
 
 import copy
 from dataclasses import replace
@@ -140,7 +140,7 @@ def test_gradients_and_losses_of_all_parts_are_those_of_the_batch(name, indices,
     plain = copy.deepcopy(model)
     outputs, targets = kind.plain.call(plain, rows(data.train.inputs, index)), rows(data.train.targets, index)
     if not torch.isfinite(right := kind.plain.objective.loss(outputs, targets)):
-        return  # of targets that are all ignored, there is no mean
+        return  # all targets are ignored, so there is no mean
     right.backward()
 
     do = ForwardBackward(loss, numerics_of(resolve(kind.workload, {}), ALONE.device).autocast, lambda value: value)
@@ -173,7 +173,7 @@ def test_means_and_sums_are_told_apart(values):
 
 
 @given(VALUES, st.integers(0, 11), st.floats(1.1, 50))
-def test_a_weighted_mean_is_no_mean_however_few_samples_have_another_weight(values, place, weight):
+def test_a_weighted_mean_is_not_a_mean_even_with_a_single_other_weight(values, place, weight):
     x = torch.tensor(values, dtype=torch.float64).abs() + 0.1
     weights = torch.ones_like(x)
     weights[place % len(x)] = weight
@@ -208,7 +208,7 @@ def test_one_sample_among_many_that_a_loss_weights_is_looked_at(place):
 
 
 class ZeroHead(nn.Linear):
-    """Model whose outputs are all zero before it is trained, so that its losses are all the same."""
+    """Model with zero outputs before training, so all its losses are equal."""
 
     def reset_parameters(self):
         nn.init.zeros_(self.weight)

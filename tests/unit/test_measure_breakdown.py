@@ -52,7 +52,7 @@ NOT_WAITED_FOR = [[*ALONE, (REDUCE, 0.45, 0.75)], [*ALONE, (REDUCE, 0.7, 0.75)]]
 PARTS_ALONE = {DATA_WAIT: 0.1, FORWARD: 0.3, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1}
 BUBBLES = ("gloo:recv", "gloo:send", "ncclDevKernel_SendRecv")
 
-# What the ranks did in a step, and of the first one what its time was spent on: parts, hidden communication, and whom
+# Spans of the ranks in a step; for the first rank, the expected parts of its time, hidden communication, and whom
 # it waited for.
 CASES = {
     "alone": ([ALONE], PARTS_ALONE, 0, {}),

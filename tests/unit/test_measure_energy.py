@@ -1,4 +1,4 @@
-"""Joules, from folders laid out like /sys/class/powercap and from a stand-in for NVML: few machines show theirs."""
+"""Energy, from folders like /sys/class/powercap and from a stand-in for NVML."""
 
 import sys
 from functools import partial
@@ -63,7 +63,7 @@ def test_counters_that_are_absent_lost_or_may_not_be_read_are_reported(tmp_path,
     assert EnergyMonitor(open_counters).why_not == f"no CPU package has an energy counter in {tmp_path}"
     counter = write_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     lost = measured(open_counters, lambda: None, lambda: counter.write_text("lost\n"), lambda: None)
-    assert lost.joules is None and "not a number: 'lost'" in lost.why_not  # and what was summed up is lost with it
+    assert lost.joules is None and "not a number: 'lost'" in lost.why_not  # and with it the sum
 
     def forbidden(path, read_text=Path.read_text):
         if path == counter:

@@ -1,4 +1,4 @@
-"""A training that goes on from a checkpoint comes to what it would have come to without the interruption."""
+"""A training that resumes from a checkpoint ends like an uninterrupted one."""
 
 import random
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class PowerCut(Exception):
 
 
 class Channel(list):
-    """The reports; at one of them the power is cut, or the trial stopped."""
+    """Reports, one of which cuts the power or stops the trial."""
 
     def __init__(self, cut_at=0, stop_at=0):
         self._cut_at, self._stop_at = cut_at, stop_at
@@ -89,14 +89,14 @@ def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint
     assert outcome.counters is not None and outcome.counters.no_energy == (NO_ENERGY,)
 
 
-def test_a_trial_that_is_to_stop_while_its_reports_are_repeated_trains_no_further(tmp_path):
+def test_a_trial_that_stops_while_its_reports_are_repeated_trains_no_further(tmp_path):
     interrupted(tmp_path)
     after = Channel(stop_at=2)
     outcome = trained(after, tmp_path)
     assert outcome.stopped and len(after) == 2 and list((tmp_path / "kept").iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_training_starts_again(tmp_path):
     uninterrupted, after = Channel(), Channel()
     trained(uninterrupted, tmp_path / "full")
     interrupted(tmp_path, cut_at=3)
@@ -137,7 +137,7 @@ def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept():
+def test_checkpoints_are_not_part_of_a_trials_identity_unless_they_are_swept():
     plain = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2)})
     keeping = Study(workload=WORKLOAD, name="s", space=plain.space, config={"checkpoint_every_epochs": 2})
     assert [t.identity for t in plain.trials()] == [t.identity for t in keeping.trials()]

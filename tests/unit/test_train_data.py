@@ -1,4 +1,4 @@
-"""Every step works on the same global batch, however many workers share it; a fingerprint identifies the data."""
+"""Batches are the same for any number of workers. A fingerprint identifies the data."""
 
 from itertools import islice
 
@@ -37,7 +37,7 @@ def test_the_shares_of_a_step_are_the_global_batch_in_order_and_their_weighted_m
         assert max(sizes) - min(sizes) <= 1
         for share in step:
             assert share.num_samples == (len(share.indices) if share.weight else 0)
-            if not share.weight:  # it joins the collectives all the same
+            if not share.weight:  # it still joins the collectives
                 assert share.indices.tolist() == batch[:1].tolist()
         averaged = sum(float(values[share.indices].mean()) * share.weight for share in step) / num_shares
         assert averaged == pytest.approx(float(values[batch].mean()), rel=1e-9, abs=1e-12)
@@ -113,12 +113,12 @@ def test_the_rest_of_a_training_is_the_end_of_the_full_one(num_samples, batch_si
 
 
 @pytest.mark.parametrize(("every", "parts"), [(None, [3, 3, 3]), (2, [2, 2, 2, 2, 1]), (20, [9])])
-def test_an_evaluation_follows_each_epoch_or_every_so_many_steps(every, parts):
+def test_an_evaluation_follows_each_epoch_or_a_number_of_steps(every, parts):
     batches = batches_of(data_of(9), eval_every_steps=every)
     assert [len(list(segment)) for segment in batches.segments(range(9))] == parts
 
 
-def test_full_batches_go_on_from_epoch_to_epoch_without_end():
+def test_full_batches_continue_from_epoch_to_epoch_without_end():
     fifth, sixth = epoch_order(10, 7, 5).tolist(), epoch_order(10, 7, 6).tolist()
     assert targets(islice(batches_of(data_of(10)).full(5), 4)) == [fifth[:4], fifth[4:8], sixth[:4], sixth[4:8]]
     assert targets(islice(batches_of(data_of(3)).full(5), 1)) == [epoch_order(3, 7, 5).tolist()]
@@ -175,7 +175,7 @@ def test_the_same_samples_have_the_same_digest_and_any_others_another():
     assert len({digest(part) for part in (split(8), *others)}) == 8
 
 
-def test_of_large_tensors_evenly_spread_samples_make_the_digest(monkeypatch):
+def test_the_digest_of_large_tensors_is_of_evenly_spread_samples(monkeypatch):
     monkeypatch.setattr(data_identity, "MAX_HASHED_BYTES", 12)
     unseen, seen = split(8), split(8)
     unseen.inputs[1], seen.inputs[4] = 99, 99  # of 24 bytes every second sample
@@ -187,7 +187,7 @@ PAIRS = Split({"a": torch.arange(20.0).reshape(10, 2), "b": torch.arange(10)}, (
 
 
 @pytest.mark.parametrize("loader", ["resident", "dataloader"])
-def test_trees_of_tensors_are_cut_as_tensors_are(loader):
+def test_trees_of_tensors_are_cut_like_tensors(loader):
     config = resolve(ANY, {"loader": loader, "batch_size": 4})
     batches = TrainBatches(Data(train=PAIRS), config, 7, (1, 2), numerics_of(config, CPU))
     order = epoch_order(10, 7, 1)
@@ -218,7 +218,7 @@ class AsOne(nn.Module):
         (AsOne(), CPU_TENSOR, CPU_TENSOR),
     ],
 )
-def test_a_model_gets_its_inputs_as_its_forward_takes_them(model, inputs, given):
+def test_a_model_gets_the_arguments_of_its_forward(model, inputs, given):
     fed = Feed(numerics_of(resolve(ANY, {}), CPU), model, inputs)(inputs)
     assert type(fed) is type(given) and str(fed) == str(given)
 
@@ -244,7 +244,7 @@ def test_samples_of_a_data_set_are_collated_by_the_workloads_own_function():
         rows = [tokens + [0] * (width - len(tokens)) for tokens, _ in samples]
         return torch.tensor(rows), torch.tensor([target for _, target in samples])
 
-    config = resolve(ANY, {"batch_size": 3})  # whatever `loader` is
+    config = resolve(ANY, {"batch_size": 3})
     batches = TrainBatches(Data(train_dataset=texts, collate=collate), config, 0, (0, 1), numerics_of(config, CPU))
     ((batch,),) = ([*epoch] for epoch in batches.segments(range(1)))
     assert sorted(batch.inputs.tolist()) == [[1, 2, 3], [4, 0, 0], [5, 6, 0]] and sorted(batch.targets.tolist()) == [
@@ -264,7 +264,7 @@ def own_loader(sizes, epochs):
     return Loader((torch.zeros(size, 2), torch.zeros(size)) for size in sizes)
 
 
-def test_batches_of_a_loader_of_ones_own_are_weighted_by_their_sizes():
+def test_batches_of_the_workloads_loader_are_weighted_by_their_sizes():
     epochs, asked = [], []
 
     def train_loader(*share):

@@ -36,7 +36,7 @@ class Net(nn.Linear):
 
 
 class Pairs(TensorDataset):
-    """Samples that are no pairs."""
+    """Samples without targets."""
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0]
@@ -268,11 +268,11 @@ def test_a_mistake_is_named_with_its_value_and_its_fix(data, rest, expected):
 
 
 @pytest.mark.parametrize(("data", "rest"), FINE.values(), ids=FINE)
-def test_what_can_be_trained_on_passes(data, rest):
+def test_workloads_that_can_be_trained_pass(data, rest):
     assert len(reports_of(data, **rest)) == 1
 
 
-def test_what_the_model_or_its_loss_raises_is_left_to_the_training():
+def test_errors_of_the_model_are_left_to_the_training():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         reports_of(Data(train=Split(X[:, :2], Y), val=Split(X[:, :2], Y)))
 
@@ -398,7 +398,7 @@ def drawn_from_the_trials_generators(config):
 
 
 class Shuffled(TensorDataset):
-    """Samples that are drawn anew at each look, and targets that stay."""
+    """Samples that differ at each read, with fixed targets."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -406,7 +406,7 @@ class Shuffled(TensorDataset):
 
 
 class Masked(TensorDataset):
-    """Samples whose targets are drawn anew as well, as those of a masked language model."""
+    """Samples whose targets differ at each read, like those of a masked language model."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -432,7 +432,7 @@ def test_data_that_differs_from_call_to_call_is_refused(data, num):
 
 @dataclass(frozen=True)
 class TwoRanks(DistContext):
-    """One rank, and what the other has as its largest values."""
+    """One rank, with the largest values of another."""
 
     other: float | None = 0.0  # None: the same
 
@@ -457,7 +457,7 @@ def test_ranks_with_different_samples_are_refused():
     ("sampler", "other", "words"),
     [
         (None, None, "all ranks read the same samples"),  # in one order
-        ("random", 1.0, "all ranks read the same samples"),  # each in an order of its own
+        ("random", 1.0, "all ranks read the same samples"),  # in different orders
         ("distributed", 7.0, "2 to 7 batches"),
     ],
 )
@@ -526,7 +526,7 @@ def test_a_mistake_of_some_points_names_them():
     assert train.field == "data.train.targets at width=2" and val.field == "data.val.targets at width=2"
 
 
-def test_looking_draws_no_random_numbers():
+def test_the_check_draws_no_random_numbers():
     drawn = []
 
     def noisy(x):

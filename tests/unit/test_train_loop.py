@@ -44,7 +44,7 @@ def test_a_training_is_the_same_after_any_number_of_warm_up_steps():
 
 @dataclass(frozen=True)
 class Ranks(DistContext):
-    """One rank, and what another one has as its largest values, call by call."""
+    """One rank, with the largest values of another, call by call."""
 
     other: tuple[float, ...] = ()
 
@@ -54,7 +54,11 @@ class Ranks(DistContext):
 
 
 def warmed_up(monkeypatch, *, step_s, other=(), **config):
-    """Return the numbers of steps between looks at the clock, each of which takes so long."""
+    """Return the numbers of steps between reads of the clock.
+
+    Args:
+        step_s: seconds of a step.
+    """
     clock, steps, rounds = SimpleNamespace(now_s=50.0), [], []
     context = Ranks(0, 1, ALONE.device, other)
     object.__setattr__(context, "asked", [])
