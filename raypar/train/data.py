@@ -164,6 +164,8 @@ def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
 class TrainBatches:
     """One rank's share of every global batch of a trial, epoch by epoch.
 
+    The data has enough samples, see `raypar.train.data_check`.
+
     Args:
         config: the trial's complete config.
         seed: together with the epoch, determines the order of the samples.
@@ -173,9 +175,6 @@ class TrainBatches:
 
     Attributes:
         num_samples: training samples of an epoch.
-
-    Raises:
-        ValueError: there are fewer samples than ``num_samples`` or than a full batch.
     """
 
     def __init__(
@@ -196,10 +195,9 @@ class TrainBatches:
             self.num_samples = self.steps_per_epoch * self._batch_size
             self._stream = _own_loader(loader, share, self._batch_size, numerics, feed)
             return
-        self.num_samples = num_train_samples(data, config["num_samples"])
+        samples: Any = data.train if data.train is not None else data.train_dataset
+        self.num_samples = config["num_samples"] or len(samples)
         self.steps_per_epoch = num_steps(self.num_samples, self._batch_size, drop_last=config["drop_last"])
-        if not self.steps_per_epoch:
-            raise ValueError(f"batch_size={self._batch_size} leaves no full batch of {self.num_samples} samples")
         (rank, num_shares), drop_last = share, config["drop_last"]
         split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
         make = _resident if config["loader"] == "resident" and data.train is not None else _dataloader
@@ -243,21 +241,6 @@ class TrainBatches:
         for epoch in range(first, steps.stop // self.steps_per_epoch):
             skip = num_skipped if epoch == first else 0
             yield self._stream(self._order(epoch + 1)[skip * self._batch_size :], epoch=epoch + 1, num_skipped=skip)
-
-
-def num_train_samples(data: Data, limit: int | None) -> int:
-    """Return the number of training samples in use: the first `limit`, or all.
-
-    Raises:
-        ValueError: there are fewer than `limit`.
-    """
-    dataset = data.train if data.train is not None else data.train_dataset
-    if dataset is None:
-        raise ValueError("the workload's data has neither train nor train_dataset")
-    num_available = len(dataset)  # type: ignore[arg-type]
-    if limit is not None and limit > num_available:
-        raise ValueError(f"num_samples={limit} is more than the {num_available} training samples")
-    return limit or num_available
 
 
 class _Stream(Protocol):

@@ -71,7 +71,8 @@ def train(
             checkpoint, if there is one, after another warm-up.
 
     Raises:
-        ValueError: the data has too few samples for the config.
+        WorkloadError: mistakes in the workload's data and model.
+        DoesNotFit: a rank needs more memory than ``max_memory``.
     """
     limit_bytes = memory_limit_bytes(config)
     if limit_bytes is not None and context.device.type == "cuda":

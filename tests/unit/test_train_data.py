@@ -133,19 +133,6 @@ def test_a_warm_up_has_its_own_order_and_on_request_a_batch_of_the_short_size():
     assert targets(batches_of(data_of(10), num_warmup_steps=0).warm_up(with_short_batch=True)) == []
 
 
-@pytest.mark.parametrize(
-    ("data", "config", "message"),
-    [
-        (data_of(10), {"num_samples": 11}, "num_samples=11 is more than the 10"),
-        (data_of(3), {"drop_last": True}, "leaves no full batch of 3"),
-        (Data(), {}, "neither train nor train_dataset"),
-    ],
-)
-def test_data_that_does_not_fit_the_config_is_refused(data, config, message):
-    with pytest.raises(ValueError, match=message):
-        batches_of(data, **config)
-
-
 WORKLOAD = Workload(name="mine", data=data_of, dataset="Flowers, 8 + 2")
 
 

@@ -308,6 +308,18 @@ def mistakes(loss, **chosen):
     return [str(mistake) for mistake in mistakes_of_points(workload, [("p", config)], 0)]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "start"),
+    [
+        ({"num_samples": 9}, "num_samples = 9: is more than the 8 training samples"),
+        ({"batch_size": 9, "drop_last": True}, "batch_size = 9: drop_last leaves no batch of 8 samples"),
+    ],
+)
+def test_options_that_need_more_samples_are_refused(chosen, start):
+    (mistake,) = mistakes(None, **chosen)
+    assert mistake.startswith(start)
+
+
 CUTS = ({"num_workers": 2}, {"accumulation_steps": 2}, {"num_workers": 2, "strategy": "gather_broadcast"})
 
 
