@@ -91,9 +91,10 @@ class Checkpoints:
         names = [path.stem for path in self._folder.glob(f"rank{self._context.rank}-step*.pt")]
         return [int(name.rpartition("step")[2]) for name in names]
 
-    def _read(self, step: int) -> Any:
+    def _read(self, step: int) -> dict[str, Any] | None:
         try:
-            return torch.load(self._path(step), map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            return state
         except Exception as error:  # torch raises many kinds for a damaged file
             print(f"the checkpoint after step {step} can't be read, {type(error).__name__}: {error}", flush=True)
         return None

@@ -65,27 +65,30 @@ class Feed:
         model: its ``forward`` decides whether a dict or tuple is one argument or several, and the type of integer
             inputs. None: the inputs are single tensors.
         inputs: some samples after the data's transform.
+
+    Attributes:
+        numerics: with the types of integer inputs that the model takes.
     """
 
     def __init__(self, numerics: Numerics, model: nn.Module | None = None, inputs: Any = None) -> None:
-        self._cast, self._dtype = numerics.cast, numerics.dtype
-        self._is_one_argument = False
+        self.numerics = numerics
+        self._is_one_argument = model is not None and _takes_as_one(model, inputs)
         if model is not None:
-            self._is_one_argument = _takes_as_one(model, inputs)
-            self._cast = fitted(numerics, inputs, partial(self._run, model, inputs)).cast
+            self.numerics = fitted(numerics, inputs, partial(self._run, model, inputs))
 
     def targets(self, targets: Any) -> Any:
         """Return targets with float64, numpy's default, converted to the model's dtype."""
-        return mapped(lambda each: each.to(self._dtype) if each.dtype == torch.float64 else each, targets)
+        dtype = self.numerics.dtype
+        return mapped(lambda each: each.to(dtype) if each.dtype == torch.float64 else each, targets)
 
     def _run(self, model: nn.Module, inputs: Any, numerics: Numerics) -> None:
-        self._cast = numerics.cast
+        self.numerics = numerics
         evaluated(model, self(moved(inputs, numerics.device)), numerics)
 
     def __call__(self, inputs: Any) -> Any:
         if isinstance(inputs, Tensor):
-            return self._cast(inputs)
-        cast = tree_map_only(Tensor, self._cast, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+            return self.numerics.cast(inputs)
+        cast = tree_map_only(Tensor, self.numerics.cast, dict(inputs) if isinstance(inputs, Mapping) else inputs)
         if self._is_one_argument:
             return (cast,)
         return tuple(cast) if isinstance(cast, list) else cast
@@ -170,30 +173,20 @@ class TrainBatches:
         config: the trial's complete config.
         seed: together with the epoch, determines the order of the samples.
         share: this rank's share of a batch and the number of shares, see `Strategy.share`.
-        numerics: device, dtype and layout of the inputs.
-        feed: conversion of the model's inputs; None: they are single tensors.
+        feed: conversion of the model's inputs.
 
     Attributes:
         num_samples: training samples of an epoch.
     """
 
-    def __init__(
-        self,
-        data: Data,
-        config: Config,
-        seed: int,
-        share: tuple[int, int],
-        numerics: Numerics,
-        feed: Feed | None = None,
-    ) -> None:
+    def __init__(self, data: Data, config: Config, seed: int, share: tuple[int, int], feed: Feed) -> None:
         self._config, self._seed, self._batch_size = config, seed, config["batch_size"]
-        feed = feed or Feed(numerics)
         self._stream: _Stream
         if data.train_loader is not None:
             loader = data.train_loader(*share, self._batch_size // share[1])
             self.steps_per_epoch = len(loader)
             self.num_samples = self.steps_per_epoch * self._batch_size
-            self._stream = _own_loader(loader, share, self._batch_size, numerics, feed)
+            self._stream = _own_loader(loader, share, self._batch_size, feed)
             return
         samples: Any = data.train if data.train is not None else data.train_dataset
         self.num_samples = config["num_samples"] or len(samples)
@@ -201,7 +194,7 @@ class TrainBatches:
         (rank, num_shares), drop_last = share, config["drop_last"]
         split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
         make = _resident if config["loader"] == "resident" and data.train is not None else _dataloader
-        self._stream = make(data, config, self.num_samples, numerics, split, feed)
+        self._stream = make(data, config, self.num_samples, split, feed)
 
     def warm_up(self, *, with_short_batch: bool) -> Iterator[Batch]:
         """Yield the batches of the warm-up steps.
@@ -250,11 +243,11 @@ class _Stream(Protocol):
 
 
 def _resident(
-    data: Data, _: Config, num_samples: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
+    data: Data, _: Config, num_samples: int, split: Callable[[Tensor], Iterator[Share]], feed: Feed
 ) -> _Stream:
     """Gather batches from tensors that stay in (device) memory."""
     assert data.train is not None
-    device, transform = numerics.device, data.transform
+    device, transform = feed.numerics.device, data.transform
     inputs, targets = (
         mapped(lambda each: each[:num_samples].to(device), tree) for tree in (data.train.inputs, data.train.targets)
     )
@@ -282,11 +275,9 @@ class SplitDataset(Dataset[Any]):
         return part_of(self._split.inputs, index), part_of(self._split.targets, index)
 
 
-def _dataloader(
-    data: Data, config: Config, _: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
-) -> _Stream:
+def _dataloader(data: Data, config: Config, _: int, split: Callable[[Tensor], Iterator[Share]], feed: Feed) -> _Stream:
     """Read batches from torch's DataLoader, in the same order as `_resident`."""
-    device = numerics.device
+    device = feed.numerics.device
     dataset, transform, collate = data.train_dataset, None, data.collate
     if dataset is None:
         assert data.train is not None
@@ -313,7 +304,7 @@ def _dataloader(
     return stream
 
 
-def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: Numerics, feed: Feed) -> _Stream:
+def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, feed: Feed) -> _Stream:
     """Read batches from the workload's own loader, which determines their order and sizes."""
     num_shares = share[1]
     set_epoch = next((each.set_epoch for each in _samplers_of(loader) if hasattr(each, "set_epoch")), lambda _: None)
@@ -323,7 +314,7 @@ def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: 
         set_epoch(epoch)
         number = 0
         for number, batch in enumerate(islice(loader, num_skipped, num_skipped + num), 1):  # noqa: B007
-            x, y = moved(paired(batch), numerics.device)
+            x, y = moved(paired(batch), feed.numerics.device)
             size = len(first_tensor(y))
             num_global = size if num_shares == 1 else batch_size  # the other ranks' sizes are unknown
             yield Batch(feed(x), feed.targets(y), size * num_shares / num_global, size, num_global)

@@ -19,7 +19,7 @@ from raypar.parallel.strategy import DistContext, call
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.data import Feed, moved, paired, pins_memory
 from raypar.train.loss_kind import HINT_RATIO, NOT_OF_PARTS, kind_of_batch, loss_of
-from raypar.train.precision import Numerics, numerics_of
+from raypar.train.precision import numerics_of
 from raypar.train.saved_model import kept_model
 from raypar.workloads.metrics import default_metrics, sum_and_weight
 
@@ -35,18 +35,11 @@ class Evaluation:
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        data: Data,
-        config: Config,
-        numerics: Numerics,
-        context: DistContext,
-        loss: Loss,
-        feed: Feed | None = None,
+        self, workload: Workload, data: Data, config: Config, context: DistContext, loss: Loss, feed: Feed
     ) -> None:
-        self._loss, self._feed, self._name, self._is_verified = loss, feed or Feed(numerics), workload.name, False
+        self._loss, self._feed, self._name, self._is_verified = loss, feed, workload.name, False
         self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = default_metrics(workload)
-        self._numerics, self._context, self._transform = numerics, context, data.transform
+        self._numerics, self._context, self._transform = feed.numerics, context, data.transform
         batch_size = config["eval_batch_size"]
         samples = data.val if data.val is not None else data.val_dataset
         assert samples is not None, "a workload's data has val or val_dataset"
@@ -66,7 +59,7 @@ class Evaluation:
                 Subset(samples, self._mine),
                 batch_size,
                 num_workers=config["num_loader_workers"],
-                pin_memory=pins_memory(config, numerics.device),
+                pin_memory=pins_memory(config, feed.numerics.device),
                 collate_fn=data.collate,
             )
             self._batches = lambda: self._from_loader(loader, batch_size)
@@ -172,5 +165,5 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
     sample = part_of(data.test.inputs, slice(2))
     feed = Feed(numerics, model, data.transform(sample) if data.transform else sample)
     loss, data = loss_of(workload, data, model, numerics, feed), replace(data, val=data.test)
-    scores = Evaluation(workload, data, config, numerics, DistContext(0, 1, device), loss, feed)(model)
+    scores = Evaluation(workload, data, config, DistContext(0, 1, device), loss, feed)(model)
     return {"loss": scores.pop("val_loss"), **scores}

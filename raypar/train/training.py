@@ -71,14 +71,14 @@ class Training:
             checked = check_workload(workload, self.data, config, build, self.numerics, context)
             model, self.loss, feed = checked.model, checked.loss, checked.feed
         with checkpoint.generators_kept(context.device):
-            self.batches = TrainBatches(self.data, config, seed, share_of(config, context), self.numerics, feed)
+            self.batches = TrainBatches(self.data, config, seed, share_of(config, context), feed)
             num_workers, numerics = context.world_size, self.numerics
             facts = model_facts(workload, config, model, self.loss, self.batches, numerics, context, num_workers)
             self.facts, mistakes = facts
             if mistakes:
                 raise WorkloadError.of(workload.name, mistakes)
         with self.memory.building():
-            self.evaluation = Evaluation(workload, self.data, config, self.numerics, context, self.loss, feed)
+            self.evaluation = Evaluation(workload, self.data, config, context, self.loss, feed)
             sample = self.evaluation.sample()
             self.strategy = build_strategy(Task(workload, config, model, sample, context, self.facts.gradients))
         self.full_model: nn.Module = self.strategy.full_model()

@@ -202,7 +202,7 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
 
 def _first_batch_mistakes(check: WorkloadCheck, seed: int, checked: Checked) -> list[Mistake]:
     config, numerics, model, loss = check.config, check.numerics, checked.model, checked.loss
-    batches = TrainBatches(check.data, config, seed, (0, num_shares(config)), numerics, checked.feed)
+    batches = TrainBatches(check.data, config, seed, (0, num_shares(config)), checked.feed)
     alone = DistContext(0, 1, numerics.device)
     return model_facts(check.workload, config, model, loss, batches, numerics, alone, config["num_workers"])[1]
 

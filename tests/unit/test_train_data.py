@@ -65,7 +65,7 @@ def data_of(num_samples):
 def batches_of(data, share=(0, 1), seed=7, **config):
     loading = {"loader": "resident", "num_loader_workers": 0, "prefetch_factor": None, "pin_memory": None}
     steps = {"num_samples": None, "batch_size": 4, "drop_last": False, "num_warmup_steps": 2, "eval_every_steps": None}
-    return TrainBatches(data, {**loading, **steps, **config}, seed, share, NUMERICS)
+    return TrainBatches(data, {**loading, **steps, **config}, seed, share, Feed(NUMERICS))
 
 
 def targets(batches):
@@ -176,7 +176,7 @@ PAIRS = Split({"a": torch.arange(20.0).reshape(10, 2), "b": torch.arange(10)}, (
 @pytest.mark.parametrize("loader", ["resident", "dataloader"])
 def test_trees_of_tensors_are_cut_like_tensors(loader):
     config = resolve(ANY, {"loader": loader, "batch_size": 4})
-    batches = TrainBatches(Data(train=PAIRS), config, 7, (1, 2), numerics_of(config, CPU))
+    batches = TrainBatches(Data(train=PAIRS), config, 7, (1, 2), Feed(numerics_of(config, CPU)))
     order = epoch_order(10, 7, 1)
     (epoch,) = batches.segments(range(batches.steps_per_epoch))
     for batch, whole in zip(epoch, order.split(4), strict=True):
@@ -232,7 +232,9 @@ def test_samples_of_a_data_set_are_collated_by_the_workloads_own_function():
         return torch.tensor(rows), torch.tensor([target for _, target in samples])
 
     config = resolve(ANY, {"batch_size": 3})
-    batches = TrainBatches(Data(train_dataset=texts, collate=collate), config, 0, (0, 1), numerics_of(config, CPU))
+    batches = TrainBatches(
+        Data(train_dataset=texts, collate=collate), config, 0, (0, 1), Feed(numerics_of(config, CPU))
+    )
     ((batch,),) = ([*epoch] for epoch in batches.segments(range(1)))
     assert sorted(batch.inputs.tolist()) == [[1, 2, 3], [4, 0, 0], [5, 6, 0]] and sorted(batch.targets.tolist()) == [
         0,
@@ -259,7 +261,7 @@ def test_batches_of_the_workloads_loader_are_weighted_by_their_sizes():
         return own_loader((4, 4, 2), epochs)
 
     config = resolve(ANY, {"batch_size": 8, "epochs": 2})
-    batches = TrainBatches(Data(train_loader=train_loader), config, 0, (1, 2), numerics_of(config, CPU))
+    batches = TrainBatches(Data(train_loader=train_loader), config, 0, (1, 2), Feed(numerics_of(config, CPU)))
     assert asked == [(1, 2, 4)] and batches.steps_per_epoch == 3
     parts = [[(b.weight, b.num_samples, b.num_global) for b in epoch] for epoch in batches.segments(range(6))]
     assert parts == 2 * [[(1.0, 4, 8), (1.0, 4, 8), (0.5, 2, 8)]] and epochs == [1, 2]
@@ -274,7 +276,7 @@ def test_a_loader_that_ends_before_its_length_is_named():
 
     config = resolve(ANY, {"batch_size": 4})
     data = Data(train_loader=lambda *_: Short(own_loader((4, 4), [])))
-    batches = TrainBatches(data, config, 0, (0, 1), numerics_of(config, CPU))
+    batches = TrainBatches(data, config, 0, (0, 1), Feed(numerics_of(config, CPU)))
     (epoch,) = batches.segments(range(5))
     with pytest.raises(ValueError, match="gave 2 batches, but its length is 5: ranks with uneven numbers"):
         list(epoch)
