@@ -21,15 +21,23 @@ from raypar.parallel.loss import Loss
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Gradients, parts_of
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Workload
-from raypar.train.data import TrainBatches
+from raypar.train.data import Feed, TrainBatches
 from raypar.train.optim import own_optimizer_mistakes
-from raypar.train.precision import Numerics
 from raypar.units import counted
 
 MAX_PASSES = 4  # over parts of the first batch; together they take about as long as one step
 MAX_NAMED = 20  # parameters in a trial's environment
 # torch's error, for its batch norm layers and for functional.batch_norm.
 TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Model that can be trained on the data, converted, with its loss and the conversion of its inputs."""
+
+    model: nn.Module
+    loss: Loss
+    feed: Feed
 
 
 @dataclass(frozen=True)
@@ -57,24 +65,23 @@ class ModelFacts:
 def model_facts(
     workload: Workload,
     config: Config,
-    model: nn.Module,
-    loss: Loss,
+    checked: Checked,
     batches: TrainBatches,
-    numerics: Numerics,
     context: DistContext,
     num_workers: int,
 ) -> tuple[ModelFacts, list[Mistake]]:
     """Return facts of a model and mistakes in it, the same on every rank. All ranks call it.
 
     Args:
-        model: complete, as it was built, on its device.
+        checked: the complete model, as it was built.
         context: context of the ranks that check; one rank may check for all.
         num_workers: workers of the training.
     """
+    model, autocast = checked.model, checked.feed.numerics.autocast
     gradients, mistakes = Gradients(), [*own_optimizer_mistakes(workload, config, model)]
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return ModelFacts(), mistakes  # its first batch initialises a lazy module
-    do, batch = ForwardBackward(loss, numerics.autocast, lambda value: value), next(batches.full(0))
+    do, batch = ForwardBackward(checked.loss, autocast, lambda value: value), next(batches.full(0))
     with _kept(model):
         model.train()
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]

@@ -72,9 +72,7 @@ class Training:
             model, self.loss, feed = checked.model, checked.loss, checked.feed
         with checkpoint.generators_kept(context.device):
             self.batches = TrainBatches(self.data, config, seed, share_of(config, context), feed)
-            num_workers, numerics = context.world_size, self.numerics
-            facts = model_facts(workload, config, model, self.loss, self.batches, numerics, context, num_workers)
-            self.facts, mistakes = facts
+            self.facts, mistakes = model_facts(workload, config, checked, self.batches, context, context.world_size)
             if mistakes:
                 raise WorkloadError.of(workload.name, mistakes)
         with self.memory.building():

@@ -29,7 +29,7 @@ from raypar.train.data import Feed, TrainBatches, evaluated, first_samples, move
 from raypar.train.data_check import data_mistakes, described, error_text, splits_of
 from raypar.train.data_identity import different_data, identity_of, some_indices, splits_differ
 from raypar.train.loss_kind import HINT_RATIO, IGNORED_CLASS, NOT_OF_PARTS, loss_of, num_rows, takes_classes
-from raypar.train.model_check import model_facts
+from raypar.train.model_check import Checked, model_facts
 from raypar.train.precision import Numerics, numerics_of
 from raypar.train.worker import seed_generators
 from raypar.units import listed
@@ -48,15 +48,6 @@ NUM_COMPARED = 16  # targets, to try the metrics on
 MAX_CHECKED_BYTES = 64 * 2**20  # larger inputs are sampled evenly
 LIMIT_S = 4.0  # for all points of a study, before it starts
 MAX_LOADED_TWICE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Model that can be trained on the data, converted, with its loss and the conversion of its inputs."""
-
-    model: Any
-    loss: Loss
-    feed: Feed
 
 
 @dataclass
@@ -201,10 +192,9 @@ def _mistakes_of_point(workload: Workload, config: Config, seed: int, *, compare
 
 
 def _first_batch_mistakes(check: WorkloadCheck, seed: int, checked: Checked) -> list[Mistake]:
-    config, numerics, model, loss = check.config, check.numerics, checked.model, checked.loss
+    config, alone = check.config, DistContext(0, 1, check.numerics.device)
     batches = TrainBatches(check.data, config, seed, (0, num_shares(config)), checked.feed)
-    alone = DistContext(0, 1, numerics.device)
-    return model_facts(check.workload, config, model, loss, batches, numerics, alone, config["num_workers"])[1]
+    return model_facts(check.workload, config, checked, batches, alone, config["num_workers"])[1]
 
 
 def seeded(seed: int, function: Callable[..., T], *args: Any) -> T:
