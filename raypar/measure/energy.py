@@ -54,8 +54,8 @@ class EnergyCounter:
         """
         if elapsed_s * self.max_w > self.range_j:
             raise CannotRead(
-                f"a package's counter may wrap around within {self.range_j / self.max_w:.0f} s, and {elapsed_s:.0f} s "
-                "were timed at a time: evaluate more often (eval_every_steps)"
+                f"a package's energy counter may wrap around within {self.range_j / self.max_w:.0f} s, and a timed "
+                f"region lasted {elapsed_s:.0f} s: evaluate more often (eval_every_steps)"
             )
         return last_j - first_j + (self.range_j if last_j < first_j else 0.0)
 
@@ -98,7 +98,7 @@ def gpu_counters(uuid: str) -> list[EnergyCounter]:
     except library.NVMLError as error:
         raise CannotRead(f"NVML has no GPU {uuid}: {error}") from None
     if is_part:
-        raise CannotRead("NVML counts the energy of whole GPUs, and the trial has a part of one (MIG)")
+        raise CannotRead("NVML counts the energy of whole GPUs, and the trial ran on a slice of one (MIG)")
 
     def read() -> float:
         try:
@@ -129,7 +129,7 @@ class EnergyMonitor:
             return self._error
         region_s = self._sum_s / self._num_regions
         return (
-            f"a GPU's counter of energy is updated every {update_s:g} s, and {region_s:.2g} s were timed at a time: "
+            f"a GPU updates its energy counter every {update_s:g} s, too rarely for timed regions of {region_s:.2g} s: "
             "evaluate less often, or train on more samples"
         )
 

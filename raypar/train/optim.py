@@ -232,7 +232,7 @@ def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module)
     parameters = {id(p) for p in model.parameters()}
     if not any(id(p) in parameters and p.requires_grad for group in groups for p in group["params"]):
         problem = "has none of the model's parameters that are trained"
-        yield Mistake(where, shown, problem, "pass it those of the model that it is called with")
+        yield Mistake(where, shown, problem, "pass it the parameters of its argument `model`")
         return
     defaults = known_options(workload)
     for key, carrier in SETTINGS.items():

@@ -54,7 +54,7 @@ def test_a_counter_that_wraps_around_goes_on_from_its_range_unless_it_may_have_d
     assert monitor.joules == pytest.approx(25)
     (counter,) = package_counters(tmp_path)
     assert counter.used(1, 11, elapsed_s=399) == 10
-    with pytest.raises(CannotRead, match=r"within 400 s, and 401 s were timed at a time: evaluate more often"):
+    with pytest.raises(CannotRead, match=r"within 400 s, and a timed region lasted 401 s: evaluate more often"):
         counter.used(1, 11, elapsed_s=401)
 
 
@@ -114,7 +114,7 @@ def test_of_regions_that_are_short_against_the_counters_updates_there_is_no_ener
     for seconds in (0.5, 0.2):
         timed(monitor, clock, card, seconds=seconds, joules=200)
         assert monitor.joules is None
-    assert "0.35 s were timed at a time: evaluate less often" in monitor.why_not
+    assert "timed regions of 0.35 s: evaluate less often" in monitor.why_not
     timed(monitor, clock, card, seconds=2.3, joules=600)  # on average, a second
     assert (monitor.joules, monitor.why_not) == (pytest.approx(1000.0), "")
 
@@ -132,7 +132,7 @@ def test_a_package_is_always_up_to_date(tmp_path, clock):
 def test_a_part_of_a_gpu_has_no_energy_of_its_own(monkeypatch):
     nvml.install(monkeypatch, Card(1, [Card(1, uuid="MIG-a5")]))
     monitor = EnergyMonitor(partial(gpu_counters, "a5"))  # as torch has it
-    assert (monitor.joules, "a part of one (MIG)" in monitor.why_not) == (None, True)
+    assert (monitor.joules, "a slice of one (MIG)" in monitor.why_not) == (None, True)
     assert EnergyMonitor(partial(gpu_counters, "77")).why_not == "NVML has no GPU 77: Not Supported"
 
 
