@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -193,8 +193,10 @@ class TrainBatches:
         self.steps_per_epoch = num_steps(self.num_samples, self._batch_size, drop_last=config["drop_last"])
         (rank, num_shares), drop_last = share, config["drop_last"]
         split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
-        make = _resident if config["loader"] == "resident" and data.train is not None else _dataloader
-        self._stream = make(data, config, self.num_samples, split, feed)
+        if config["loader"] == "resident" and data.train is not None:
+            self._stream = _resident(data.train, data.transform, self.num_samples, split, feed)
+        else:
+            self._stream = _dataloader(data, config, split, feed)
 
     def warm_up(self, *, with_short_batch: bool) -> Iterator[Batch]:
         """Yield the batches of the warm-up steps.
@@ -236,22 +238,21 @@ class TrainBatches:
             yield self._stream(self._order(epoch + 1)[skip * self._batch_size :], epoch=epoch + 1, num_skipped=skip)
 
 
+Splitter: TypeAlias = Callable[[Tensor], Iterator[Share]]  # of an epoch's order into this rank's shares
+Transform: TypeAlias = Callable[[Any], Any]
+
+
 class _Stream(Protocol):
     """Function that yields this rank's batches of an epoch, or those after `num_skipped` steps."""
 
     def __call__(self, order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]: ...
 
 
-def _resident(
-    data: Data, _: Config, num_samples: int, split: Callable[[Tensor], Iterator[Share]], feed: Feed
-) -> _Stream:
+def _resident(samples: Split, transform: Transform | None, num_samples: int, split: Splitter, feed: Feed) -> _Stream:
     """Gather batches from tensors that stay in (device) memory."""
-    assert data.train is not None
-    device, transform = feed.numerics.device, data.transform
-    inputs, targets = (
-        mapped(lambda each: each[:num_samples].to(device), tree) for tree in (data.train.inputs, data.train.targets)
-    )
-    targets = feed.targets(targets)
+    device = feed.numerics.device
+    inputs = mapped(lambda each: each[:num_samples].to(device), samples.inputs)
+    targets = feed.targets(mapped(lambda each: each[:num_samples].to(device), samples.targets))
 
     def stream(order: Tensor, **_: int) -> Iterator[Batch]:
         for indices, weight, size, num_global in split(order.to(device)):
@@ -275,7 +276,7 @@ class SplitDataset(Dataset[Any]):
         return part_of(self._split.inputs, index), part_of(self._split.targets, index)
 
 
-def _dataloader(data: Data, config: Config, _: int, split: Callable[[Tensor], Iterator[Share]], feed: Feed) -> _Stream:
+def _dataloader(data: Data, config: Config, split: Splitter, feed: Feed) -> _Stream:
     """Read batches from torch's DataLoader, in the same order as `_resident`."""
     device = feed.numerics.device
     dataset, transform, collate = data.train_dataset, None, data.collate
