@@ -134,18 +134,7 @@ def run_command(
     study_folder = _folder(job)
     with contextlib.ExitStack() as stack:
         port, links = _meet(context, num_nodes, listen_fd, stack)
-        values: dict[str, Any] = {
-            **job.spec.config,
-            **dict.fromkeys(PLACES),
-            "num_nodes": num_nodes,
-            "node_rank": context.node_rank,
-            "workers_per_node": context.local_world_size,
-            "master_addr": context.master_address[0],
-            "master_port": port,
-            "seed": job.spec.seed,
-            "repeat": job.spec.repeat,
-            "output_dir": str(job.artifact_dir),
-        }
+        values = _values(job, context, num_nodes, port)
         Path(job.artifact_dir).mkdir(parents=True, exist_ok=True)
         is_first = context.rank == 0
         folder = study_folder / command.folder.format_map(values)
@@ -181,6 +170,22 @@ def run_command(
         conditions=conditions,
         counters=telemetry.counters(),
     )
+
+
+def _values(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> dict[str, Any]:
+    """Return the values of the names in braces in a command."""
+    return {
+        **job.spec.config,
+        **dict.fromkeys(PLACES),
+        "num_nodes": num_nodes,
+        "node_rank": context.node_rank,
+        "workers_per_node": context.local_world_size,
+        "master_addr": context.master_address[0],
+        "master_port": port,
+        "seed": job.spec.seed,
+        "repeat": job.spec.repeat,
+        "output_dir": str(job.artifact_dir),
+    }
 
 
 def _folder(job: TrialJob) -> Path:
