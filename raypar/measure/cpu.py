@@ -49,7 +49,7 @@ def _is_of_ray(process: psutil.Process) -> bool:
 
 
 class CpuTimes(NamedTuple):
-    """Seconds on a clock, and CPU times by then."""
+    """Seconds on a clock, and CPU times by then; or the differences between two of them."""
 
     at_s: float = 0.0
     ran_s: float = 0.0  # this process's threads on a core

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from raypar.measure.cpu import ClockMonitor, CpuMonitor, raypar_processes
+from raypar.measure.cpu import ClockMonitor, CpuMonitor, CpuTimes, raypar_processes
 from raypar.measure.energy import EnergyMonitor, gpu_counters, package_counters
 from raypar.measure.gpu import GpuMonitor
 from raypar.study.quantity import Timed, quantities
@@ -38,10 +38,7 @@ class RankCounters:
     Attributes:
         machine: identity of the machine, the same in all containers.
         num_cores: cores of the machine.
-        elapsed_s: total length of the regions.
-        busy_s: CPU time of the machine.
-        own_s: the part of this rank's processes.
-        raypar_s: the part of raypar and Ray, which run the study.
+        times: length and CPU times of the regions.
         package_j: joules of all CPU packages of the machine; None: can't be read.
         gpu: identity of the GPU; empty: the rank has no GPU that counts energy.
         gpu_j: joules of the GPU; None: can't be read.
@@ -50,10 +47,7 @@ class RankCounters:
 
     machine: str
     num_cores: int
-    elapsed_s: float
-    busy_s: float
-    own_s: float
-    raypar_s: float = 0.0
+    times: CpuTimes
     package_j: float | None = None
     gpu: str = ""
     gpu_j: float | None = None
@@ -75,10 +69,10 @@ def other_loads(ranks: Sequence[RankCounters]) -> list[float | None]:
     """
     loads: dict[str, float | None] = {}
     for machine in {rank.machine for rank in ranks}:
-        there = [rank for rank in ranks if rank.machine == machine]
+        there = [rank.times for rank in ranks if rank.machine == machine]
         # The ranks' regions start and end together, except for stragglers in the last step.
-        elapsed_s, busy_s = max(rank.elapsed_s for rank in there), max(rank.busy_s for rank in there)
-        own_s = sum(rank.own_s for rank in there) + max(rank.raypar_s for rank in there)
+        elapsed_s, busy_s = max(times.at_s for times in there), max(times.machine_busy_s for times in there)
+        own_s = sum(times.own_s for times in there) + max(times.raypar_s for times in there)
         is_known = elapsed_s >= MIN_ELAPSED_S and busy_s >= own_s / 2
         loads[machine] = max(0.0, busy_s - own_s) / elapsed_s if is_known else None
     return [loads[rank.machine] for rank in ranks]
@@ -161,14 +155,10 @@ class Telemetry:
 
     def counters(self) -> RankCounters:
         """Return the counters to combine over the ranks of a trial."""
-        sums = self._cpu.sums
         return RankCounters(
             machine=this_machine(),
             num_cores=psutil.cpu_count() or 1,
-            elapsed_s=sums.at_s,
-            busy_s=sums.machine_busy_s,
-            own_s=sums.own_s,
-            raypar_s=sums.raypar_s,
+            times=self._cpu.sums,
             package_j=self._package.joules,
             gpu=self._gpu,
             gpu_j=self._card.joules,

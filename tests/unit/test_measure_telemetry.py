@@ -17,7 +17,7 @@ from results import make_spec
 
 from raypar.measure import cpu as module
 from raypar.measure import gpu as gpu_module
-from raypar.measure.cpu import ClockMonitor, CpuMonitor
+from raypar.measure.cpu import ClockMonitor, CpuMonitor, CpuTimes
 from raypar.measure.gpu import GpuMonitor
 from raypar.measure.telemetry import RankCounters, Telemetry, energy, other_loads, stalls
 from raypar.run.ranks import RankEnd, trial_result
@@ -242,18 +242,23 @@ def test_where_nvml_gives_the_ids_of_another_namespace_nobody_is_accused(gpu, pr
     assert watched(GpuMonitor("1234"), gpu, pids=([os.getpid(), 8],))["gpu_other_processes"] == 0
 
 
-RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
+TIMES = CpuTimes(at_s=2.0, machine_busy_s=6.0, own_s=2.0)
+RANK = RankCounters("a", 8, TIMES)
+
+
+def rank(machine="a", **times):
+    return RankCounters(machine, 8, TIMES._replace(**times))
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
-        ([replace(RANK, busy_s=3.0)], [0.5]),
-        ([replace(RANK, busy_s=1.98)], [0.0]),  # ticks round
-        ([replace(RANK, busy_s=5.2, raypar_s=0.2), replace(RANK, busy_s=5.2, raypar_s=0.1)], [0.5, 0.5]),
-        ([replace(RANK, busy_s=0.0)], [None]),  # a sandbox that counts nothing
-        ([replace(RANK, elapsed_s=0.05, busy_s=0.1, own_s=0.0)], [None]),  # five ticks
-        ([RANK, replace(RANK, machine="b", busy_s=5.0), replace(RANK, own_s=3.0)], [0.5, 1.5, 0.5]),
+        ([rank(machine_busy_s=3.0)], [0.5]),
+        ([rank(machine_busy_s=1.98)], [0.0]),  # ticks round
+        ([rank(machine_busy_s=5.2, raypar_s=0.2), rank(machine_busy_s=5.2, raypar_s=0.1)], [0.5, 0.5]),
+        ([rank(machine_busy_s=0.0)], [None]),  # a sandbox that counts nothing
+        ([rank(at_s=0.05, machine_busy_s=0.1, own_s=0.0)], [None]),  # five ticks
+        ([RANK, rank("b", machine_busy_s=5.0), rank(own_s=3.0)], [0.5, 1.5, 0.5]),
     ],
 )
 def test_each_machine_has_its_load_less_the_work_of_all_ranks_on_it_and_the_worst_is_the_trials(ranks, expected):
