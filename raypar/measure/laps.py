@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 BY_STEP, BY_REPORT, UNTIMED = "raypar.step", "reports", ""
 # Counts in a report that give its position in the work, and the unit of each.
 COUNTS: Mapping[str, str] = {"epoch": "epoch", "step": "step", "global_step": "step"}
 
 
-class Laps(NamedTuple):
-    """Times between reports with a known amount of work between them.
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of the steps of training code that raypar didn't write.
 
     Attributes:
-        cover: the part of the work: ``epochs 1 to 5``.
-        times_s: of each lap.
-        unit_times_s: of one epoch or step of each lap.
+        source: `BY_STEP`, `BY_REPORT` or `UNTIMED`.
+        cover: part of the work that the times cover: ``epochs 1 to 5``; empty unless they are from reports.
+        times_s: times of the steps, or of one epoch or step of each lap.
+        train_time_s: time of all steps, or of all laps; None: unknown.
     """
 
+    source: str = UNTIMED
     cover: str = ""
     times_s: tuple[float, ...] = ()
-    unit_times_s: tuple[float, ...] = ()
+    train_time_s: float | None = None
 
 
 class LapTimer:
@@ -64,29 +67,13 @@ class LapTimer:
         if is_ordered:
             self._step_began_s = until_s
 
-    @property
-    def times_s(self) -> tuple[float, ...]:
-        """Times of the steps, or of each lap's epochs or steps; empty if there are neither."""
-        return tuple(self._step_times_s) or self._laps().unit_times_s
+    def result(self) -> StepTimes:
+        """Return the times of the steps, or else those of the laps."""
+        if times_s := self._step_times_s:
+            return StepTimes(BY_STEP, "", tuple(times_s), sum(times_s) / len(times_s) * self._num_steps)
+        return self._laps()
 
-    @property
-    def train_time_s(self) -> float | None:
-        """Time of all steps, or of all laps; None if there are none."""
-        if self._step_times_s:
-            return sum(self._step_times_s) / len(self._step_times_s) * self._num_steps
-        return sum(self._laps().times_s) or None
-
-    @property
-    def source(self) -> str:
-        """`BY_STEP`, `BY_REPORT` or `UNTIMED`."""
-        return BY_STEP if self._step_times_s else BY_REPORT if self._laps().cover else UNTIMED
-
-    @property
-    def cover(self) -> str:
-        """Part of the work that the laps cover: ``epochs 1 to 5``; empty without laps."""
-        return "" if self._step_times_s else self._laps().cover
-
-    def _laps(self) -> Laps:
+    def _laps(self) -> StepTimes:
         for key, unit in COUNTS.items():
             counted = [i for i, (_, _, counts) in enumerate(self._reports) if key in counts]
             if len(counted) < 2 or counted[-1] - counted[0] != len(counted) - 1:  # a report between them has no count
@@ -96,7 +83,8 @@ class LapTimer:
             # With several reports per epoch, each may begin anywhere in it.
             is_usable = all(gap == 1 if unit == "epoch" else gap >= 1 for gap in gaps)
             if is_usable and all(float(number).is_integer() for number in numbers):
-                times_s = tuple(self._reports[j][0] - self._reports[i][1] for i, j in pairwise(counted))
+                times_s = [self._reports[j][0] - self._reports[i][1] for i, j in pairwise(counted)]
                 cover = f"{unit}s {numbers[0]:.0f} to {numbers[-1]:.0f}"
-                return Laps(cover, times_s, tuple(t / gap for t, gap in zip(times_s, gaps, strict=True)))
-        return Laps()
+                of_units = tuple(t / gap for t, gap in zip(times_s, gaps, strict=True))
+                return StepTimes(BY_REPORT, cover, of_units, sum(times_s) or None)
+        return StepTimes()

@@ -151,7 +151,7 @@ def run_command(
                 link.sendall(FINISHED)
             if events is not None:
                 process.report_events(events)
-        laps = process.laps
+        laps = process.laps.result()
     conditions = RankConditions(
         cores=cores,
         num_threads=int(str(job.spec.config["num_threads"])),
@@ -397,7 +397,7 @@ class _CommandProcess:
         """
         laps, scalars = LapTimer(), events.scalars()
         moments_s = [at_s for at_s, _ in scalars.values()]
-        if self.laps.source == UNTIMED and moments_s == sorted(moments_s):
+        if self.laps.result().source == UNTIMED and moments_s == sorted(moments_s):
             self.laps = laps
         to_monotonic_s = time.monotonic() - time.time()
         for step, (at_s, values) in scalars.items():

@@ -83,14 +83,15 @@ def run_train_loop(
         stopped = True
     telemetry.stop()
     memory.stop()
+    laps = session.laps.result()
     return RankOutcome(
         stopped=stopped,
         startup_s=startup_s,
-        train_time_s=session.laps.train_time_s,
-        step_times_s=session.laps.times_s,
+        train_time_s=laps.train_time_s,
+        step_times_s=laps.times_s,
         conditions=RankConditions(
-            steps_from=session.laps.source,
-            laps_cover=session.laps.cover,
+            steps_from=laps.source,
+            laps_cover=laps.cover,
             **telemetry.summary(),
             **memory.summary(),
         ),
