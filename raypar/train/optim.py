@@ -206,6 +206,9 @@ class _Read(UserDict[str, Any]):
     def __or__(self, other: Any) -> Any:
         return {**self, **other}
 
+    def __deepcopy__(self, _: Any) -> Any:
+        return dict(self)
+
 
 # Options that affect a workload's own optimizer only if it reads them, and the key that it reads.
 SETTINGS: Mapping[str, str] = {"lr": "lr", "lr_scaling": "lr", "weight_decay": "weight_decay"}

@@ -3,6 +3,8 @@
 Parameters without a gradient need several ranks: `tests/real/test_strategies_and_models.py`.
 """
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -194,6 +196,9 @@ def test_an_optimizer_that_can_not_train_the_model_is_refused(make, config, word
 READS = {
     "by key": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c["lr"], weight_decay=c["weight_decay"]),
     "by get": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c.get("lr"), weight_decay=c.get("weight_decay", 0)),
+    "a copy": lambda m, c: torch.optim.AdamW(
+        m.parameters(), copy.deepcopy(c)["lr"], weight_decay=(c | {})["weight_decay"]
+    ),
     "all of it": lambda m, c: torch.optim.AdamW(
         m.parameters(), **{key: value for key, value in dict(c).items() if key in ("lr", "weight_decay")}
     ),
