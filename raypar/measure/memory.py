@@ -24,6 +24,7 @@ from raypar.errors import DoesNotFit
 from raypar.units import size
 
 NUM_COUNTED_STEPS = 2  # the second one starts with the optimizer's state
+MAX_UNCOUNTED_BYTES = 2e9  # contexts, libraries and the driver, which torch does not count
 TOO_LARGE = "needs {} of memory on a worker, more than max_memory={}"
 
 
@@ -135,14 +136,10 @@ def limit_on_gpu(device: torch.device, limit_bytes: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
-def has_gpu_alone(device: torch.device, foreign_bytes: float = 2e9) -> bool:
-    """Return whether this process has almost all of a GPU's used memory.
-
-    Args:
-        foreign_bytes: upper limit for contexts, libraries and the driver, which torch does not count.
-    """
+def has_gpu_alone(device: torch.device) -> bool:
+    """Return whether this process has almost all of a GPU's used memory."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < foreign_bytes
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < MAX_UNCOUNTED_BYTES
 
 
 def _status(pid: int | str = "self") -> Mapping[str, int]:
