@@ -136,8 +136,11 @@ def limit_on_gpu(device: torch.device, limit_bytes: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
-def has_gpu_alone(device: torch.device) -> bool:
-    """Return whether this process has almost all of a GPU's used memory."""
+def has_gpu_alone() -> bool:
+    """Return whether this process, without other ranks, has almost all of its GPU's used memory."""
+    if not torch.cuda.is_available():
+        return False
+    device = torch.cuda.current_device()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < MAX_UNCOUNTED_BYTES
 

@@ -72,8 +72,10 @@ def failure_kind(error: BaseException) -> FailureKind:
         return FailureKind.DEVICE
     is_shortage = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
     if name == "OutOfMemoryError" or (is_shortage and _OF_GPU.search(text)):
-        # If others use the GPU, the free memory says nothing about the trial.
-        fits_nowhere = _LIMITED.search(text) or _has_gpu_alone()
+        from raypar.measure.memory import has_gpu_alone
+
+        # If others use the GPU, the free memory does not show whether the trial fits.
+        fits_nowhere = _LIMITED.search(text) or has_gpu_alone()
         return FailureKind.DOES_NOT_FIT if fits_nowhere else FailureKind.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or is_shortage:
         return FailureKind.OUT_OF_MEMORY
@@ -83,15 +85,6 @@ def failure_kind(error: BaseException) -> FailureKind:
     if isinstance(error, RuntimeError) and _LOADER_DIED.search(text):
         return FailureKind.CRASH
     return FailureKind.ERROR
-
-
-def _has_gpu_alone() -> bool:
-    """Return whether this process, without other ranks, has almost all of its GPU's used memory."""
-    import torch
-
-    from raypar.measure.memory import has_gpu_alone
-
-    return torch.cuda.is_available() and has_gpu_alone(torch.device("cuda", torch.cuda.current_device()))
 
 
 LOADER_END_S = 1.0  # within this time, a loader process whose connection is lost has ended

@@ -82,7 +82,7 @@ REFUSED = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total cap
     ],
 )
 def test_a_refusal_is_a_result_where_nobody_else_has_the_memory(monkeypatch, error, is_alone, kind):
-    monkeypatch.setattr(worker, "_has_gpu_alone", lambda: is_alone)
+    monkeypatch.setattr(memory_module, "has_gpu_alone", lambda: is_alone)
     assert worker.failure_kind(error) is kind
 
 
