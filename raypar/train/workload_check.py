@@ -225,10 +225,10 @@ def _check_batch(check: WorkloadCheck, model: nn.Module, feed: Feed, loss: Loss)
         check.mistakes.append(Mistake("strategy", check.config["strategy"], problem, hint))
     hint = "make the model's forward take the inputs of data(config), or the reverse"
     shapes = f"inputs of {_shape_text(x)}"
-    outputs: Any = check.attempt("model(inputs)", lambda: evaluated(model, feed(x), numerics), shapes, hint)
+    outputs = check.attempt("model(inputs)", lambda: evaluated(model, feed(x), numerics), shapes, hint)
     check.mistakes += _nan_mistakes(check, model, feed, loss)
     is_real = outputs is not None
-    if not is_real:
+    if outputs is None:
         outputs = _random_outputs(model, y)
         if not check.raised or outputs is None or not takes_classes(check.workload.loss):
             return
