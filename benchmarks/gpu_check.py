@@ -42,6 +42,7 @@ from gpu_trials import NETWORKS, all_reducing, hoarding, metered
 from torch import nn
 
 from raypar.gpus import driver_version
+from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
 from raypar.run.forkserver import NVML_CHECK
@@ -54,7 +55,6 @@ from raypar.study.study import Study
 from raypar.study.trial import FailureKind, TrialResult, TrialState, gang_step_times_s, reason_of
 from raypar.study.workload import Workload
 from raypar.train.job import NO_PROFILING, Profiling, RunSettings
-from raypar.train.loop import StepTimer
 from raypar.train.worker import SHARED_GPU
 from raypar.workloads.digits import digits
 from raypar.workloads.wide_mlp import wide_mlp

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from raypar.measure import telemetry
+from raypar.measure.energy import EnergyCounter
 from raypar.study.workload import Config, Data, Option, Workload
-from raypar.train import telemetry
-from raypar.train.energy import EnergyCounter
 from raypar.workloads import digits, transformer, wide_mlp
 
 CHUNK_BYTES = 256 * 2**20

@@ -40,6 +40,7 @@ from raypar.execution.results import (
 )
 from raypar.execution.running import run_trials
 from raypar.masking import masked
+from raypar.measure.cpu import CpuMonitor
 from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster
 from raypar.run.locks import Holder, one_execution, present
@@ -55,7 +56,6 @@ from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.uploader import end_abandoned
 from raypar.train.affinity import allowed_cores
-from raypar.train.telemetry import CpuMonitor
 
 REPORT_FILE = "report.html"
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"

@@ -15,6 +15,7 @@ from raypar.errors import ClusterError
 from raypar.execution.options import Options
 from raypar.execution.plan import ExecutionPlan, lacks_nodes
 from raypar.gpus import visible_gpus, visible_only
+from raypar.measure.cpu import CpuMonitor
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes
 from raypar.run.locks import Holder, leased_cores, leased_gpus
 from raypar.run.placement import near_first
@@ -22,7 +23,6 @@ from raypar.run.runner import Listener, Notice
 from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.train.affinity import cores_near_gpu, host_cores
-from raypar.train.telemetry import CpuMonitor
 
 PLACING = ("device", "num_workers")  # options that determine how many GPUs a trial has
 OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"

@@ -442,7 +442,7 @@ from importlib import metadata
 packages = sorted({f"{each.name}=={each.version}" for each in metadata.distributions()})
 about = {"python": sys.version_info[:2], "packages": packages, "error": ""}
 try:
-    import cloudpickle, raypar.execution.revisions, raypar.train.worker, raypar.train.loop, raypar.train.telemetry
+    import cloudpickle, raypar.execution.revisions, raypar.train.worker, raypar.train.loop, raypar.measure.telemetry
 except Exception as error:
     about["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(about))

@@ -116,6 +116,6 @@ class Loss:
         return torch.where(num_samples > 0, noted * num_samples, 0.0), num_samples
 
 
-def part_of(tree: Any, index: Tensor | slice) -> Any:
-    """Return some samples of a tensor or a tree of tensors."""
+def part_of(tree: Any, index: Tensor | slice | int) -> Any:
+    """Return some samples, or one, of a tensor or a tree of tensors."""
     return tree[index] if isinstance(tree, Tensor) else tree_map_only(Tensor, lambda each: each[index], tree)

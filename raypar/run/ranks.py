@@ -25,6 +25,8 @@ from typing import Any
 
 from raypar import units
 from raypar.errors import Mistake
+from raypar.measure import telemetry
+from raypar.measure.breakdown import profile_of
 from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
@@ -41,8 +43,6 @@ from raypar.study.trial import (
     end_state,
     gang_step_times_s,
 )
-from raypar.train import telemetry
-from raypar.train.breakdown import profile_of
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
 
@@ -377,7 +377,7 @@ def trial_result(
     num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
     train_time_s = combined["train_time_s"]
     conditions, energy_j = _measured(conditions, outcomes)
-    recorded = [outcome.profile for outcome in outcomes]
+    recorded = [outcome.profile for outcome in outcomes if outcome.profile is not None]
     result = TrialResult(
         spec=spec,
         state=state,
@@ -391,7 +391,7 @@ def trial_result(
         energy_j=energy_j,
         conditions=conditions,
         failure=failure,
-        profile=profile_of(recorded, spec.config) if recorded and all(recorded) else None,
+        profile=profile_of(recorded, spec.config) if recorded and len(recorded) == len(outcomes) else None,
         data=next((outcome.data for outcome in outcomes if outcome.data), {}),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )

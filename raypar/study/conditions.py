@@ -12,28 +12,61 @@ Stored: TypeAlias = Mapping[str, Any]  # parsed JSON; other programs may have wr
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankConditions:
-    """Conditions of one rank; None: unknown, or not measured.
+class CpuConditions:
+    """Load and clocks of a rank's cores over the timed regions.
 
     Attributes:
-        cores: cores that it was pinned to; empty: not pinned.
         cpu_wait_share: share of its threads' runnable time in which they waited for a core.
         foreign_cpu_share: share of its cores' time that other processes took.
         raypar_load_cores: cores that raypar and Ray kept busy, on average.
         other_load_cores: cores of its machine that were busy with other work, on average.
-        num_node_cores: cores of its machine.
-        cpu_mhz_first, cpu_mhz_mean, cpu_mhz_last: clock of its cores at the ends of the timed regions.
+        cpu_mhz_first, cpu_mhz_mean, cpu_mhz_last: clock of its cores at the ends of the regions.
         throttles: number of times that a core or its package slowed down because of heat.
-        gpu_mhz_first, gpu_mhz_mean, gpu_mhz_last: clock of its GPU at the ends of the timed regions.
+    """
+
+    cpu_wait_share: float | None = None
+    foreign_cpu_share: float | None = None
+    raypar_load_cores: float | None = None
+    other_load_cores: float | None = None
+    cpu_mhz_first: float | None = None
+    cpu_mhz_mean: float | None = None
+    cpu_mhz_last: float | None = None
+    throttles: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuConditions:
+    """State of a rank's GPU over the timed regions.
+
+    Attributes:
+        gpu_mhz_first, gpu_mhz_mean, gpu_mhz_last: clock of its multiprocessors at the ends of the regions.
         gpu_max_mhz: highest clock that the GPU has.
-        gpu_slowdowns: timed regions after which heat or a power brake slowed the GPU down.
-        gpu_celsius: highest temperature of the GPU.
+        gpu_slowdowns: regions after which heat or a power brake slowed the GPU down.
+        gpu_celsius: highest temperature.
         gpu_other_processes: maximum number of other users' processes on the GPU at a time.
-        peak_memory_bytes: peak memory allocated by its training, see `raypar.train.memory`.
+    """
+
+    gpu_mhz_first: float | None = None
+    gpu_mhz_mean: float | None = None
+    gpu_mhz_last: float | None = None
+    gpu_max_mhz: float | None = None
+    gpu_slowdowns: float | None = None
+    gpu_celsius: float | None = None
+    gpu_other_processes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConditions(CpuConditions, GpuConditions):
+    """Conditions of one rank; None: unknown, or not measured.
+
+    Attributes:
+        cores: cores that it was pinned to; empty: not pinned.
+        num_node_cores: cores of its machine.
+        peak_memory_bytes: peak memory allocated by its training, see `raypar.measure.memory`.
         peak_rss_bytes: peak memory taken from the machine.
         peak_reserved_bytes: peak memory taken from its GPU.
-        steps_from, laps_cover: what the times cover in training code that raypar didn't write, by `raypar.train.laps`;
-            None for raypar's own loop.
+        steps_from, laps_cover: source and extent of the times of training code that raypar didn't write, see
+            `raypar.measure.laps`; None for raypar's own loop.
         batch_norm_parts: number of parts of a batch that batch norm normalises separately.
         without_gradient: parameters that get no gradient in some step.
         finds_unused: DDP searches for these in each step.
@@ -49,22 +82,7 @@ class RankConditions:
     device_name: str | None = None
     cpu_model: str | None = None
     pid: int | None = None
-    cpu_wait_share: float | None = None
-    foreign_cpu_share: float | None = None
-    raypar_load_cores: float | None = None
-    other_load_cores: float | None = None
     num_node_cores: int | None = None
-    cpu_mhz_first: float | None = None
-    cpu_mhz_mean: float | None = None
-    cpu_mhz_last: float | None = None
-    throttles: float | None = None
-    gpu_mhz_first: float | None = None
-    gpu_mhz_mean: float | None = None
-    gpu_mhz_last: float | None = None
-    gpu_max_mhz: float | None = None
-    gpu_slowdowns: float | None = None
-    gpu_celsius: float | None = None
-    gpu_other_processes: float | None = None
     peak_memory_bytes: float | None = None
     peak_rss_bytes: float | None = None
     peak_reserved_bytes: float | None = None
@@ -93,7 +111,7 @@ class Conditions:
         num_sharing: the same for trials on one of its machines.
         num_sharing_network: the same for trials over several machines, if it ran on several itself.
         shared_with: names of other studies on its machine, separated by commas; empty: none.
-        stalls_s: stalled seconds of each timed step, see `raypar.train.telemetry`.
+        stalls_s: stalled seconds of each timed step, see `raypar.measure.telemetry`.
         energy_of: what its energy includes: "CPU packages", "GPUs" or both; empty: it has none.
         no_energy: why some energy can't be read.
     """

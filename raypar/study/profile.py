@@ -1,4 +1,4 @@
-"""Profile of a trial: the parts of its steps on each rank. `raypar.train.breakdown` computes it from recordings."""
+"""Profile of a trial: the parts of its steps on each rank. `raypar.measure.breakdown` computes it from recordings."""
 
 from __future__ import annotations
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.gpus import local_cores, visible_gpus
+from raypar.measure.cpu import TOPOLOGY
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
-TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
 class Core:
-    """One core as the system counts them (a hardware thread).
+    """Core as the system counts them (a hardware thread).
 
     Attributes:
-        number: as pinning uses it.
+        number: the system's number, for pinning.
         package: its socket.
-        physical: its physical core, unique on the machine; hardware threads of one share it.
+        physical: its physical core, unique on the machine; hardware threads of one core share it.
     """
 
     number: int
@@ -56,14 +56,14 @@ def cores_near_gpu(index: int, environment: Mapping[str, str] = os.environ) -> f
 
 
 def topology(numbers: Iterable[int], folder: Path = TOPOLOGY) -> tuple[Core, ...]:
-    """Return sockets and physical cores of these cores; a core counts as physical if it can't be read."""
+    """Return sockets and physical cores of these cores; a core without files counts as physical."""
     return tuple(_core(number, folder / f"cpu{number}" / "topology") for number in numbers)
 
 
 def _core(number: int, folder: Path) -> Core:
     try:
         package = int((folder / "physical_package_id").read_text())
-        # The first of its threads tells physical cores apart; `core_id` counts anew on every die of some sockets.
+        # The first sibling identifies a physical core. `core_id` is not unique: some sockets count anew on every die.
         first = re.match(r"\d+", (folder / "thread_siblings_list").read_text().strip())
         return Core(number, package, int(first[0]) if first else number)
     except (OSError, ValueError):  # macOS; some containers and virtual machines
@@ -71,12 +71,12 @@ def _core(number: int, folder: Path) -> Core:
 
 
 def pin(cores: Iterable[int]) -> tuple[int, ...]:
-    """Bind the calling thread, and every thread and process that it starts later, to these cores.
+    """Bind the calling thread, and all threads and processes that it starts later, to these cores.
 
     Call it before torch starts its threads.
 
     Returns:
-        The cores that it is bound to, as the kernel reports them; empty if the system can't pin.
+        The cores that the kernel reports; empty if the system can't pin.
     """
     if not CAN_PIN:
         return ()

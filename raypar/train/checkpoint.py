@@ -1,9 +1,8 @@
 """Checkpoints from which a retry of a trial resumes.
 
 Each rank writes its state, including its part of split weights, to a separate file. A retry has the same placement, so
-nothing has to be split again. A file is written under a temporary name, synced and renamed. A rank removes its last
-file when all ranks have written the next one, so the ranks always have a common checkpoint. They agree on it when they
-start. If a node is lost with its file, no checkpoint is common to all, and all ranks start from the beginning.
+nothing has to be split again. A rank removes its last file when all ranks have written the next one, so the ranks
+always have a common checkpoint. If a node is lost with its file, all ranks start from the beginning.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Checkpoints:
     """One rank's checkpoints of a trial; does nothing without a folder. All ranks make the same calls.
 
     Attributes:
-        time_s: time for saving, including waiting for the other ranks.
-        why_not: reason why an existing checkpoint was not used; empty if there was none, or if it was used.
+        time_s: time for saving, including the wait for other ranks.
+        why_not: reason why an existing checkpoint was not used; empty: none was rejected.
     """
 
     def __init__(self, folder: Path | None, context: DistContext) -> None:
@@ -87,18 +86,18 @@ class Checkpoints:
         return self._folder / f"rank{self._context.rank}-step{step}.pt"
 
     def _steps(self) -> list[int]:
-        """Return the steps after which this rank has saved states."""
+        """Return the steps of this rank's checkpoints."""
         assert self._folder is not None
         names = [path.stem for path in self._folder.glob(f"rank{self._context.rank}-step*.pt")]
         return [int(name.rpartition("step")[2]) for name in names]
 
     def _read(self, step: int) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = None
         try:
-            state = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            return state
         except Exception as error:  # torch raises many kinds for a damaged file
             print(f"the checkpoint after step {step} can't be read, {type(error).__name__}: {error}", flush=True)
-        return state
+        return None
 
 
 def local_weights(module: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A command as a trial: started once on each machine, its output read, its processes ended together.
+"""Command as a trial: started once on each machine, its output read, its processes ended together.
 
-The first rank of a machine runs it, on the cores of all ranks of that machine; the others only hold theirs. The fork
-server ends whatever a rank leaves behind, in whichever session.
+The first rank of a machine runs it, on the cores of all ranks of that machine. The other ranks only hold their cores.
+The fork server ends all processes that a rank leaves behind, in any session.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any
 
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
+from raypar.measure.laps import COUNTS, UNTIMED, LapTimer
 from raypar.study.command import PLACES, Command, number_in
 from raypar.study.conditions import RankConditions
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
-from raypar.train.laps import COUNTS, UNTIMED, LapTimer
 
 MAX_ERROR_LINES = 20
 STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
@@ -45,11 +45,11 @@ class CommandFailed(RuntimeError):
 
 
 class OutputReader:
-    """Reads reports out of a command's output: JSON lines, and values by regular expressions.
+    """Reports in a command's output: JSON lines, and values by regular expressions.
 
-    A line ``{"loss": 0.5, "step": 10}`` is a report. Values by expression make a report once every metric has one, or
-    one of them comes again. An epoch or a step by expression holds for the lines after it, until another one comes.
-    A report is as old as the last line that it takes a value from.
+    A line ``{"loss": 0.5, "step": 10}`` is a report. Values by expression make a report once every metric has a value,
+    or once one of them appears again. An epoch or step by expression holds for all lines up to the next one. The time
+    of a report is that of the last line with one of its values.
     """
 
     def __init__(self, metrics: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class OutputReader:
         self._at_s = 0.0
 
     def reports(self, line: str, at_s: float = 0.0) -> Iterator[tuple[dict[str, float], float]]:
-        """Yield the reports that a line of this moment completes, each with its moment."""
+        """Yield the reports that a line completes, each with its time."""
         text = line.strip()
         if text.startswith("{") and text.endswith("}"):
             with contextlib.suppress(ValueError):
@@ -80,31 +80,30 @@ class OutputReader:
             yield from self.rest()
 
     def rest(self) -> Iterator[tuple[dict[str, float], float]]:
-        """Yield the report that is not complete at the end, if there is one."""
+        """Yield the incomplete report, if there is one."""
         if self._pending:
             pending, self._pending = self._pending, {}
             yield {**self._counts, **pending}, self._at_s
 
 
 _FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: ([1-9]\d*)", re.DOTALL)  # in torchrun's last lines
-RANK_FOLDER = "ranks"  # in a trial's folder: output of the ranks that torchrun starts, but for the first
+RANK_FOLDER = "ranks"  # in a trial's folder: output of all ranks of torchrun except the first
 
 
 def without_other_ranks(folder: Path) -> dict[str, str]:
     """Return variables that make torchrun print only its first rank's output, and write the others' output to files.
 
-    Lines of several ranks mix, and a metric would be that of any of them. Options of the command itself come first.
+    Otherwise the lines of several ranks would mix, and a metric could be that of any rank. Options in the command take
+    precedence.
     """
-    # torchrun needs every rank listed. The filter drops the output of ranks from 10 on.
+    # torchrun needs a list of ranks. The filter drops the output of ranks from 10 on.
     files = ",".join(f"{rank}:3" for rank in range(1, 10))
     return {"PET_REDIRECTS": files, "PET_LOCAL_RANKS_FILTER": "0", "PET_LOG_DIR": str(folder)}
 
 
 def lines_of_other_ranks(folder: Path) -> Iterator[str]:
-    """Yield the lines in the files of `without_other_ranks`, each with its rank."""
-    for path in sorted(
-        folder.glob("*/attempt_*/*/std*.log"), key=lambda path: (path.parent, path.name == "stderr.log")
-    ):
+    """Yield the lines in the files of `without_other_ranks`, each with its rank, stdout before stderr."""
+    for path in sorted(folder.glob("*/attempt_*/*/std*.log"), key=lambda path: (path.parent, "err" in path.name)):
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 yield f"[local rank {path.parent.name}] {line.rstrip()}"
@@ -113,39 +112,29 @@ def lines_of_other_ranks(folder: Path) -> Iterator[str]:
 def run_command(
     command: Command, job: TrialJob, context: RankContext, channel: Channel, listen_fd: int | None
 ) -> RankOutcome:
-    """Run the command of this rank's machine to its end; other ranks of the machine return at once.
+    """Run the command of this rank's machine; other ranks of the machine return at once.
 
     Raises:
-        CommandFailed: it ended with an exit code other than 0.
-        WorkloadError: it can't be started, or its event files can't be read.
+        CommandFailed: the exit code is not 0.
+        WorkloadError: the command can't be started, or its event files can't be read.
     """
     if context.local_rank:
         return RankOutcome(is_idle=True)
     if context.world_size % context.local_world_size:
         machines = f"{context.local_world_size} of {context.world_size} workers are on this machine"
-        raise WorkloadError(f"{machines}: a command needs as many on each", hint="choose num_workers or nodes so")
+        hint = "choose num_workers and nodes so that they divide evenly"
+        raise WorkloadError(f"{machines}: a command needs the same number on each machine", hint=hint)
     import torch
 
-    from raypar.train.memory import children_peak_bytes
-    from raypar.train.telemetry import Telemetry
+    from raypar.measure.memory import children_peak_bytes
+    from raypar.measure.telemetry import Telemetry
 
     cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
     num_nodes = context.world_size // context.local_world_size
     study_folder = _folder(job)
     with contextlib.ExitStack() as stack:
         port, links = _meet(context, num_nodes, listen_fd, stack)
-        values: dict[str, Any] = {
-            **job.spec.config,
-            **dict.fromkeys(PLACES),
-            "num_nodes": num_nodes,
-            "node_rank": context.node_rank,
-            "workers_per_node": context.local_world_size,
-            "master_addr": context.master_address[0],
-            "master_port": port,
-            "seed": job.spec.seed,
-            "repeat": job.spec.repeat,
-            "output_dir": str(job.artifact_dir),
-        }
+        values = _values(job, context, num_nodes, port)
         Path(job.artifact_dir).mkdir(parents=True, exist_ok=True)
         is_first = context.rank == 0
         folder = study_folder / command.folder.format_map(values)
@@ -162,7 +151,7 @@ def run_command(
                 link.sendall(FINISHED)
             if events is not None:
                 process.report_events(events)
-        laps = process.laps
+        laps = process.laps.result()
     conditions = RankConditions(
         cores=cores,
         num_threads=int(str(job.spec.config["num_threads"])),
@@ -183,11 +172,27 @@ def run_command(
     )
 
 
+def _values(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> dict[str, Any]:
+    """Return the values of the names in braces in a command."""
+    return {
+        **job.spec.config,
+        **dict.fromkeys(PLACES),
+        "num_nodes": num_nodes,
+        "node_rank": context.node_rank,
+        "workers_per_node": context.local_world_size,
+        "master_addr": context.master_address[0],
+        "master_port": port,
+        "seed": job.spec.seed,
+        "repeat": job.spec.repeat,
+        "output_dir": str(job.artifact_dir),
+    }
+
+
 def _folder(job: TrialJob) -> Path:
-    """Return the folder in which a trial's command runs: that of the study file, or a copy of the files it needs.
+    """Return the folder in which a trial's command runs: that of the study file, or a copy of its files.
 
     Raises:
-        WorkloadError: this machine doesn't have the folder, and there is nothing to copy.
+        WorkloadError: this machine doesn't have the folder, and there is no copy.
     """
     folder = Path(job.revision.sys_path[0]) if job.revision.sys_path else Path.cwd()
     if folder.is_dir():
@@ -208,8 +213,8 @@ def _meet(
     """Agree on a free port of the first machine.
 
     Returns:
-        The port, and the connections to the other machines; on these, the one to the first machine. They close when
-        the first machine's command is over, after `FINISHED` if it came to its end.
+        The port, and the first machine's connections to the others; on another machine, its connection to the first.
+        They close when the first machine's command has ended, after `FINISHED` if it was not stopped.
     """
     if context.rank:
         link = stack.enter_context(socket.create_connection(context.master_address, PORT_TIMEOUT_S))
@@ -240,7 +245,7 @@ def _original_environment() -> dict[str, str]:
 
 
 class EventFiles:
-    """TensorBoard's event files below a folder that a command writes; those that are there before are not its own."""
+    """TensorBoard's event files that a command writes below a folder; earlier files don't count."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -253,12 +258,12 @@ class EventFiles:
         """Return Unix time and values by tag of each step, in order.
 
         Raises:
-            WorkloadError: there are none, or they can't be read here.
+            WorkloadError: there are no files, or they can't be read.
         """
         paths = sorted(set(self._paths()) - self._others)
         if not paths:
             hint = "give Workload.from_command the tensorboard= folder that the script writes to"
-            raise WorkloadError(f"{self.folder}: the command has left no event files there", hint=hint)
+            raise WorkloadError(f"{self.folder}: the command has written no event files there", hint=hint)
         try:
             from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         except ImportError:
@@ -276,11 +281,11 @@ class EventFiles:
 
 
 class _CommandProcess:
-    """A started command.
+    """Started command.
 
     Attributes:
-        laps: of its steps and reports.
-        is_stopped: it was ended before its end.
+        laps: times of its steps and reports.
+        is_stopped: raypar has ended it.
     """
 
     def __init__(
@@ -301,7 +306,7 @@ class _CommandProcess:
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
         fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
         os.mkfifo(fifo, 0o600)
-        # Open for both: the end of one of its writers is not the end of the file.
+        # Also open for writing, so that the file doesn't end with one of its writers.
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
         stack.callback(os.close, self._fifo)
         inherited = _original_environment()
@@ -326,17 +331,17 @@ class _CommandProcess:
             )
         except OSError as error:
             if not folder.is_dir():
-                raise WorkloadError(
-                    f"{folder}: there is no such folder", hint="check folder= of the workload"
-                ) from None
-            hint = "check the command's first word: it is looked for in PATH, and in the folder of this Python"
+                hint = "check folder= of the workload"
+                raise WorkloadError(f"{folder}: there is no such folder", hint=hint) from None
+            hint = "check the command's first word, a program in PATH or in the folder of this Python"
             raise WorkloadError(f"{words[0]}: can't be started: {error.strerror}", hint=hint) from None
 
     def wait(self, link: socket.socket | None) -> None:
-        """Read the output until the command has ended, or is stopped. Raises CommandFailed.
+        """Read the output until the command has ended or is stopped. Raises CommandFailed.
 
         Args:
-            link: to the first machine, whose command ends this one, unless it came to its end; None: this is the first.
+            link: connection to the first machine; if it closes without `FINISHED`, this command is stopped. None: this
+                is the first machine.
         """
         process, buffers = self._process, {"output": b"", "reports": b""}
         assert process.stdout is not None
@@ -385,14 +390,14 @@ class _CommandProcess:
             raise CommandFailed(self._failure(process.returncode))
 
     def report_events(self, events: EventFiles) -> None:
-        """Report the scalars of event files, a report for each step. Raises WorkloadError.
+        """Report the scalars of event files, one report per step. Raises WorkloadError.
 
-        Their own clock times them, where nothing else did. It can't where a later step was written earlier: an
-        evaluation counts steps of its own, say.
+        Their times are step times if there are no others. They are not used if a later step was written earlier, as
+        when an evaluation counts separate steps.
         """
         laps, scalars = LapTimer(), events.scalars()
         moments_s = [at_s for at_s, _ in scalars.values()]
-        if self.laps.source == UNTIMED and moments_s == sorted(moments_s):
+        if self.laps.result().source == UNTIMED and moments_s == sorted(moments_s):
             self.laps = laps
         to_monotonic_s = time.monotonic() - time.time()
         for step, (at_s, values) in scalars.items():

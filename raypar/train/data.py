@@ -5,30 +5,25 @@ Inputs and targets are tensors, or trees of dicts and tuples of tensors with a r
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from raypar.parallel.loss import part_of
 from raypar.parallel.strategy import Batch, call
-from raypar.study.trial import DataRecord, SplitRecord, TensorRecord
-from raypar.study.workload import Config, Data, Split, Workload, first_tensor
+from raypar.study.workload import Config, Data, Split, first_tensor
 from raypar.train.precision import Numerics, fitted
 
 
 class Share(NamedTuple):
-    """A rank's part of one global batch, with the `weight`, `num_samples` and `num_global` of its `Batch`.
-
-    A tuple, because every timed step creates one.
-    """
+    """A rank's part of one global batch, with the `weight`, `num_samples` and `num_global` of its `Batch`."""
 
     indices: Tensor  # into the training set, shape (num_local,)
     weight: float
@@ -42,7 +37,7 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def moved(tree: Any, device: torch.device) -> Any:
-    """Return a batch on a device; what can't be moved stays as it is."""
+    """Return a batch on a device; leaves that can't be moved are unchanged."""
     if isinstance(tree, Tensor):
         return tree.to(device, non_blocking=True)
     return tree_map(lambda each: each.to(device, non_blocking=True) if hasattr(each, "to") else each, tree)
@@ -64,42 +59,45 @@ def paired(sample: Any) -> tuple[Any, Any]:
 
 
 class Feed:
-    """Conversion of a batch's inputs to the model's arguments: its dtype, by name or by position.
+    """Conversion of a batch's inputs to the model's arguments, by name or by position, in the model's dtype.
 
     Args:
-        model: its ``forward`` decides whether a dict or tuple is one argument or several, and the type that integers
-            are cast to. None: the inputs are single tensors.
+        model: its ``forward`` decides whether a dict or tuple is one argument or several, and the type of integer
+            inputs. None: the inputs are single tensors.
         inputs: some samples after the data's transform.
+
+    Attributes:
+        numerics: with the types of integer inputs that the model takes.
     """
 
     def __init__(self, numerics: Numerics, model: nn.Module | None = None, inputs: Any = None) -> None:
-        self._cast, self._dtype = numerics.cast, numerics.dtype
-        self._is_one_argument = False
+        self.numerics = numerics
+        self._is_one_argument = model is not None and _takes_as_one(model, inputs)
         if model is not None:
-            self._is_one_argument = _takes_as_one(model, inputs)
-            self._cast = fitted(numerics, inputs, partial(self._run, model, inputs)).cast
+            self.numerics = fitted(numerics, inputs, partial(self._run, model, inputs))
 
     def targets(self, targets: Any) -> Any:
         """Return targets with float64, numpy's default, converted to the model's dtype."""
-        return mapped(lambda each: each.to(self._dtype) if each.dtype == torch.float64 else each, targets)
+        dtype = self.numerics.dtype
+        return mapped(lambda each: each.to(dtype) if each.dtype == torch.float64 else each, targets)
 
     def _run(self, model: nn.Module, inputs: Any, numerics: Numerics) -> None:
-        self._cast = numerics.cast
+        self.numerics = numerics
         evaluated(model, self(moved(inputs, numerics.device)), numerics)
 
     def __call__(self, inputs: Any) -> Any:
         if isinstance(inputs, Tensor):
-            return self._cast(inputs)
-        cast = tree_map_only(Tensor, self._cast, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+            return self.numerics.cast(inputs)
+        cast = tree_map_only(Tensor, self.numerics.cast, dict(inputs) if isinstance(inputs, Mapping) else inputs)
         if self._is_one_argument:
             return (cast,)
         return tuple(cast) if isinstance(cast, list) else cast
 
 
 def evaluated(model: nn.Module, inputs: Any, numerics: Numerics) -> Any:
-    """Return a model's outputs in evaluation mode, without gradients: batch norm would count the samples otherwise.
+    """Return a model's outputs in evaluation mode, without gradients.
 
-    Inference mode is not used because the model may cache tensors that it trains with later.
+    Not in inference mode, because the model may cache tensors that it trains with later.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -131,13 +129,13 @@ def _takes_as_one(model: nn.Module, inputs: Any) -> bool:
             signature.bind(*inputs)
         else:
             return not isinstance(inputs, Tensor)
-    except (TypeError, ValueError):  # they are other arguments than it has
+    except (TypeError, ValueError):  # the model has other arguments
         return True
     return False
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """Return a permutation of the samples' indices, shape ``(num_samples,)``, that depends only on seed and epoch."""
+    """Return the order of an epoch's samples, shape ``(num_samples,)``; it depends only on seed and epoch."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
 
@@ -145,8 +143,8 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
 def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_last: bool) -> Iterator[Share]:
     """Yield a rank's share of each global batch ``order[step * batch_size : (step + 1) * batch_size]``.
 
-    The ranks' parts are contiguous and differ in size by at most one sample. If a short last batch has no sample for a
-    rank, that rank takes the batch's first one with weight 0, because it must join the collectives.
+    The ranks' parts are contiguous and differ in size by at most one sample. A rank without a sample of a short last
+    batch takes the batch's first one with weight 0, because it must join the collectives.
     """
     for batch in order.split(batch_size):  # type: ignore[no-untyped-call]
         size = len(batch)
@@ -162,60 +160,49 @@ def shares(order: Tensor, batch_size: int, rank: int, num_shares: int, *, drop_l
 
 
 def num_steps(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Return the steps of an epoch."""
+    """Return the number of steps of an epoch."""
     return num_samples // batch_size if drop_last else -(-num_samples // batch_size)
 
 
 class TrainBatches:
     """One rank's share of every global batch of a trial, epoch by epoch.
 
+    The data has enough samples, see `raypar.train.data_check`.
+
     Args:
         config: the trial's complete config.
         seed: together with the epoch, determines the order of the samples.
         share: this rank's share of a batch and the number of shares, see `Strategy.share`.
-        numerics: device, dtype and layout of the inputs.
-        feed: conversion of the model's inputs; None: they are single tensors.
+        feed: conversion of the model's inputs.
 
     Attributes:
         num_samples: training samples of an epoch.
-        steps_per_epoch: steps of an epoch.
-
-    Raises:
-        ValueError: there are fewer samples than ``num_samples`` or than a full batch.
     """
 
-    def __init__(
-        self,
-        data: Data,
-        config: Config,
-        seed: int,
-        share: tuple[int, int],
-        numerics: Numerics,
-        feed: Feed | None = None,
-    ) -> None:
+    def __init__(self, data: Data, config: Config, seed: int, share: tuple[int, int], feed: Feed) -> None:
         self._config, self._seed, self._batch_size = config, seed, config["batch_size"]
-        feed = feed or Feed(numerics)
         self._stream: _Stream
         if data.train_loader is not None:
             loader = data.train_loader(*share, self._batch_size // share[1])
             self.steps_per_epoch = len(loader)
             self.num_samples = self.steps_per_epoch * self._batch_size
-            self._stream = _own_loader(loader, share, self._batch_size, numerics, feed)
+            self._stream = _own_loader(loader, share, self._batch_size, feed)
             return
-        self.num_samples = num_train_samples(data, config["num_samples"])
+        samples: Any = data.train if data.train is not None else data.train_dataset
+        self.num_samples = config["num_samples"] or len(samples)
         self.steps_per_epoch = num_steps(self.num_samples, self._batch_size, drop_last=config["drop_last"])
-        if not self.steps_per_epoch:
-            raise ValueError(f"batch_size={self._batch_size} leaves no full batch of {self.num_samples} samples")
         (rank, num_shares), drop_last = share, config["drop_last"]
         split = partial(shares, batch_size=self._batch_size, rank=rank, num_shares=num_shares, drop_last=drop_last)
-        make = _resident if config["loader"] == "resident" and data.train is not None else _dataloader
-        self._stream = make(data, config, self.num_samples, numerics, split, feed)
+        if config["loader"] == "resident" and data.train is not None:
+            self._stream = _resident(data.train, data.transform, self.num_samples, split, feed)
+        else:
+            self._stream = _dataloader(data, config, split, feed)
 
     def warm_up(self, *, with_short_batch: bool) -> Iterator[Batch]:
         """Yield the batches of the warm-up steps.
 
         Args:
-            with_short_batch: add a batch of the size of an epoch's shorter last batch, if there is one.
+            with_short_batch: add a batch of the size of an epoch's short last batch, if there is one.
         """
         order = self._order(0)
         if num_warmup_steps := self._config["num_warmup_steps"]:
@@ -224,9 +211,9 @@ class TrainBatches:
                 yield from self._stream(order[:short])
 
     def segments(self, steps: range) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of these training steps in the parts between evaluations.
+        """Yield the batches of these steps in parts: an epoch, or ``eval_every_steps`` steps.
 
-        A part is an epoch, or ``eval_every_steps`` steps. Consume each part before the next one.
+        Consume each part before the next one.
         """
         epochs = self._epochs(steps)
         if num := self._config["eval_every_steps"]:
@@ -251,37 +238,21 @@ class TrainBatches:
             yield self._stream(self._order(epoch + 1)[skip * self._batch_size :], epoch=epoch + 1, num_skipped=skip)
 
 
-def num_train_samples(data: Data, limit: int | None) -> int:
-    """Return the number of training samples in use: the first `limit`, or all.
-
-    Raises:
-        ValueError: there are fewer than `limit`.
-    """
-    dataset = data.train if data.train is not None else data.train_dataset
-    if dataset is None:
-        raise ValueError("the workload's data has neither train nor train_dataset")
-    num_available = len(dataset)  # type: ignore[arg-type]
-    if limit is not None and limit > num_available:
-        raise ValueError(f"num_samples={limit} is more than the {num_available} training samples")
-    return limit or num_available
+Splitter: TypeAlias = Callable[[Tensor], Iterator[Share]]  # of an epoch's order into this rank's shares
+Transform: TypeAlias = Callable[[Any], Any]
 
 
 class _Stream(Protocol):
-    """This rank's batches, given the order of an epoch's samples, or of those after `num_skipped` steps."""
+    """Function that yields this rank's batches of an epoch, or those after `num_skipped` steps."""
 
     def __call__(self, order: Tensor, *, epoch: int = 0, num_skipped: int = 0) -> Iterator[Batch]: ...
 
 
-def _resident(
-    data: Data, _: Config, num_samples: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
-) -> _Stream:
-    """Slice batches from tensors that stay in (device) memory, without a copy except the gather of the batch."""
-    assert data.train is not None
-    device, transform = numerics.device, data.transform
-    inputs, targets = (
-        mapped(lambda each: each[:num_samples].to(device), tree) for tree in (data.train.inputs, data.train.targets)
-    )
-    targets = feed.targets(targets)
+def _resident(samples: Split, transform: Transform | None, num_samples: int, split: Splitter, feed: Feed) -> _Stream:
+    """Gather batches from tensors that stay in (device) memory."""
+    device = feed.numerics.device
+    inputs = mapped(lambda each: each[:num_samples].to(device), samples.inputs)
+    targets = feed.targets(mapped(lambda each: each[:num_samples].to(device), samples.targets))
 
     def stream(order: Tensor, **_: int) -> Iterator[Batch]:
         for indices, weight, size, num_global in split(order.to(device)):
@@ -292,8 +263,8 @@ def _resident(
     return stream
 
 
-class TreeDataset(Dataset[Any]):
-    """Samples of a `Split` one by one, for inputs or targets of several tensors."""
+class SplitDataset(Dataset[Any]):
+    """Samples of a `Split`, one by one."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -302,20 +273,16 @@ class TreeDataset(Dataset[Any]):
         return len(self._split)
 
     def __getitem__(self, index: int) -> Any:
-        return mapped(lambda each: each[index], (self._split.inputs, self._split.targets))
+        return part_of(self._split.inputs, index), part_of(self._split.targets, index)
 
 
-def _dataloader(
-    data: Data, config: Config, _: int, numerics: Numerics, split: Callable[[Tensor], Iterator[Share]], feed: Feed
-) -> _Stream:
+def _dataloader(data: Data, config: Config, split: Splitter, feed: Feed) -> _Stream:
     """Read batches from torch's DataLoader, in the same order as `_resident`."""
-    device = numerics.device
+    device = feed.numerics.device
     dataset, transform, collate = data.train_dataset, None, data.collate
     if dataset is None:
         assert data.train is not None
-        is_plain = isinstance(data.train.inputs, Tensor) and isinstance(data.train.targets, Tensor)
-        dataset = TensorDataset(data.train.inputs, data.train.targets) if is_plain else TreeDataset(data.train)
-        transform, collate = data.transform, None
+        dataset, transform, collate = SplitDataset(data.train), data.transform, None
     indices: list[list[int]] = []  # of the current epoch, which the loader outlives
     num_loader_workers = config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
@@ -338,8 +305,8 @@ def _dataloader(
     return stream
 
 
-def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: Numerics, feed: Feed) -> _Stream:
-    """Read batches from the workload's own loader, which decides their order and sizes."""
+def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, feed: Feed) -> _Stream:
+    """Read batches from the workload's own loader, which determines their order and sizes."""
     num_shares = share[1]
     set_epoch = next((each.set_epoch for each in _samplers_of(loader) if hasattr(each, "set_epoch")), lambda _: None)
 
@@ -348,9 +315,9 @@ def _own_loader(loader: Any, share: tuple[int, int], batch_size: int, numerics: 
         set_epoch(epoch)
         number = 0
         for number, batch in enumerate(islice(loader, num_skipped, num_skipped + num), 1):  # noqa: B007
-            x, y = moved(paired(batch), numerics.device)
+            x, y = moved(paired(batch), feed.numerics.device)
             size = len(first_tensor(y))
-            num_global = size if num_shares == 1 else batch_size  # other ranks' sizes are not known here
+            num_global = size if num_shares == 1 else batch_size  # the other ranks' sizes are unknown
             yield Batch(feed(x), feed.targets(y), size * num_shares / num_global, size, num_global)
         if number < num:
             problem = f"data.train_loader of rank {share[0]} gave {num_skipped + number} batches, but its length is "
@@ -369,64 +336,5 @@ def _samplers_of(loader: Any) -> Iterator[Any]:
 
 
 def pins_memory(config: Config, device: torch.device) -> bool:
-    """Return whether a DataLoader pins its batches, so that a GPU copies them while it computes."""
+    """Return whether a DataLoader pins its batches, which lets a GPU copy them while it computes."""
     return bool(device.type == "cuda" if config["pin_memory"] is None else config["pin_memory"])
-
-
-# At most a second of hashing. The digest of a larger tensor is over evenly spread samples.
-MAX_HASHED_BYTES = 64 * 2**20
-
-
-def fingerprint(workload: Workload, data: Data, num_used: int) -> DataRecord:
-    """Return name and source of the data set, and its existing ``splits``: "train", "val" and "test".
-
-    Each split has ``num_samples``. A split in memory also has a ``digest`` of 16 hex digits, and dtype and shape of
-    ``inputs`` and ``targets``. A split that is read sample by sample (a folder of images) has no digest.
-
-    Args:
-        num_used: number of training samples in use, counted from the first.
-    """
-    read = {"train": data.train_dataset, "val": data.val_dataset}
-    splits: dict[str, SplitRecord] = {}
-    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        if split is not None:
-            splits[name] = _in_memory(split, min(num_used, len(split)) if name == "train" else len(split))
-        elif (dataset := read.get(name)) is not None:
-            size = num_used if name == "train" else len(dataset)  # type: ignore[arg-type]
-            splits[name] = {"num_samples": size}
-        elif name == "train" and data.train_loader is not None:
-            splits[name] = {"num_samples": num_used}
-    of = workload.data
-    return {
-        "name": workload.dataset.partition(",")[0] or workload.name,
-        "source": f"{getattr(of, '__module__', '')}:{getattr(of, '__qualname__', type(of).__name__)}",
-        "splits": splits,
-    }
-
-
-def _in_memory(split: Split, num_samples: int) -> SplitRecord:
-    def type_of(tree: Any) -> TensorRecord:
-        first = first_tensor(tree)
-        return {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}
-
-    return {
-        "num_samples": num_samples,
-        "digest": digest(split, num_samples, MAX_HASHED_BYTES),
-        "inputs": type_of(split.inputs),
-        "targets": type_of(split.targets),
-    }
-
-
-def digest(split: Split, num_samples: int, most_bytes: int) -> str:
-    """Return a digest, 16 hex digits, of the first samples; tensors above `most_bytes` are sampled evenly."""
-    hashed = hashlib.sha256()
-    for tensor in tree_leaves((split.inputs, split.targets)):
-        tensor = tensor[:num_samples]
-        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.is_sparse:
-            tensor = tensor.to_dense()
-        if tensor.nbytes > most_bytes:
-            tensor = tensor[:: -(-tensor.nbytes // most_bytes)]
-        # As bytes, whatever the type: numpy knows no bfloat16.
-        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()[:16]

@@ -19,8 +19,8 @@ from raypar.parallel.strategy import DistContext, call
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
 from raypar.train.data import Feed, moved, paired, pins_memory
 from raypar.train.loss_kind import HINT_RATIO, NOT_OF_PARTS, kind_of_batch, loss_of
-from raypar.train.precision import Numerics, numerics_of
-from raypar.train.saved_model import WEIGHTS_FILE
+from raypar.train.precision import numerics_of
+from raypar.train.saved_model import kept_model
 from raypar.workloads.metrics import default_metrics, sum_and_weight
 
 VAL_LOSS = "val_loss"
@@ -35,26 +35,19 @@ class Evaluation:
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        data: Data,
-        config: Config,
-        numerics: Numerics,
-        context: DistContext,
-        loss: Loss,
-        feed: Feed | None = None,
+        self, workload: Workload, data: Data, config: Config, context: DistContext, loss: Loss, feed: Feed
     ) -> None:
-        self._loss, self._feed, self._name, self._is_verified = loss, feed or Feed(numerics), workload.name, False
+        self._loss, self._feed, self._name, self._is_verified = loss, feed, workload.name, False
         self._metrics: Mapping[str, Callable[[Any, Any], Any] | Statistic] = default_metrics(workload)
-        self._numerics, self._context, self._transform = numerics, context, data.transform
+        self._numerics, self._context, self._transform = feed.numerics, context, data.transform
         batch_size = config["eval_batch_size"]
         samples = data.val if data.val is not None else data.val_dataset
         assert samples is not None, "a workload's data has val or val_dataset"
         self.size = len(samples)  # type: ignore[arg-type]
-        # A loss of the whole batch needs all samples at once: every rank evaluates them all, and one rank counts.
+        # A loss of the whole batch needs all samples at once. Every rank evaluates them all, and one rank counts.
         rank, num_ranks = (0, 1) if loss.kind is Kind.WHOLE else (context.rank, context.world_size)
         begin, end = (part * self.size // num_ranks for part in (rank, rank + 1))
-        # A rank without samples evaluates one that doesn't count, for the shapes.
+        # A rank without samples evaluates one that doesn't count, which gives the shapes.
         self._counts = end > begin and (num_ranks > 1 or context.rank == 0)
         self._mine = range(begin, max(end, begin + 1))
         self.num_steps = -(-len(self._mine) // batch_size)
@@ -66,7 +59,7 @@ class Evaluation:
                 Subset(samples, self._mine),
                 batch_size,
                 num_workers=config["num_loader_workers"],
-                pin_memory=pins_memory(config, numerics.device),
+                pin_memory=pins_memory(config, feed.numerics.device),
                 collate_fn=data.collate,
             )
             self._batches = lambda: self._from_loader(loader, batch_size)
@@ -118,10 +111,8 @@ class Evaluation:
         if is_open and self._loss.kind in (Kind.MEAN, Kind.SUM) and not self._loss.is_own:
             kind = kind_of_batch(self._loss.function, outputs, targets)
             if kind is Kind.WHOLE:
-                mistake = Mistake(
-                    "loss(outputs, targets)", Shown("the first validation batch"), NOT_OF_PARTS, HINT_RATIO
-                )
-                raise WorkloadError.of(self._name, [mistake])
+                shown = Shown("the first validation batch")
+                raise WorkloadError.of(self._name, [Mistake("loss(outputs, targets)", shown, NOT_OF_PARTS, HINT_RATIO)])
 
     def _sums(self, value: Value, size: int) -> Tensor:
         """Return the sum and the weight of the losses of a batch, shape ``(2,)``."""
@@ -143,7 +134,7 @@ class Evaluation:
 
 
 def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targets: Any, size: int) -> Tensor:
-    """Return a tensor to add up over batches: a statistic's, or the sum and the weight of scores, shape ``(2,)``."""
+    """Return a tensor to add up over batches: that of a statistic, or sum and weight of scores, shape ``(2,)``."""
     if isinstance(metric, Statistic):
         return metric.collect(outputs, targets).double()
     total, weight = sum_and_weight(metric(outputs, targets), size)
@@ -164,16 +155,15 @@ def evaluate_test_split(workload: Workload, config: Config, model_dir: Path) -> 
         OSError: the weights can't be read.
         ValueError: the data has no test split.
     """
-    assert workload.model is not None and workload.data is not None
+    assert workload.data is not None
     device = torch.device("cpu")
     data = workload.data(config)
     if data.test is None:
         raise ValueError(f"workload {workload.name} has has_test=True, but its data has no test split")
     numerics = numerics_of(config, device)
-    model = numerics.convert(workload.model(config))
-    model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
+    model = kept_model(workload, config, numerics, model_dir)
     sample = part_of(data.test.inputs, slice(2))
     feed = Feed(numerics, model, data.transform(sample) if data.transform else sample)
     loss, data = loss_of(workload, data, model, numerics, feed), replace(data, val=data.test)
-    scores = Evaluation(workload, data, config, numerics, DistContext(0, 1, device), loss, feed)(model)
+    scores = Evaluation(workload, data, config, DistContext(0, 1, device), loss, feed)(model)
     return {"loss": scores.pop("val_loss"), **scores}

@@ -1,12 +1,13 @@
 """Work of training a network: multiply-accumulates by layer type, and the machine's measured peak.
 
-Operations are counted as torch dispatches them, so a functional ``relu`` counts like a layer. If possible the network
-is built on torch's meta device, which has shapes and no numbers: a large one is counted in about a second.
+Operations are counted as torch dispatches them, so a functional ``relu`` counts like a layer. If possible, the network
+is built on torch's meta device, which has shapes but no numbers. Even a large network is counted in about a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +25,7 @@ from raypar.parallel.strategy import wait_for_device
 from raypar.study.workload import Config, Workload
 from raypar.train.data import first_samples
 
-# Batch normalisation in training needs more than one value per channel, which one 1 x 1 image does not have.
-NUM_SAMPLES = 2
+NUM_SAMPLES = 2  # batch normalisation in training needs more than one value per channel
 
 T = TypeVar("T")
 
@@ -76,10 +76,9 @@ MIN_RUNS = 3
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    """Measure the peak FLOP/s of products of two square matrices: the best run of the best size.
+    """Measure the peak FLOP/s of products of two square matrices: the best run of the best size, in about a second.
 
-    A product of n x n matrices has 2 n^3 FLOP. The measurement takes about a second and skips sizes that would take
-    longer. The best run counts, because other load on the machine lowers the figure.
+    A product of n x n matrices has 2 n^3 FLOP.
 
     Args:
         num_threads: torch's threads on a CPU; the setting is restored afterwards.
@@ -125,7 +124,7 @@ class LayerWork:
         kind: one of `KINDS`. "attention" is every product of two activations.
         forward: multiply-accumulates (MACs), or plain operations if `kind` is not in `OF_MACS`.
         by_weights: the same for the gradient by weights and biases.
-        by_inputs: the same for the gradient by the layer's inputs, which the first layer does not need.
+        by_inputs: the same for the gradient by the layer's inputs; the first layer needs none.
     """
 
     kind: str
@@ -172,13 +171,12 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
 
     Runs one forward pass and three backward passes: by weights and the network's input, by the input alone, and by
     weights alone (as in training). The gradient by weights is the first minus the second. The gradient by inputs is
-    the rest of the training pass, so that the first layer has none. Dropout, residual sums, embeddings, biases and the
-    loss are not counted.
+    the rest of the training pass. Dropout, residual sums, embeddings, biases and the loss are not counted.
 
     Args:
         model: its running statistics, if any, move by one batch.
         inputs: shape ``(batch, ...)``, floats, or integers for an ``nn.Embedding``, on the model's device, which may be
-            torch's meta device. Work that a batch needs once is divided among its samples.
+            torch's meta device. Work done once per batch is divided among its samples.
 
     Raises:
         RayparError: the model does not return a tensor, or its output depends on no weight.
@@ -216,6 +214,16 @@ def count_work(model: nn.Module, inputs: Tensor) -> Work:
         counts[kind] = ahead, by_weights, trained[kind] - by_weights
     layers = [LayerWork(kind, *(round(n / len(inputs)) for n in of)) for kind, of in counts.items() if any(of)]
     return Work(sum(p.numel() for p in weights), tuple(inputs.shape[1:]), tuple(layers))
+
+
+def flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
+    """Return the FLOP of a sample, forward and backward, of a copy of the model; None if they can't be counted."""
+    model = copy.deepcopy(full_model)
+    model.zero_grad()
+    try:
+        return count_work(model, sample).flop
+    except Exception:  # from the user's network: the profile is useful without it
+        return None
 
 
 def work_of(workload: Workload, config: Config) -> Work:
@@ -271,9 +279,9 @@ def _window(shape: Sequence[int], kernel: Sequence[int]) -> int:
     return int(math.prod(shape) * (kernel[0] ** 2 if len(kernel) == 1 else math.prod(kernel)))
 
 
-# Type of layer; formula, or None for torch's (2 FLOP per multiply-accumulate, no biases); the operations that layers of
+# Type of layer; formula, or None for torch's (2 FLOP per multiply-accumulate, no biases); operations that layers of
 # torchvision, transformers and torch.nn dispatch (in-place ones end in "_"). Outside `OF_MACS`, an addition, a
-# multiplication, a multiply-accumulate and a comparison are one operation each.
+# multiplication, a multiply-accumulate and a comparison each count as one operation.
 _OPERATIONS: tuple[tuple[str, Callable[..., int] | None, str], ...] = (
     # C_out x C_in/groups x K_x x K_y x H' x W', where H' x W' is the output; the same for each gradient
     (CONVOLUTION, None, "convolution"),

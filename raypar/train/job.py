@@ -15,11 +15,12 @@ from raypar.study.options import ON_CPU, Auto
 from raypar.study.trial import DataRecord, LoadSample, TrialSpec
 
 if TYPE_CHECKING:
-    from raypar.train.telemetry import RankCounters
+    from raypar.measure.spans import RecordedSteps
+    from raypar.measure.telemetry import RankCounters
 
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
 MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts
-# Variable of a fork server: the values, in JSON, that the variables it runs with had before.
+# Variable of a fork server: a JSON object with the earlier values of the variables that it has replaced.
 REPLACED_VARIABLES = "RAYPAR_REPLACED_VARIABLES"
 
 
@@ -36,7 +37,7 @@ NO_PROFILING = Profiling()
 
 @dataclass(frozen=True)
 class Revision:
-    """Code that the ranks of some trials run: a checkout of the user's repository, and an interpreter.
+    """Code that the ranks of some trials run: a checkout of the user's repository and an interpreter.
 
     Attributes:
         label: value of the hyperparameter `raypar.study.trial.REVISION`; empty: the study compares no revisions.
@@ -44,10 +45,9 @@ class Revision:
         preload: modules imported ahead of the trials, once per node.
         workload: the Workload, pickled by value if the study file defines it; empty: that of the run.
         folder: working folder of the ranks; None: that of the driver.
-        repository: top folder of the user's working tree, whose entries on ``sys.path`` are replaced by those of
-            `checkout`; None: none are.
+        repository: top folder of the user's working tree; on ``sys.path``, `checkout` replaces it. None: no checkout.
         checkout: top folder of the revision's files.
-        raypar_path: folder with only the driver's raypar, which takes precedence if there is a checkout.
+        raypar_path: folder with only the driver's raypar, which takes precedence over the checkout.
         python: interpreter; empty: the driver's.
         code: digests of its source files, see `raypar.provenance`.
     """
@@ -85,26 +85,25 @@ class CheckJob:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run, none of which determines a result.
+    """Settings of a run. None of them determines a result.
 
     Attributes:
-        log_dir: for the ranks' output, a folder per trial; an absolute path, on this machine. See `here`.
-        isolation: "warm": ranks are forks in gangs that serve trial after trial; "fresh": every trial gets a gang
-            and interpreters of its own.
-        environment: variables that every rank gets, before torch looks at them.
+        log_dir: folder of the ranks' output, with a folder per trial; an absolute path on this machine, see `here`.
+        isolation: "warm": ranks are forks in gangs that serve trial after trial; "fresh": every trial gets a new gang
+            and new interpreters.
+        environment: variables of every rank, set before torch is imported.
         sys_path: folders from which the study's own modules are imported.
         preload: modules imported ahead of the trials, once per node.
-        trial_timeout_s: a trial that takes longer counts as hung; None: wait for ever.
-        stop_grace_s: how long a rank may take to reach its next report after a stop, before it is killed.
-        auto: values of the options that the study leaves to the machines, for the points that a search draws.
-        driver_dir: the driver's folder of logs, where `log_dir` is another. Nodes that can write to it (shared storage,
-            the driver's machine) keep their trials' artifacts there; the others send them. None: it is `log_dir`.
-        profiling: of every trial of the first repeat.
-        exclusive: nobody else uses the Ray cluster: gangs that are idle hold no CPUs there.
-        sources: files of the study's folder by name, for machines that don't have the folder and run its command.
-        revisions: versions of the code that the study compares; empty: it has one.
-        sampling: context manager around a trial that samples the load of a machine (key, value, Unix time in ms, step);
-            None: nothing is sampled.
+        trial_timeout_s: a trial that takes longer counts as hung; None: no limit.
+        stop_grace_s: time for a rank to reach its next report after a stop, before it is killed.
+        auto: values of the options that the study leaves to the machines, for the points of a search.
+        driver_dir: the driver's folder of logs; None: `log_dir`. Nodes that can write to it (shared storage, the
+            driver's machine) keep their trials' artifacts there. Other nodes send them.
+        profiling: profiling of every trial of the first repeat.
+        exclusive: nobody else uses the Ray cluster, so idle gangs hold no CPUs there.
+        sources: files of the study's folder by name, for machines without the folder that run its command.
+        revisions: versions of the code that the study compares; empty: one version.
+        sampling: context manager around a trial that samples the load of a machine; None: no samples.
     """
 
     log_dir: Path
@@ -123,30 +122,30 @@ class RunSettings:
     sampling: Callable[[], AbstractContextManager[Sequence[LoadSample]]] | None = None
 
     def here(self) -> RunSettings:
-        """Return the settings with this node's folder of logs, which is among its temporary files on other nodes."""
+        """Return the settings with this node's folder of logs; other nodes than the driver's use a temporary folder."""
         if self.driver_dir is None:
             return self
         return replace(self, log_dir=Path(tempfile.gettempdir()) / self.log_dir.name)
 
     def revision(self, label: str = "") -> Revision:
-        """Return the code that trials with this label run: that of the study's only version where there is no other.
+        """Return the code that trials with this label run; for an unknown label, the study's only version.
 
-        A study that compares no versions may have a hyperparameter of the name for its own purposes.
+        A study that compares no versions may use the hyperparameter's name for its own purposes.
         """
         of_label = {revision.label: revision for revision in self.revisions}
         return of_label.get(label) or Revision("", self.sys_path, self.preload)
 
     def job(self, spec: TrialSpec, attempt: int, workload: bytes, uid: str = "") -> TrialJob:
-        """Return the job of a trial's attempt, with the workload of its revision, or else this one."""
+        """Return the job of a trial's attempt, with the workload of its revision or else `workload`."""
         return TrialJob(spec, attempt, self.revision(spec.placement.revision).workload or workload, self, uid)
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One attempt at one trial; travels whole from the runner to each of its ranks.
+    """One attempt at one trial, sent by the runner to each of its ranks.
 
     Attributes:
-        attempt: from 1.
+        attempt: number of the attempt, from 1.
         workload: the Workload, pickled by value if the study file defines it.
         uid: the runner's name for the trial.
         shares_driver_dir: its node can write to `RunSettings.driver_dir`.
@@ -170,18 +169,18 @@ class TrialJob:
 
     @property
     def artifact_dir(self) -> Path:
-        """Folder in which rank 0 leaves the trained model and a profile's traces."""
+        """Folder of rank 0's trained model and of a profile's traces."""
         shared = self.settings.driver_dir if self.shares_driver_dir else None
         return (shared or self.settings.log_dir) / self.spec.identity / ARTIFACT_FOLDER
 
     @property
     def sends_artifacts(self) -> bool:
-        """Return whether `artifact_dir` is a folder that the driver does not see."""
+        """True if the driver can't see `artifact_dir`."""
         return self.settings.driver_dir is not None and not self.shares_driver_dir
 
     def on_this_node(self) -> TrialJob:
         """Return the job with this node's folder of logs, and the driver's for artifacts if it can write there."""
-        folder = self.settings.driver_dir  # by its name that of one execution: another machine has no such folder
+        folder = self.settings.driver_dir  # its name is unique to an execution, so no other machine has it by chance
         is_shared = folder is not None and os.access(folder, os.W_OK | os.X_OK)
         return replace(self, settings=self.settings.here(), shares_driver_dir=is_shared)
 
@@ -191,7 +190,6 @@ class TrialJob:
         return self.settings.profiling if self.spec.repeat == 0 else NO_PROFILING
 
     def log_path(self, rank: int) -> Path:
-        """Return the path of a rank's log."""
         return self.folder / f"attempt{self.attempt}-rank{rank}.log"
 
 
@@ -201,10 +199,10 @@ class RankContext:
 
     Attributes:
         master_address: host and port at which rank 0 listens for the others.
-        requested_at_s: ``time.monotonic()`` on this node when the rank was asked for.
-        cores: the cores that the rank is pinned to; empty: not pinned.
-        environment: variables of this rank, besides those of the run.
-        node_ip: address at which other nodes reach this one; empty if there are none.
+        requested_at_s: ``time.monotonic()`` on this node when the rank was requested.
+        cores: cores that the rank is pinned to; empty: not pinned.
+        environment: variables of this rank, in addition to those of the run.
+        node_ip: address of this node for other nodes; empty if there are none.
         node_cores: cores of all of the trial's ranks on this node; empty: not pinned.
     """
 
@@ -227,9 +225,9 @@ class RankOutcome:
 
     Attributes:
         counters: counters over the timed regions; None if there were none.
-        profile: the record of `raypar.train.profile`, as JSON; empty if there is none.
-        data: rank 0's `raypar.train.data`; empty on the others.
-        is_idle: it only held its cores for the command that the first rank of its node ran.
+        profile: its recorded steps; None if there are none.
+        data: rank 0's description of the data, see `raypar.train.data_identity.fingerprint`; empty on other ranks.
+        is_idle: it only held its cores for the command of its node's first rank.
     """
 
     stopped: bool = False
@@ -243,18 +241,18 @@ class RankOutcome:
     step_times_s: tuple[float, ...] = ()
     conditions: RankConditions = field(default_factory=RankConditions)
     counters: RankCounters | None = None
-    profile: Mapping[str, Any] = field(default_factory=dict)
+    profile: RecordedSteps | None = None
     data: DataRecord = field(default_factory=DataRecord)
     is_idle: bool = False
 
 
 class StopTrial(BaseException):
-    """Raised out of a report to end the trial; no Exception, so that a train loop's ``except`` doesn't swallow it."""
+    """Raised by a report to end the trial. A BaseException, so that ``except Exception`` in a loop doesn't catch it."""
 
 
 class Channel(Protocol):
     """A rank's connection to its runner."""
 
     def report(self, metrics: Mapping[str, float]) -> bool:
-        """Every rank calls it at the same points. False: stop here; all ranks get the same answer."""
+        """Report metrics, at the same points on every rank; return False, on all ranks alike, to stop the trial."""
         ...

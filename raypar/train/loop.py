@@ -1,4 +1,4 @@
-"""Training of one trial on one rank: a warm-up that is undone, then timed segments with an evaluation after each."""
+"""Training of one trial on one rank: a warm-up, then timed segments with an evaluation after each."""
 
 from __future__ import annotations
 
@@ -6,93 +6,31 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raypar.errors import WorkloadError
+from raypar.measure.memory import limit_on_gpu
+from raypar.measure.steps import StepTimer
+from raypar.measure.telemetry import Telemetry
 from raypar.parallel.loss import Kind
-from raypar.parallel.strategy import (
-    Batch,
-    DistContext,
-    ForwardBackward,
-    Span,
-    Task,
-    build_strategy,
-    no_span,
-    on_device,
-    share_of,
-    wait_for_device,
-)
+from raypar.parallel.strategy import Batch, DistContext, on_device
 from raypar.study.conditions import RankConditions
 from raypar.study.options import memory_limit_bytes
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
 from raypar.train import checkpoint
 from raypar.train.checkpoint import Checkpoints
-from raypar.train.data import TrainBatches, fingerprint
-from raypar.train.data_check import check_workload
+from raypar.train.data_identity import fingerprint
 from raypar.train.evaluate import Evaluation
-from raypar.train.flops import peak_flops
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
-from raypar.train.memory import NUM_COUNTED_STEPS, MemoryMonitor, limit_on_gpu
-from raypar.train.model_check import ModelFacts, model_facts
-from raypar.train.precision import numerics_of
-from raypar.train.profile import ProfiledSteps, flop_per_sample
 from raypar.train.saved_model import BestWeights
-from raypar.train.step import Stepper, compiled
-from raypar.train.telemetry import Telemetry
+from raypar.train.step import Stepper
+from raypar.train.training import Training
 
-# Seconds of warm-up beyond ``num_warmup_steps``, by type of device: a GPU needs them to raise its clock.
-MIN_WARMUP_S = {"cuda": 1.0}
 NO_ENERGY = "the training resumed from a checkpoint, and the energy before that is unknown"
-
-
-class StepTimer:
-    """Clock of the steps of a segment; `total_s`: seconds from `start` to `stop`.
-
-    On a CPU a step ends when the host reaches `lap`. On a GPU the host runs ahead, so `lap` records events in the
-    stream that are read after the last step. Only the ends of the region wait for the device. Segments share the
-    events.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._on_gpu = device.type == "cuda"
-        self._stamps: list[Any] = []
-        self._events: list[Any] = []  # those of `_stamps`, and spare ones
-        self._start_s = 0.0
-        self.total_s = 0.0
-
-    def start(self) -> None:
-        """Open the timed region, the device idle."""
-        wait_for_device(self._device)
-        self._stamps = []
-        self.lap()
-        self._start_s = time.perf_counter() if self._on_gpu else self._stamps[0]
-
-    def lap(self) -> None:
-        """Mark the end of a step."""
-        if self._on_gpu:
-            if len(self._stamps) == len(self._events):
-                self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-            event = self._events[len(self._stamps)]
-            event.record()
-            self._stamps.append(event)
-        else:
-            self._stamps.append(time.perf_counter())
-
-    def stop(self) -> None:
-        """Close the timed region, the device idle again."""
-        wait_for_device(self._device)
-        self.total_s = time.perf_counter() - self._start_s
-
-    def step_times_s(self) -> list[float]:
-        """Return the seconds of each step since `start`."""
-        return [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairwise(self._stamps)]
 
 
 @dataclass
@@ -122,19 +60,19 @@ def train(
 ) -> RankOutcome:
     """Train one rank of a trial.
 
-    The model's weights, the data order and therefore the losses depend on config and seed, not on the number of ranks
-    (up to rounding from a different order of summation).
+    The losses depend on config and seed, not on the number of ranks (except for rounding).
 
     Args:
         config: complete, from `raypar.study.options.resolve`.
         start_s: ``time.monotonic()`` when the rank was requested.
         cores: the cores that the rank is pinned to; empty: not pinned.
         artifact_dir: folder for the trained model and the profile's traces, written by rank 0; None: neither is kept.
-        checkpoint_dir: this trial's folder, used only if the config asks for checkpoints. If it has a checkpoint, the
-            training resumes from it, after another warm-up, as if it had not been interrupted.
+        checkpoint_dir: this trial's folder, used only if the config asks for checkpoints. The training resumes from its
+            checkpoint, if there is one, after another warm-up.
 
     Raises:
-        ValueError: the data has too few samples for the config.
+        WorkloadError: mistakes in the workload's data and model.
+        DoesNotFit: a rank needs more memory than ``max_memory``.
     """
     limit_bytes = memory_limit_bytes(config)
     if limit_bytes is not None and context.device.type == "cuda":
@@ -142,7 +80,7 @@ def train(
     training, stopped = Training(workload, config, seed, context), False
     mark("rank: first step")
     warmup_start_s = time.monotonic()
-    training.warm_up()
+    stepper = training.warm_up()
     warmup_s = time.monotonic() - warmup_start_s
     if limit_bytes is not None:
         training.memory.check(limit_bytes, context.max([training.memory.peak_bytes or 0])[0])  # on all ranks, or none
@@ -150,154 +88,78 @@ def train(
     num_steps = 0 if profiling.instead_of_training else training.num_steps
     keeps_model = context.rank == 0 and config["keep_model"]
     best_weights = BestWeights(workload, config, artifact_dir / MODEL_FOLDER if artifact_dir and keeps_model else None)
-    telemetry = Telemetry(cores, context.device)
+    timed = TimedTraining(training, stepper, Telemetry(cores, context.device))
     saves = config["checkpoint_every_epochs"] is not None
     checkpoints = Checkpoints(checkpoint_dir if saves and num_steps else None, context)
     if state := checkpoints.load():
-        training.load_state_dict(state)
+        timed.load_state_dict(state)
         best_weights.load_state_dict(state["keeper"])
-        # The runner counts an attempt's reports from the first.
-        stopped = any(not channel.report(report) for report in training.totals.reports)
-    totals, num_resumed_steps = training.totals, training.totals.num_steps
-    for steps in training.batches.segments(range(num_resumed_steps, num_resumed_steps if stopped else num_steps)):
-        first_step = totals.num_steps
-        report = training.run_segment(steps, telemetry)
+        # For the runner, each attempt reports from the start.
+        stopped = any(not channel.report(report) for report in timed.totals.reports)
+    done = timed.num_resumed_steps
+    for steps in training.batches.segments(range(done, done if stopped else num_steps)):
+        first_step = timed.totals.num_steps
+        report = timed.run_segment(steps)
         best_weights.update(training.full_model, report)
+        is_last = timed.totals.num_steps == num_steps
         if not channel.report(report):
-            stopped = totals.num_steps < num_steps
+            stopped = not is_last
             break
-        if saves and totals.num_steps < num_steps and training.ends_checkpoint_period(first_step):
-            checkpoints.save(totals.num_steps, {**training.state_dict(), "keeper": best_weights.state_dict()})
+        if saves and not is_last and timed.ends_checkpoint_period(first_step):
+            checkpoints.save(timed.totals.num_steps, {**timed.state_dict(), "keeper": best_weights.state_dict()})
 
     best_weights.save(training.full_model)
     traces_dir = artifact_dir / PROFILE_FOLDER if artifact_dir else None
-    profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else {}
+    profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else None
     checkpoints.remove()
-    conditions: dict[str, Any] = {"checkpoint_s": checkpoints.time_s} if saves else {}
-    if checkpoints.why_not:
-        conditions["not_resumed"] = checkpoints.why_not
-    if profiling.instead_of_training:
-        conditions["is_untrained"] = True
-    return RankOutcome(
+    outcome = timed.outcome()
+    return replace(
+        outcome,
         stopped=stopped,
         startup_s=warmup_start_s - start_s,
-        data_time_s=training.data_time_s,
         warmup_s=warmup_s,
         profile=profile,
         data=fingerprint(workload, training.data, training.batches.num_samples) if context.rank == 0 else {},
-        **training.outcome(telemetry, num_resumed_steps, conditions),
+        conditions=replace(
+            outcome.conditions,
+            checkpoint_s=checkpoints.time_s if saves else None,
+            not_resumed=checkpoints.why_not or None,
+            is_untrained=True if profiling.instead_of_training else None,
+        ),
     )
 
 
-class Training:
-    """Data, model, strategy and progress of one rank's training.
+class TimedTraining:
+    """Timed steps of a training, segment by segment, with an evaluation after each.
 
     Attributes:
-        data: the workload's data.
-        batches: this rank's share of the data.
-        num_steps: steps of the complete training.
-        data_time_s: seconds for loading the data.
-        facts: facts of the model, from the first batch.
-        full_model: the complete model with the weights after the last segment, on every rank.
         totals: sums over the segments so far.
-        memory: peak memory of the training on this rank.
+        num_resumed_steps: steps before the checkpoint that the training resumed from.
     """
 
-    def __init__(self, workload: Workload, config: Config, seed: int, context: DistContext) -> None:
-        assert workload.model is not None and workload.data is not None
-        self._workload, self._config, self._seed, self._context = workload, config, seed, context
-        self.memory = MemoryMonitor(context.device)
-        self._numerics = numerics_of(config, context.device)
-        data_start_s = time.monotonic()
-        self.data = workload.data(config)
-        self.data_time_s = time.monotonic() - data_start_s
-
-        def build() -> Any:
-            torch.manual_seed(seed)  # the same weights on every rank
-            return workload.model(config)  # type: ignore[misc]
-
-        with self.memory.building():
-            checked = check_workload(workload, self.data, config, build, self._numerics, context)
-            self._loss, feed = checked.loss, checked.feed
-        with checkpoint.generators_kept(context.device):
-            share = share_of(config, context)
-            self.batches = TrainBatches(self.data, config, seed, share, self._numerics, feed)
-            self.facts = self._facts_of(checked.model)
-        with self.memory.building():
-            self._evaluation = Evaluation(workload, self.data, config, self._numerics, context, self._loss, feed)
-            sample = self._evaluation.sample()
-            self._strategy = build_strategy(
-                Task(workload, config, checked.model, sample, context, self.facts.gradients)
-            )
-        self.full_model: nn.Module = self._strategy.full_model()
-        if config["compile"]:
-            self._strategy.module = compiled(self._strategy.module)
-        self.num_steps = self.batches.steps_per_epoch * config["epochs"]
+    def __init__(self, training: Training, stepper: Stepper, telemetry: Telemetry) -> None:
+        self._training, self._stepper, self._telemetry = training, stepper, telemetry
+        self._timer = StepTimer(training.context.device)
         self.totals = TrainTotals()
-        self._timer = StepTimer(context.device)
+        self.num_resumed_steps = 0
 
-    def _facts_of(self, model: nn.Module) -> ModelFacts:
-        do, batch = ForwardBackward(self._loss, self._numerics.autocast, lambda loss: loss), next(self.batches.full(0))
-        size, context = self.batches.num_samples, self._context
-        facts, mistakes = model_facts(self._workload, self._config, model, batch, do, size, context, context.world_size)
-        if mistakes:
-            raise WorkloadError.of(self._workload.name, mistakes)
-        return facts
-
-    def warm_up(self) -> None:
-        """Run some steps so that one-time work (threads, kernels, buckets) is done, and undo them.
-
-        Restores the weights and the generators, and creates a new optimizer, so that no step leaves a trace.
-        """
-        generators = checkpoint.generator_states(self._context.device)
-        if self._config["num_warmup_steps"]:
-            module, batches = self._strategy.module, self._warmup_batches()
-            with self.memory.counting():
-                stepper = self._new_stepper()
-                initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
-                self.memory.exclude(sum(value.nbytes for value in initial.values()))
-                module.train()
-                num_left = NUM_COUNTED_STEPS
-                for batch in islice(batches, NUM_COUNTED_STEPS):
-                    stepper.step(batch)
-                    num_left -= 1
-                for _ in range(num_left):  # if there is only one warm-up step, or the epoch has no more
-                    stepper.step(batch)
-            for batch in batches:
-                stepper.step(batch)
-            checkpoint.load_local_weights(module, initial)
-            stepper.clear()
-        checkpoint.set_generator_states(generators, self._context.device)
-        self._stepper = self._new_stepper()
-
-    def _warmup_batches(self) -> Iterator[Batch]:
-        """Yield the batches of the warm-up steps, and repeat them until the device is warm on every rank."""
-        context = self._context
-        needs_short_batch = self._config["compile"] or self._strategy.depends_on_shape
-        yield from self.batches.warm_up(with_short_batch=needs_short_batch)
-        if least_s := MIN_WARMUP_S.get(context.device.type):
-            wait_for_device(context.device)
-            until_s = time.monotonic() + least_s
-            while context.max([until_s - time.monotonic()])[0] > 0:  # ranks make the same number of steps
-                yield from self.batches.warm_up(with_short_batch=False)
-                wait_for_device(context.device)
-
-    def run_segment(self, steps: Iterator[Batch], telemetry: Telemetry) -> dict[str, Any]:
+    def run_segment(self, steps: Iterator[Batch]) -> dict[str, Any]:
         """Run steps, timed, then evaluate.
 
         Returns:
             The report; times in seconds, the slowest rank's.
         """
-        context, totals, evaluation = self._context, self.totals, self._evaluation
+        training, totals, telemetry = self._training, self.totals, self._telemetry
+        context, strategy, evaluation = training.context, training.strategy, training.evaluation
         context.barrier()
         telemetry.start()
-        self.memory.start()
-        context.barrier()  # the ranks take different times to read counters
+        training.memory.start()
+        context.barrier()  # reading counters takes each rank another time
         timer, stepper = self._timer, self._stepper
-        self._strategy.module.train()
+        strategy.module.train()
         losses: list[Tensor] = []
         sizes: list[int] = []
-        counts = int(self._strategy.counts_samples)
+        counts = int(strategy.counts_samples)
         timer.start()
         for batch in steps:
             losses.append(stepper.step(batch))
@@ -305,33 +167,33 @@ class Training:
             timer.lap()
         timer.stop()
         telemetry.stop()
-        self.memory.stop()
+        training.memory.stop()
         noted = torch.stack(losses).cpu().double()  # read once, after the clock
 
-        self.full_model = self._strategy.full_model()
-        scores, eval_time_s = self._evaluate()
+        training.full_model = strategy.full_model()
+        scores, eval_time_s = _evaluated(evaluation, training.full_model, context.device)
 
         totals.step_times_s += timer.step_times_s()
         totals.train_time_s += timer.total_s
         totals.eval_time_s += eval_time_s
         totals.num_samples += sum(sizes)
         totals.num_steps += len(sizes)
-        numerators, weights = self._loss.sums(noted, torch.tensor(sizes))
+        numerators, weights = training.loss.sums(noted, torch.tensor(sizes))
         if stepper.skips_overflows:  # the loss of a skipped step says nothing about the weights
             numerators, weights = numerators[numerators.isfinite()], weights[numerators.isfinite()]
         sums = [numerators.sum(), weights.sum(), sum(sizes)]
         loss_sum, loss_weight, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        if self._loss.kind is Kind.SUM:
+        if training.loss.kind is Kind.SUM:
             loss_weight = len(sizes)
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
-        epoch = totals.num_steps / self.batches.steps_per_epoch
+        epoch = totals.num_steps / training.batches.steps_per_epoch
         report = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,
             "step": totals.num_steps,
             "train_loss": loss_sum / loss_weight if loss_weight else math.nan,
             **scores,
-            "lr": self._stepper.lr,
-            **self._stepper.take_grad_norm(),
+            "lr": stepper.lr,
+            **stepper.take_grad_norm(),
             "train_time_s": slowest_s,
             "eval_time_s": slowest_eval_s,
             "throughput_samples_per_s": count / slowest_s,
@@ -341,84 +203,52 @@ class Training:
         totals.reports.append(report)
         return report
 
-    def _evaluate(self) -> tuple[dict[str, float], float]:
-        """Return the scores of the complete model and the seconds; the device holds a copy only while this runs."""
-        model = on_device(self.full_model, self._context.device)
-        start_s = time.perf_counter()
-        scores = self._evaluation(model)
-        return scores, time.perf_counter() - start_s
-
-    def profile(self, num_steps: int, folder: Path | None) -> dict[str, Any]:
-        """Run further steps under torch's profiler.
-
-        Args:
-            folder: folder for every rank's trace, written by rank 0; None: no traces.
-
-        Returns:
-            The result of `ProfiledSteps.run`, with ``peak_flops``, the FLOP/s of matrix products on this rank while the
-            others measure too, and on rank 0 ``flop_per_sample`` (None: can't be counted).
-        """
-        context, numerics = self._context, self._numerics
-        batches = self.batches.full(self._config["epochs"] + 1)
-        steps = ProfiledSteps(self._new_stepper, batches, context, self._strategy.module)
-        full_model = self._strategy.full_model()
-        recorded = steps.run(num_steps)
-        if folder is not None:
-            steps.write_traces(folder)
-        context.barrier()
-        dtype = numerics.mixed or numerics.dtype
-        recorded["peak_flops"] = peak_flops(context.device, dtype, self._config["num_threads"])
-        if context.rank == 0:
-            model = on_device(full_model, context.device)
-            recorded["flop_per_sample"] = flop_per_sample(model, self._evaluation.sample())
-        return recorded
-
-    def outcome(self, telemetry: Telemetry, num_resumed_steps: int, conditions: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `RankOutcome` for the conditions, and for the timed steps if there were any.
-
-        Args:
-            num_resumed_steps: steps before the checkpoint that the training resumed from.
-            conditions: further fields of `RankConditions`.
-        """
-        totals = self.totals
-        conditions = {**self.memory.summary(), **self.facts.conditions(self._config), **conditions}
+    def outcome(self) -> RankOutcome:
+        """Return the measurements of the training, and of the timed steps if there were any."""
+        totals, training = self.totals, self._training
+        conditions = RankConditions(**training.memory.summary(), **training.facts.conditions(training.config))
         if not totals.num_steps:
-            return {"conditions": RankConditions(**conditions)}
-        counters = telemetry.counters()
-        if num_resumed_steps:
-            conditions["resumed_at_epoch"] = num_resumed_steps / self.batches.steps_per_epoch
+            return RankOutcome(data_time_s=training.data_time_s, conditions=conditions)
+        conditions, counters = replace(conditions, **self._telemetry.summary()), self._telemetry.counters()
+        if self.num_resumed_steps:
+            conditions = replace(conditions, resumed_at_epoch=self.num_resumed_steps / training.batches.steps_per_epoch)
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
-        return {
-            "conditions": RankConditions(**conditions, **telemetry.summary()),
-            "counters": counters,
-            "step_times_s": tuple(totals.step_times_s),
-            **{name: getattr(totals, name) for name in ("train_time_s", "eval_time_s", "num_samples")},
-        }
+        return RankOutcome(
+            data_time_s=training.data_time_s,
+            train_time_s=totals.train_time_s,
+            eval_time_s=totals.eval_time_s,
+            num_samples=totals.num_samples,
+            step_times_s=tuple(totals.step_times_s),
+            conditions=conditions,
+            counters=counters,
+        )
 
     def ends_checkpoint_period(self, first_step: int) -> bool:
         """Return whether the segment that began at `first_step` passed the end of ``checkpoint_every_epochs``."""
-        num_steps = self._config["checkpoint_every_epochs"] * self.batches.steps_per_epoch
+        num_steps = self._training.config["checkpoint_every_epochs"] * self._training.batches.steps_per_epoch
         return bool(self.totals.num_steps // num_steps > first_step // num_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state of the training and the totals so far, for a checkpoint."""
         return {
-            "weights": checkpoint.local_weights(self._strategy.module),
+            "weights": checkpoint.local_weights(self._training.strategy.module),
             "stepper": self._stepper.state_dict(),
-            "generators": checkpoint.generator_states(self._context.device),
+            "generators": checkpoint.generator_states(self._training.context.device),
             "timed": asdict(self.totals),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from another training's `state_dict`."""
-        checkpoint.load_local_weights(self._strategy.module, state["weights"])
+        checkpoint.load_local_weights(self._training.strategy.module, state["weights"])
         self._stepper.load_state_dict(state["stepper"])
-        checkpoint.set_generator_states(state["generators"], self._context.device)
+        checkpoint.set_generator_states(state["generators"], self._training.context.device)
         self.totals = TrainTotals(**state["timed"])
+        self.num_resumed_steps = self.totals.num_steps
 
-    def _new_stepper(self, span: Span = no_span) -> Stepper:
-        # Every share of a batch has a separate random stream, for dropout for example.
-        torch.manual_seed(self._seed * 7919 + self._strategy.share[0] + 1)
-        self._strategy.reset_state()
-        workload, config, num_steps = self._workload, self._config, self.num_steps
-        return Stepper(self._strategy, self._numerics, self._loss, config, num_steps, span, workload=workload)
+
+def _evaluated(evaluation: Evaluation, model: nn.Module, device: torch.device) -> tuple[dict[str, float], float]:
+    """Return the scores of the complete model and the seconds; the device holds a copy only while this runs."""
+    model = on_device(model, device)
+    start_s = time.perf_counter()
+    scores = evaluation(model)
+    return scores, time.perf_counter() - start_s

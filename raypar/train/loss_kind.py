@@ -1,4 +1,4 @@
-"""Kind of a workload's loss, determined by comparing the loss of some samples with the losses of parts of them."""
+"""Kind of a workload's loss, from a comparison of the loss of some samples with the losses of parts of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def loss_of(workload: Workload, data: Data, model: nn.Module, numerics: Numerics
 
 @contextlib.contextmanager
 def _without_zeros(model: nn.Module) -> Iterator[None]:
-    """Fill zero parameters temporarily, because a last layer of zeros makes all losses equal, weighted or not."""
+    """Fill zero parameters temporarily, because with a last layer of zeros all losses are equal."""
     zeros = [each for each in model.parameters() if each.is_floating_point() and not each.any()]
     with torch.no_grad():
         for each in zeros:
@@ -81,13 +81,7 @@ def _recognised(workload: Workload, data: Data, probe: Probe) -> Loss:
 
 
 class Probe:
-    """Some training samples and the model's outputs for them in evaluation mode.
-
-    Attributes:
-        inputs: before `Feed`.
-        targets, outputs: tensors or trees of them.
-        num_samples: the number of samples.
-    """
+    """Some training samples (`inputs` before `Feed`) and the model's outputs for them in evaluation mode."""
 
     def __init__(self, model: nn.Module, data: Data, numerics: Numerics, feed: Feed) -> None:
         self._model, self._numerics, self._feed = model, numerics, feed
@@ -100,13 +94,12 @@ class Probe:
         self.outputs = self.run(self.inputs)
 
     def run(self, inputs: Any, seed: int = 0) -> Any:
-        """Return the model's outputs for some of the inputs."""
         torch.manual_seed(seed)
         return evaluated(self._model, self._feed(inputs), self._numerics)
 
     @property
     def has_rows(self) -> bool:
-        """True if every tensor of the outputs has a row for each sample."""
+        """True if each tensor of the outputs has a row per sample."""
         leaves = [leaf for leaf in tree_leaves(self.outputs) if isinstance(leaf, Tensor)]
         return bool(leaves) and all(leaf.dim() and len(leaf) == self.num_samples for leaf in leaves)
 
@@ -211,10 +204,9 @@ def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
 
 
 def kind_of_batch(loss: Callable[..., Any], outputs: Any, targets: Any) -> Kind:
-    """Return the kind of a loss from a batch of outputs and targets, up to `MAX_CUT_BYTES` of it.
+    """Return the kind of a loss from a batch of outputs and targets, or from its first `MAX_CUT_BYTES`.
 
-    Returns:
-        `MEAN` if the batch can't be cut, and for torch's class losses.
+    `MEAN` if the batch can't be cut, and for torch's class losses.
     """
     size = num_rows(targets)
     leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
@@ -229,7 +221,7 @@ def _loss_of_part(loss: Callable[..., Any], pair: tuple[Any, Any], part: Tensor 
 
 
 def _kind_by_model(loss: Callable[..., Any], probe: Probe) -> Kind:
-    """Return the kind of a loss of other outputs than rows, by running the model on the parts."""
+    """Return the kind of a loss by running the model on the parts, for outputs without a row per sample."""
     kind = find_kind(
         lambda part: loss(probe.run(part_of(probe.inputs, part)), part_of(probe.targets, part)), probe.num_samples
     )
@@ -239,11 +231,10 @@ def _kind_by_model(loss: Callable[..., Any], probe: Probe) -> Kind:
 def find_kind(loss: Callable[[Any], Any], num_samples: int) -> Kind:
     """Return the kind of a loss by comparing it with the losses of parts of its batch.
 
+    `WHOLE` also if the loss of a part is not finite or can't be computed.
+
     Args:
         loss: returns a number or a pair for some of the samples, given as a tensor of indices or ``slice(None)``.
-
-    Returns:
-        `WHOLE` also if the loss of a part is not finite or can't be computed.
     """
     value = loss(slice(None))
     if isinstance(value, tuple):
@@ -278,11 +269,7 @@ def partitions(num_samples: int) -> Iterator[Sequence[Tensor]]:
 
 
 def telling_samples(data: Data) -> tuple[Any, Any]:
-    """Return inputs, not transformed, and targets of samples that a loss may weight differently.
-
-    Raises:
-        Exception: raised by the user's data.
-    """
+    """Return inputs, not transformed, and targets of samples that a loss may weight differently."""
     if data.train is not None:
         rows = telling_rows((data.train.targets, _small_leaves(data.train.inputs)))
         return part_of(data.train.inputs, rows), part_of(data.train.targets, rows)
@@ -304,13 +291,13 @@ def telling_samples(data: Data) -> tuple[Any, Any]:
 
 
 def _small_leaves(inputs: Any) -> list[Tensor]:
-    """Return possible labels or weights among several inputs, for a model that computes its loss itself."""
+    """Return possible labels or weights among several inputs, which a model with its own loss may use."""
     leaves = [] if isinstance(inputs, Tensor) else tree_leaves(inputs)
     return [each for each in leaves if isinstance(each, Tensor) and each.dim() and each[0].numel() <= MAX_SMALL]
 
 
 def known_targets(dataset: Any) -> Tensor | None:
-    """Return the targets of a data set that keeps them in memory, as in torch and torchvision; otherwise None."""
+    """Return the targets of a data set that keeps them in memory, as in torch and torchvision; None if unknown."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[-1]
     if isinstance(dataset, Subset):
@@ -325,11 +312,11 @@ def known_targets(dataset: Any) -> Tensor | None:
 
 
 def telling_rows(tree: Any) -> Tensor:
-    """Return the indices of at most `MAX_TELLING` samples that differ the most.
+    """Return the indices of at most `MAX_TELLING` samples that differ the most; the others are spread evenly.
 
-    For integers, they include the samples with the fewest and the most occurrences of the smallest, largest, most
-    frequent and rarest value (padding, ignored positions, rare classes). For floats, they include those with the fewest
-    and the most zeros and NaN, and with the smallest and largest value (weights). The others are spread evenly.
+    For integers: the samples with the fewest and the most occurrences of the smallest, largest, most frequent and
+    rarest value (padding, ignored positions, rare classes). For floats: those with the fewest and the most zeros and
+    NaN, and with the smallest and largest value (weights).
 
     Args:
         tree: targets or similar, a tensor or a tree of tensors.

@@ -1,7 +1,7 @@
 """Check of a model by backward passes of its first batch, before anything is trained.
 
-It finds parameters without a gradient, parts of a batch that are too small for batch norm, and unusable optimizers of a
-workload. Weights and buffers are unchanged.
+It finds parameters without a gradient, parts of a batch that are too small for batch norm, and unusable optimizers. It
+leaves weights and buffers unchanged.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from raypar.errors import Mistake
+from raypar.parallel.loss import Loss
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Gradients, parts_of
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Workload
+from raypar.train.data import Feed, TrainBatches
 from raypar.train.optim import own_optimizer_mistakes
 from raypar.units import counted
 
@@ -30,12 +32,21 @@ TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 
 
 @dataclass(frozen=True)
+class Checked:
+    """Model that can be trained on the data, converted, with its loss and the conversion of its inputs."""
+
+    model: nn.Module
+    loss: Loss
+    feed: Feed
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Facts of a model, known before it is trained.
 
     Attributes:
         gradients: parameters without a gradient, known for several workers that share batches.
-        num_norm_parts: number of parts of a batch that batch norm normalises separately; 0: no batch norm.
+        num_norm_parts: parts of a batch that batch norm normalises separately; 0: no batch norm.
     """
 
     gradients: Gradients = field(default_factory=Gradients)
@@ -47,37 +58,34 @@ class ModelFacts:
         if names := [*self.gradients.never, *self.gradients.at_times]:
             facts["without_gradient"] = tuple(names[:MAX_NAMED])
             if config["strategy"] == "ddp" and not config["static_graph"]:
-                facts["finds_unused"] = True  # at a cost, in each step
+                facts["finds_unused"] = True  # which costs time in each step
         return facts
 
 
 def model_facts(
     workload: Workload,
     config: Config,
-    model: nn.Module,
-    batch: Batch,
-    do: ForwardBackward,
-    num_samples: int,
+    checked: Checked,
+    batches: TrainBatches,
     context: DistContext,
     num_workers: int,
 ) -> tuple[ModelFacts, list[Mistake]]:
     """Return facts of a model and mistakes in it, the same on every rank. All ranks call it.
 
     Args:
-        model: complete, as it was built, on its device.
-        batch: this rank's share of the first batch.
-        do: the forward and backward pass of a training step.
-        num_samples: training samples of an epoch.
+        checked: the complete model, as it was built.
         context: context of the ranks that check; one rank may check for all.
         num_workers: workers of the training.
     """
+    model, autocast = checked.model, checked.feed.numerics.autocast
     gradients, mistakes = Gradients(), [*own_optimizer_mistakes(workload, config, model)]
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return ModelFacts(), mistakes  # its first batch initialises a lazy module
+    do, batch = ForwardBackward(checked.loss, autocast, lambda value: value), next(batches.full(0))
     with _kept(model):
         model.train()
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
-        mistakes += _small_part_mistakes(config, model, batch, do, num_samples, num_workers)
+        mistakes += _small_part_mistakes(config, model, batch, do, batches.num_samples, num_workers)
         if num_workers > 1 and num_shares(config) > 1:
             gradients = _gradients(model, batch, do, context)
             mistakes += _gradient_mistakes(config, gradients)
@@ -87,7 +95,7 @@ def model_facts(
 
 
 def parts_per_batch(config: Config, num_workers: int) -> int:
-    """Return the number of parts of a batch that pass through the model separately, over all workers."""
+    """Return the number of parts in which a batch passes through the model, over all workers."""
     if num_workers == 1:
         return int(config["accumulation_steps"])
     in_turn = config["num_microbatches"] if pipeline_size(config) > 1 else config["accumulation_steps"]
@@ -111,7 +119,7 @@ def _kept(model: nn.Module) -> Iterator[None]:
 
 
 def _gradients(model: nn.Module, batch: Batch, do: ForwardBackward, context: DistContext) -> Gradients:
-    """Run passes over parts of a batch on all ranks, and return the parameters that got no gradient."""
+    """Run passes over parts of a batch on all ranks; return the parameters that get no gradient."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with_grad, sparse = torch.zeros(len(named), dtype=torch.float64), torch.zeros(len(named), dtype=torch.float64)
     num = 0

@@ -1,9 +1,7 @@
 """Optimizers, learning-rate scaling and schedules.
 
-As is usual, LARS and LAMB exclude parameters of one dimension (biases, the scale and shift of a normalisation) from
-their scaling and from weight decay: their norms say little, and decaying them towards 0 harms. They use the plain lr.
-
-Nothing here waits for the device: the ratios stay tensors.
+LARS and LAMB use the plain lr, without weight decay, for parameters of one dimension (biases, the scale and shift of a
+normalisation). Nothing here waits for the device: the ratios stay tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -28,7 +27,7 @@ from raypar.study.workload import Config, Workload
 
 
 def scaled_lr(config: Config) -> float:
-    """Scale ``config["lr"]``, which is meant for ``lr_base_batch_size``, to ``batch_size`` as ``lr_scaling`` says.
+    """Scale ``config["lr"]`` from ``lr_base_batch_size`` to ``batch_size``, by ``lr_scaling``.
 
     With ratio = batch_size / lr_base_batch_size:
 
@@ -44,13 +43,10 @@ def scaled_lr(config: Config) -> float:
 
 
 def build_schedule(optimizer: Optimizer, config: Config, num_steps_total: int) -> LRScheduler | None:
-    """Build the schedule that multiplies the optimizer's lr by `lr_factor`; step it once after every step.
+    """Build the schedule that multiplies the optimizer's lr by `lr_factor` after every step; None for a constant lr.
 
     Args:
         num_steps_total: steps of the complete training, over all epochs, including the warm-up of the lr.
-
-    Returns:
-        None if the lr never changes, so that no step pays for it.
     """
     name, num_warmup = config["lr_schedule"], config["lr_warmup_steps"]
     if name == "constant" and not num_warmup:
@@ -72,8 +68,7 @@ def lr_factor(step: int, *, schedule: str, num_warmup_steps: int, num_steps_tota
     - linear: 1 - t
     - cosine: (1 + cos(pi t)) / 2 (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts)
 
-    so that the training's last step still moves the weights, and the step after it would not. A warm-up that is
-    longer than the training is cut off.
+    The training's last step still moves the weights. A warm-up that is longer than the training is cut off.
     """
     if step < num_warmup_steps:
         return (step + 1) / num_warmup_steps
@@ -113,7 +108,7 @@ class LARS(Optimizer):
                     update = update.add(weights, alpha=decay).mul_(ratio)
                 if not (state := self.state[weights]):
                     state["velocity"] = torch.zeros_like(weights)
-                # The lr is in the velocity, not outside as in torch's SGD: that is where the paper has it.
+                # The velocity includes the lr, as in the paper; in torch's SGD it doesn't.
                 velocity = state["velocity"].mul_(group["momentum"]).add_(update, alpha=group["lr"])
                 weights.sub_(velocity)
 
@@ -161,7 +156,7 @@ def _with_gradient(group: dict[str, Any]) -> list[Any]:
 
 
 def _trust_ratio(above: Tensor, below: Tensor, usable: Tensor) -> Tensor:
-    """Return the quotient of two scalars, or 1 where it would be 0 or undefined: the layer has to move."""
+    """Return the quotient of two scalars; 1 where it would be 0 or undefined, so that the layer moves."""
     return torch.where(usable, above / below, torch.ones_like(above))
 
 
@@ -181,12 +176,12 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def build_optimizer(parameters: Iterable[Any], config: Config) -> Optimizer:
-    """Build the optimizer that ``config["optimizer"]`` names, with the config's scaled lr and weight_decay."""
+    """Build the optimizer ``config["optimizer"]`` with the config's scaled lr and weight_decay."""
     return _MAKERS[config["optimizer"]](parameters, lr=scaled_lr(config), weight_decay=config["weight_decay"])
 
 
 def optimizer_of(strategy: Strategy, workload: Workload, config: Config) -> Optimizer:
-    """Build the optimizer of a rank's training: the workload's own, or the one that the config names."""
+    """Build the workload's own optimizer, or else the one that the config names."""
     if workload.optimizer is None:
         return build_optimizer(strategy.parameter_groups(), config)
     optimizer = workload.optimizer(strategy.named_model, _Read(config))
@@ -197,40 +192,22 @@ def optimizer_of(strategy: Strategy, workload: Workload, config: Config) -> Opti
     return optimizer
 
 
-class _Read(dict[str, Any]):
-    """Config for a workload's own optimizer, with the scaled lr; records which of `SETTINGS` are read."""
+class _Read(UserDict[str, Any]):
+    """Config for a workload's own optimizer, with the scaled lr; records which keys are read."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__({**config, "lr": scaled_lr(config)})
         self.read: set[str] = set()
+        super().__init__({**config, "lr": scaled_lr(config)})
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Any:  # also for get, items, dict(config) and **config
         self.read.add(key)
         return super().__getitem__(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-    def __iter__(self) -> Iterator[str]:  # also of dict(config) and **config: all of it may be used
-        self.read.update(SETTINGS)
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        self.read.update(SETTINGS)
-        return super().keys()
-
-    def items(self) -> Any:
-        self.read.update(SETTINGS)
-        return super().items()
-
     def __or__(self, other: Any) -> Any:
-        self.read.update(SETTINGS)
-        return super().__or__(other)
+        return {**self, **other}
 
-    def copy(self) -> Any:
-        self.read.update(SETTINGS)
-        return super().copy()
+    def __deepcopy__(self, _: Any) -> Any:
+        return dict(self)
 
 
 # Options that affect a workload's own optimizer only if it reads them, and the key that it reads.
@@ -239,7 +216,7 @@ RETURN_OPTIMIZER = 'return torch.optim.AdamW(model.parameters(), lr=config["lr"]
 
 
 def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module) -> Iterator[Mistake]:
-    """Yield mistakes if a workload's own optimizer can't train a model, and settings that it does not use."""
+    """Yield the mistakes of a workload's own optimizer, and the settings that it does not use."""
     if workload.optimizer is None:
         return
     where, read = "optimizer(model, config)", _Read(config)
@@ -258,7 +235,7 @@ def own_optimizer_mistakes(workload: Workload, config: Config, model: nn.Module)
     parameters = {id(p) for p in model.parameters()}
     if not any(id(p) in parameters and p.requires_grad for group in groups for p in group["params"]):
         problem = "has none of the model's parameters that are trained"
-        yield Mistake(where, shown, problem, "pass it those of the model that it is called with")
+        yield Mistake(where, shown, problem, "pass it the parameters of its argument `model`")
         return
     defaults = known_options(workload)
     for key, carrier in SETTINGS.items():

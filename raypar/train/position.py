@@ -1,8 +1,8 @@
 """Position of a rank in its collective operations, to find ranks that wait for others in vain.
 
-torch counts the collective operations that a rank has begun in each process group. If a rank has begun one that another
-rank never begins, because that rank is done, it waits until the time-out of the group, half an hour. With gloo, but not
-with NCCL, point-to-point operations count too.
+torch counts the collective operations that a rank has begun in each process group. A rank that begins one more than a
+finished rank would wait until the time-out of the group, half an hour. With gloo, but not with NCCL, point-to-point
+operations count too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Position:
 
     Attributes:
         calls: collective operations that it has begun, by process group.
-        is_out: it begins no further operations: it has left its loop, or waits for another rank outside the groups.
+        is_out: it begins no further operations, because it has left its loop or waits for another rank in another way.
         has_left: it has left its loop, without being stopped at a report.
         stands_s: seconds since its last movement; 0: it moves.
         operation: torch's name of the operation that it waits in (``backward``, ``barrier``); empty: not in torch.
@@ -81,7 +81,7 @@ class PositionWatch(threading.Thread):
         self.join()
 
     def _look(self) -> Position | None:
-        """Return the position to report now; None: nothing to report."""
+        """Return the position if there is one to report."""
         now_s, cpu_s, begun = time.monotonic(), time.process_time(), calls()
         frames = list(_frames(sys._current_frames().get(self._main or 0)))
         seen = (begun, [(id(frame), frame.f_lasti) for frame in frames])

@@ -23,7 +23,7 @@ class Numerics:
     Attributes:
         dtype: dtype of weights and inputs.
         mixed: torch.autocast's dtype; None: everything is in `dtype`.
-        whole: types that integer inputs are cast to, if not to the first of `_candidates`.
+        whole: types for integer inputs; for others, the first of `_candidates`.
         needs_scaling: the loss must be scaled up because gradients would vanish in `mixed` (fp16).
     """
 
@@ -60,8 +60,8 @@ SMALL = (torch.uint8, torch.int8, torch.int16, torch.uint16)
 def _candidates(dtype: torch.dtype, floating: torch.dtype) -> tuple[torch.dtype, ...]:
     """Return the types that a model may expect for integer inputs, the likeliest first.
 
-    Small integers are pixels or audio samples, unless the model has an embedding for them, which takes int64. Larger
-    integers are token numbers, unless the model computes with them. Complex numbers are unchanged.
+    Small integers are probably pixels or audio samples, larger ones token numbers of an embedding, which takes int64.
+    Complex numbers are unchanged.
     """
     if dtype in SMALL:
         return floating, torch.int64
@@ -69,7 +69,7 @@ def _candidates(dtype: torch.dtype, floating: torch.dtype) -> tuple[torch.dtype,
 
 
 def fitted(numerics: Numerics, inputs: Any, run: Callable[[Numerics], object]) -> Numerics:
-    """Find the numerics that cast integer inputs to the types that a model takes, by running it.
+    """Run a model to find the numerics that cast integer inputs to the types it takes.
 
     Args:
         inputs: some samples after the data's transform.
@@ -89,17 +89,14 @@ def fitted(numerics: Numerics, inputs: Any, run: Callable[[Numerics], object]) -
 def numerics_of(config: Config, device: torch.device) -> Numerics:
     """Return the numerics of a config's ``precision`` and ``channels_last``, and set torch's switches for TF32."""
     precision = config["precision"]
-    # By default torch lets convolutions round to TF32. Here fp32 means fp32, as does tf32 on a CPU.
+    # By default, torch lets convolutions round to TF32.
     _allow_tf32(precision == "tf32" and device.type == "cuda")
     dtype = torch.float64 if precision == "fp64" else torch.float32
     return Numerics(device, dtype, MIXED.get(precision), precision == "fp16", config["channels_last"])
 
 
 def _allow_tf32(allowed: bool) -> None:
-    """Set torch's older and newer switches to the same value.
-
-    If they differ, torch raises when the older ones are read, as torch.compile and torch.export do.
-    """
+    """Set torch's older and newer switches to the same value; otherwise torch.compile and torch.export raise."""
     # These two also set the newer switches, but those of cudnn to "none" instead of "ieee".
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed

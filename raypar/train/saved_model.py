@@ -1,4 +1,4 @@
-"""Saved models: the weights of the best report, and a kept model loaded for export."""
+"""Saved models: the weights of the best report, and the export of a kept model."""
 
 from __future__ import annotations
 
@@ -75,6 +75,14 @@ class ModelWithTransform(nn.Module):
         return self.model(self._feed(self._transform(inputs) if self._transform else inputs))
 
 
+def kept_model(workload: Workload, config: Config, numerics: Numerics, model_dir: Path) -> nn.Module:
+    """Load the model that a trial has kept. Raises OSError if the weights can't be read."""
+    assert workload.model is not None
+    model = numerics.convert(workload.model(config))
+    model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
+    return model
+
+
 def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[ModelWithTransform, Tensor, Tensor]:
     """Load the model that a trial has kept, in full precision.
 
@@ -86,11 +94,10 @@ def exported(workload: Workload, config: Config, model_dir: Path) -> tuple[Model
         OSError: the weights can't be read.
         TypeError: the model does not take and return a single tensor.
     """
-    assert workload.model is not None and workload.data is not None
+    assert workload.data is not None
     numerics = replace(numerics_of(config, torch.device("cpu")), channels_last=False)
     data = workload.data(config)
-    model = numerics.convert(workload.model(config))
-    model.load_state_dict(torch.load(model_dir / WEIGHTS_FILE, weights_only=True))
+    model = kept_model(workload, config, numerics, model_dir)
     if data.val is not None:
         inputs = part_of(data.val.inputs, slice(NUM_EXAMPLES))
     else:

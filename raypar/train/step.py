@@ -114,7 +114,7 @@ class Stepper:
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    """Compile in this process, because torch's pool of compile workers would use other ranks' cores."""
+    """Compile a model in this process, because torch's pool of compile workers would use other ranks' cores."""
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1

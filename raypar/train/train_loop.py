@@ -1,11 +1,12 @@
-"""An existing ``train_loop_per_worker(config)``, unchanged, inside a rank.
+"""Existing ``train_loop_per_worker(config)`` of Ray Train, run unchanged in a rank.
 
 Ray Train's local mode, meant for torchrun, makes ``ray.train.report``, ``get_context`` and
-``ray.train.torch.prepare_*`` work outside of a Ray worker. The loop runs under it; only `report` goes to raypar.
+``ray.train.torch.prepare_*`` work outside of a Ray worker. Reports go to raypar.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,19 +14,19 @@ from typing import Any
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.hooks import numbers_of, receive_with
+from raypar.measure.laps import LapTimer
+from raypar.measure.memory import MemoryMonitor
+from raypar.measure.telemetry import Telemetry
 from raypar.study.conditions import RankConditions
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
-from raypar.train.laps import LapTimer
-from raypar.train.memory import MemoryMonitor
-from raypar.train.telemetry import Telemetry
 
-# raypar's entries of a config, which the loop does not get.
+# raypar's own entries of a config, which the loop does not get.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads", "stop_on_nan")
 
 
 class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
-    """Ray Train's local-mode session, with reports sent on."""
+    """Ray Train's local-mode session that sends reports to raypar."""
 
     def __init__(self, context: RankContext, channel: Channel) -> None:
         same = {name: getattr(context, name) for name in ("world_size", "local_rank", "local_world_size", "node_rank")}
@@ -40,9 +41,9 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         self._count += 1
         numbers = numbers_of(metrics)
         launch = {SINCE_LAUNCH: reported_at_s - self._launched_at_s}
-        goes_on = self._channel.report({"epoch": self._count, **numbers, **launch})
+        continues = self._channel.report({"epoch": self._count, **numbers, **launch})
         self.laps.report(numbers, reported_at_s, time.monotonic())
-        if not goes_on:
+        if not continues:
             raise StopTrial
 
     def step(self) -> None:
@@ -67,8 +68,6 @@ def run_train_loop(
     loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, telemetry: Telemetry
 ) -> RankOutcome:
     """Run the loop with the trial's config; measure load and energy over the whole loop, and steps by its reports."""
-    import inspect
-
     session = ReportingUtils(context, channel)
     set_train_fn_utils(session)
     receive_with(session)
@@ -84,14 +83,15 @@ def run_train_loop(
         stopped = True
     telemetry.stop()
     memory.stop()
+    laps = session.laps.result()
     return RankOutcome(
         stopped=stopped,
         startup_s=startup_s,
-        train_time_s=session.laps.train_time_s,
-        step_times_s=session.laps.times_s,
+        train_time_s=laps.train_time_s,
+        step_times_s=laps.times_s,
         conditions=RankConditions(
-            steps_from=session.laps.source,
-            laps_cover=session.laps.cover,
+            steps_from=laps.source,
+            laps_cover=laps.cover,
             **telemetry.summary(),
             **memory.summary(),
         ),

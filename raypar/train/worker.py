@@ -1,7 +1,7 @@
 """Entry point of a rank's process: pin cores, seed, join the process group, train, report.
 
-Whatever starts the process (a fork server, a fresh interpreter) calls `main` with a line to the runner; nothing is
-left behind for the next trial, because the process ends.
+A fork server or a fresh interpreter calls `main` with a connection to the runner. The process ends with the trial, so
+nothing is left behind for the next one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _OF_GPU = re.compile(r"\bCUDA\b|\bHIP\b|\bCU[A-Z]+_")
-_LIMITED = re.compile(r"[0-9] [KMG]?i?B allowed")  # by `raypar.train.memory.limit_on_gpu`
+_LIMITED = re.compile(r"[0-9] [KMG]?i?B allowed")  # by `raypar.measure.memory.limit_on_gpu`
 # Errors that NCCL gives the same type as that of a lost peer.
 _NCCL_MISUSED = re.compile(r"Duplicate GPU detected|ncclInvalid(Usage|Argument)")
 # CUDA's texts (cudaGetErrorString) for hardware that failed; "unspecified launch failure" is a program's own error.
@@ -71,8 +72,10 @@ def failure_kind(error: BaseException) -> FailureKind:
         return FailureKind.DEVICE
     is_shortage = isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(text)
     if name == "OutOfMemoryError" or (is_shortage and _OF_GPU.search(text)):
-        # If others use the GPU, the free memory says nothing about the trial.
-        fits_nowhere = _LIMITED.search(text) or _has_gpu_alone()
+        from raypar.measure.memory import has_gpu_alone
+
+        # If others use the GPU, the free memory does not show whether the trial fits.
+        fits_nowhere = _LIMITED.search(text) or has_gpu_alone()
         return FailureKind.DOES_NOT_FIT if fits_nowhere else FailureKind.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or is_shortage:
         return FailureKind.OUT_OF_MEMORY
@@ -84,25 +87,15 @@ def failure_kind(error: BaseException) -> FailureKind:
     return FailureKind.ERROR
 
 
-def _has_gpu_alone() -> bool:
-    """Return whether this process uses a GPU, and nobody else does so to speak of; other ranks on it are others."""
-    import torch
-
-    from raypar.train.memory import has_gpu_alone
-
-    return torch.cuda.is_available() and has_gpu_alone(torch.device("cuda", torch.cuda.current_device()))
-
-
-LOADER_END_S = 1.0  # a loader process whose connection is lost has ended within
+LOADER_END_S = 1.0  # within this time, a loader process whose connection is lost has ended
 COLLECTIVE_TIMEOUT_S = 1800.0
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # 1: NCCL takes several ranks on one GPU, and so does raypar
 # An empty list hides all GPUs from CUDA, and none from HIP.
 NO_GPUS = {VISIBLE: "", VISIBLE_AMD: "-1"}
 NO_GPU_FOR_RANK = "device=cuda, and the process with local rank {} sees {}: {}; {}"
 NO_GPU_HINT = "`raypar doctor` on that node checks its GPUs, driver and torch; device=cpu needs none"
-# Limit of a failure's message; the rank's log has more.
 LISTENER_LENGTH = len("pymp-12345678/listener-12345678")  # of the sockets of multiprocessing
-MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000
+MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 2000, 20_000  # of a failure; the rank's log has more
 
 
 class PipeChannel:
@@ -156,12 +149,12 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
 
 
 def check(job: CheckJob) -> list[Mistake]:
-    """Return the mistakes in data and model of a job's points."""
+    """Return the mistakes in data and model of the job's points."""
     alone = dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
     alone |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
     os.environ.update({**job.environment, **NO_GPUS, **alone})
     put_first(job.sys_path)
-    from raypar.train.data_check import mistakes_of_points
+    from raypar.train.workload_check import mistakes_of_points
 
     return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
 
@@ -201,50 +194,26 @@ def _loader_error(error: BaseException) -> BaseException | None:
 def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
     """Set the process up for the trial, and train."""
     config: Mapping[str, Any] = job.spec.config
-    seed = job.spec.seed
     cores = pin(context.cores) if context.cores else ()  # still single-threaded: every later thread inherits it
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})
     put_first(job.revision.sys_path)
-    # Else loader processes would hang; a command gets the user's TMPDIR all the same.
+    # With a longer path, loader processes would hang. A command still gets the user's TMPDIR.
     tempfile.tempdir = str(room_for(LISTENER_LENGTH, Path(tempfile.gettempdir())))
 
     import torch
 
     torch.set_num_threads(config["num_threads"])
-    # A fork inherits its server's generators: every one of them is seeded anew.
-    seed_generators(seed)
+    seed_generators(job.spec.seed)  # a fork has inherited its server's generators
     workload: AnyWorkload = pickle.loads(job.workload)
     if isinstance(workload, CommandWorkload):
         from raypar.train.command import run_command
 
         return run_command(workload.command, job, context, channel, listen_fd)
     device = _device(config, context)
-    with _process_group(context, device, listen_fd), _position_said(channel, context, device) as note_end:
-        if isinstance(workload, TrainLoopWorkload):
-            from raypar.train.telemetry import Telemetry
-            from raypar.train.train_loop import run_train_loop
-
-            outcome = run_train_loop(workload.train_loop, config, context, channel, Telemetry(cores, device))
-        else:
-            from raypar.parallel.strategy import DistContext
-            from raypar.train.loop import train
-
-            assert isinstance(workload, Workload)
-            outcome = train(
-                workload,
-                config,
-                seed,
-                DistContext(context.rank, context.world_size, device),
-                channel,
-                start_s=context.requested_at_s,
-                cores=cores,
-                artifact_dir=job.artifact_dir,
-                checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
-                profiling=job.profiling,
-            )
-        note_end(outcome)
+    with _process_group(context, device, listen_fd):
+        outcome = _watched(partial(_trained, workload, job, context, channel, cores, device), channel, context, device)
     conditions = replace(
         outcome.conditions,
         cores=cores,
@@ -256,25 +225,52 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     return replace(outcome, wall_s=time.monotonic() - context.requested_at_s, conditions=conditions)
 
 
-@contextlib.contextmanager
-def _position_said(channel: PipeChannel, context: RankContext, device: Any) -> Iterator[Callable[[RankOutcome], None]]:
-    """Say where this rank stands among several. What is yielded gets its outcome, at the end of its loop."""
+def _trained(
+    workload: AnyWorkload,
+    job: TrialJob,
+    context: RankContext,
+    channel: PipeChannel,
+    cores: tuple[int, ...],
+    device: Any,
+) -> RankOutcome:
+    """Run the training of this rank."""
+    config = job.spec.config
+    if isinstance(workload, TrainLoopWorkload):
+        from raypar.measure.telemetry import Telemetry
+        from raypar.train.train_loop import run_train_loop
+
+        return run_train_loop(workload.train_loop, config, context, channel, Telemetry(cores, device))
+    from raypar.parallel.strategy import DistContext
+    from raypar.train.loop import train
+
+    assert isinstance(workload, Workload)
+    return train(
+        workload,
+        config,
+        job.spec.seed,
+        DistContext(context.rank, context.world_size, device),
+        channel,
+        start_s=context.requested_at_s,
+        cores=cores,
+        artifact_dir=job.artifact_dir,
+        checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
+        profiling=job.profiling,
+    )
+
+
+def _watched(run: Callable[[], RankOutcome], channel: PipeChannel, context: RankContext, device: Any) -> RankOutcome:
+    """Call `run`. Meanwhile, and at its end, report the position of this rank among several."""
     if context.world_size == 1:
-        yield lambda _: None
-        return
-    watch = PositionWatch(channel.send_position, on_cpu=device.type == "cpu")
+        return run()
+    watch, has_left = PositionWatch(channel.send_position, on_cpu=device.type == "cpu"), False
     watch.start()
-    # A rank that a report has stopped leaves at the same point as the others.
-    ends: list[Position] = []
-
-    def note_end(outcome: RankOutcome) -> None:
-        ends.append(Position(calls(), is_out=not outcome.stopped, has_left=not outcome.stopped))
-
     try:
-        yield note_end
-    finally:  # before the group is destroyed, by which the others may notice it first
+        outcome = run()
+        has_left = not outcome.stopped  # a rank that a report has stopped leaves at the same point as the others
+        return outcome
+    finally:  # before the group is destroyed, which the others may notice first
         watch.close()
-        channel.send_position(lambda: ends[0] if ends else Position(calls()))
+        channel.send_position(lambda: Position(calls(), is_out=has_left, has_left=has_left))
 
 
 def _device(config: Mapping[str, Any], context: RankContext) -> Any:
@@ -288,7 +284,7 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
         number %= num_gpus
     if number >= num_gpus:
         lists = [f"{name} is {os.environ[name]!r}" for name in (VISIBLE, VISIBLE_AMD) if name in os.environ]
-        why = torch_problem(all_gpus()) or "each worker needs one of its own"
+        why = torch_problem(all_gpus()) or "each worker needs its own GPU"
         sees = counted(num_gpus, "GPU") if num_gpus else "no GPU"
         lists_text = ", ".join(lists) or f"{VISIBLE} is not set"
         raise ClusterError(NO_GPU_FOR_RANK.format(context.local_rank, sees, lists_text, why), hint=NO_GPU_HINT)
@@ -298,7 +294,7 @@ def _device(config: Mapping[str, Any], context: RankContext) -> Any:
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the network interface of this machine that has the address; None if none has."""
+    """Return the name of this machine's network interface with the address; None if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):
             return name
@@ -307,7 +303,7 @@ def _interface_of(address: str) -> str | None:
 
 @contextlib.contextmanager
 def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> Any:
-    """Join the process group, if there are several ranks; set torchrun's and Ray Train's variables in any case."""
+    """Set torchrun's and Ray Train's variables; with several ranks, join the process group."""
     host, port = context.master_address
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), ACCELERATE_TORCH_DEVICE=str(device))
     os.environ["GROUP_RANK"] = os.environ["NODE_RANK"] = str(context.node_rank)
@@ -322,10 +318,10 @@ def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> 
         # One node: no host name has to resolve, and nothing listens beyond the machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     elif interface := _interface_of(context.node_ip):
-        # Left to themselves, gloo takes the address of the host's name, which may be 127.0.1.1, and NCCL the first
-        # interface, which may be a bridge of this machine's containers.
+        # By default, gloo takes the address of the host's name, which may be 127.0.1.1, and NCCL the first interface,
+        # which may be a bridge of this machine's containers.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=", all that begin so
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": no other with this prefix
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
@@ -336,9 +332,9 @@ def _process_group(context: RankContext, device: Any, listen_fd: int | None) -> 
         wait_for_workers=False,
         master_listen_fd=listen_fd if context.rank == 0 else None,
     )
-    # With its device, NCCL connects here, and not in the first step, and never by another rank's GPU.
+    # With a device, NCCL connects here instead of in the first step, and never uses another rank's GPU.
     backend: dict[str, Any] = {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
     dist.init_process_group(**backend, store=store, rank=context.rank, world_size=context.world_size, timeout=timeout)
-    yield  # after an error the peers may hang in a collective: their supervisors end them, nobody waits here
+    yield  # no clean-up after an error: the peers may hang in a collective until their supervisors end them
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -143,7 +143,7 @@ def test_a_command_without_event_files_is_refused_with_the_folder(tmp_path):
     (tmp_path / "train.py").write_text("")
     (result,) = run(tmp_path, study_of(tensorboard="runs"))
     assert result.failure.kind is FailureKind.INVALID  # which ends a study with this message
-    assert f"{tmp_path}/runs: the command has left no event files there" in result.failure.summary
+    assert f"{tmp_path}/runs: the command has written no event files there" in result.failure.summary
 
 
 def test_a_command_has_the_environment_that_a_shell_would_give_it(tmp_path, monkeypatch):

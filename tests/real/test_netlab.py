@@ -17,9 +17,9 @@ from netlab import BURST_BYTES, Lab, Shape, why_not
 
 from raypar import Study, grid
 from raypar.analysis.analyse import Question, analyse
+from raypar.measure.telemetry import MIN_STALL_S
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.train.job import RankOutcome
-from raypar.train.telemetry import MIN_STALL_S
 from raypar.workloads import digits
 
 WHY_NOT = why_not()

@@ -13,12 +13,12 @@ from ranks import Reports, on_ranks
 from torch import nn
 
 from raypar.errors import RayparError
+from raypar.measure.breakdown import profile_of
 from raypar.predict.network import all_reduce_cost, fit_network
 from raypar.predict.probe import probe_all_reduces
 from raypar.study.options import resolve
 from raypar.study.profile import BACKWARD, BUBBLE, COMMUNICATION, FORWARD, OPTIMIZER, PARTS
 from raypar.train.affinity import allowed_cores
-from raypar.train.breakdown import profile_of
 from raypar.train.job import NO_PROFILING, Profiling
 from raypar.train.loop import train
 from raypar.workloads import digits, wide_mlp
@@ -70,14 +70,14 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path):
         return plain, recorded_by(context, digits, Profiling(4), chosen, tmp_path)
 
     for (nothing, plain), (profile, reports) in on_ranks(both, 2):
-        assert not nothing
+        assert nothing is None
         assert [r["train_loss"] for r in reports] == [r["train_loss"] for r in plain]
-        assert len(profile["profiled_step_times_s"]) == len(profile["step_times_s"]) == 4
-        names = [name for name, _, _ in profile["spans"]]
+        assert len(profile.profiled_step_times_s) == len(profile.step_times_s) == 4
+        names = [name for name, _, _ in profile.spans]
         assert names.count("step") == names.count("data") == names.count("forward") == names.count("optimizer") == 4
         assert names.count("gloo:all_reduce") >= 4
-        assert profile["shares_clock"]
-        assert profile["peak_flops"] > 0
+        assert profile.shares_clock
+        assert profile.peak_flops > 0
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == TRACES
     for name in TRACES:
         events = json.loads(gzip.decompress((tmp_path / "profile" / name).read_bytes()))["traceEvents"]

@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from raypar import Data, Split, Workload
+from raypar.measure.telemetry import Telemetry
 from raypar.study.options import resolve
 from raypar.train.data import epoch_order
-from raypar.train.loop import Training
-from raypar.train.telemetry import Telemetry
+from raypar.train.loop import TimedTraining
+from raypar.train.training import Training
 
 NUM_RANKS, BATCH_SIZE, EPOCHS = 2, 48, 2
 NUM_SAMPLES = 104  # the last batch has 8
@@ -216,10 +217,8 @@ def _models(context, cases, build):
         workload = Workload(name="w", model=lambda _: build(), data=data)
         config = resolve(workload, {**CONFIG, **extra, "num_workers": NUM_RANKS})
         training = Training(workload, config, 0, context)
-        training.warm_up()
-        report = training.run_segment(
-            next(iter(training.batches.segments(range(training.num_steps)))), Telemetry((), context.device)
-        )
+        timed = TimedTraining(training, training.warm_up(), Telemetry((), context.device))
+        report = timed.run_segment(next(iter(training.batches.segments(range(training.num_steps)))))
         tensors = {**dict(training.full_model.named_parameters()), **dict(training.full_model.named_buffers())}
         found[name] = report["val_loss"], {key: value.detach().clone() for key, value in tensors.items()}
     return found

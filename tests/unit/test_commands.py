@@ -1,4 +1,4 @@
-"""Commands and train loops as workloads: templates, output, hooks, step times, and what is refused."""
+"""Commands and train loops as workloads: templates, output, hooks, step times, and invalid ones."""
 
 import json
 import math
@@ -19,6 +19,7 @@ from raypar.analysis.question import WALL_TIME, question_of
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.time_to_target import Start, Target
 from raypar.init.script import NUMBER
+from raypar.measure.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer, StepTimes
 from raypar.reporting.points import legend
 from raypar.reporting.recommend import recommended_lines
 from raypar.study.command import Command
@@ -26,7 +27,6 @@ from raypar.study.metric import Metric
 from raypar.study.options import resolve
 from raypar.study.trial import TrialResult, TrialState
 from raypar.train.command import OutputReader, lines_of_other_ranks, without_other_ranks
-from raypar.train.laps import BY_REPORT, BY_STEP, UNTIMED, LapTimer
 
 TORCHRUN = "torchrun --nproc-per-node={num_workers} train.py --lr {lr}"
 
@@ -193,7 +193,7 @@ def test_the_first_step_counts_as_an_average_one_and_what_lies_beside_a_report_i
         laps.step(at_s)
     laps.report({}, 20, until_s=21)  # evaluated before, and reported for a second
     laps.step(22)
-    assert laps.times_s == (1, 2, 1) and laps.train_time_s == 4 / 3 * 4 and laps.source == BY_STEP
+    assert laps.result() == StepTimes(BY_STEP, "", (1, 2, 1), 4 / 3 * 4)
 
 
 @pytest.mark.parametrize("num_steps", [2, 4, 8])
@@ -201,7 +201,7 @@ def test_the_time_of_all_steps_is_in_proportion_to_their_number(num_steps):
     laps = LapTimer()
     for i in range(num_steps):
         laps.step(10 + 0.5 * i)
-    assert laps.train_time_s == 0.5 * num_steps
+    assert laps.result().train_time_s == 0.5 * num_steps
 
 
 def test_a_report_in_the_output_begins_no_step_as_it_may_be_read_late():
@@ -210,14 +210,14 @@ def test_a_report_in_the_output_begins_no_step_as_it_may_be_read_late():
     laps.report({}, 13, is_ordered=False)  # written before the next step, and read after it
     laps.step(12)
     laps.step(14)
-    assert laps.times_s == (2, 2)
+    assert laps.result().times_s == (2, 2)
 
 
 def laps_of(*reports):
     laps = LapTimer()
     for at_s, counts in reports:
         laps.report(counts, at_s)
-    return laps
+    return laps.result()
 
 
 def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
@@ -246,12 +246,11 @@ def test_one_report_for_each_epoch_gives_their_times_but_for_the_first_one():
     ],
 )
 def test_reports_that_do_not_say_what_lies_between_them_give_no_times(reports):
-    laps = laps_of(*reports)
-    assert (laps.times_s, laps.train_time_s, laps.source, laps.cover) == ((), None, UNTIMED, "")
+    assert laps_of(*reports) == StepTimes()
 
 
 def batches(num_batches, step_s, every, epochs, last):
-    """Yield the moments at which a script prints every so many batches."""
+    """Yield the times at which a script prints after every `every` batches."""
     at_s = 5.0
     for epoch in range(epochs):
         for i in range(num_batches):

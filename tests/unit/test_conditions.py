@@ -1,4 +1,4 @@
-"""Conditions of a trial, which come back from JSON whatever stands there."""
+"""Conditions of a trial are restored from any JSON."""
 
 from dataclasses import fields
 

@@ -31,6 +31,7 @@ from raypar.execution.prepare import rank_environment
 from raypar.execution.results import BESIDE
 from raypar.execution.running import STOPPING
 from raypar.gpus import visible_gpus
+from raypar.measure.cpu import CpuMonitor, CpuTimes
 from raypar.run import locks
 from raypar.run.cluster import Cluster
 from raypar.run.locks import Holder, leased_cores, leased_gpus, present
@@ -40,7 +41,6 @@ from raypar.signals import Interrupted, handle_signals
 from raypar.study.options import Auto
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 from raypar.train.affinity import Core
-from raypar.train.telemetry import CpuMonitor, CpuTimes
 
 
 @pytest.fixture

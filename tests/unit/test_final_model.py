@@ -1,4 +1,4 @@
-"""``--log-model``: what it asks of a study, and the best trial's model as it leaves the study's folder."""
+"""``--log-model``: its requirements, and the logged model of the best trial."""
 
 import json
 from dataclasses import replace

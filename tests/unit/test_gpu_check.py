@@ -16,9 +16,10 @@ import torch
 from results import stored_conditions
 from workload_parts import tiny_image_set
 
+from raypar.measure.breakdown import profile_of
+from raypar.measure.spans import RecordedSteps
 from raypar.run.runner import TrialEnded, TrialReported
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
-from raypar.train.breakdown import profile_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 REPORT = {"epoch": 1, "train_loss": 2.0, "accuracy": 0.9}
@@ -276,10 +277,9 @@ def test_running_out_of_memory_has_to_be_named_and_leave_nothing(gpu_check, monk
 
 def recorded(*parts, peak_flops=1e12):
     """What a rank records of two steps with these parts, each of a tenth of a second."""
-    spans = [["step", float(i), i + 1.0] for i in range(2)]
-    spans += [[part, i + 0.1 * k, i + 0.1 * k + 0.1] for i in range(2) for k, part in enumerate(parts)]
-    times = {"step_times_s": [1.0, 1.0], "profiled_step_times_s": [1.0, 1.0]}
-    return {"spans": spans, **times, "shares_clock": True, "peak_flops": peak_flops, "flop_per_sample": 1e6}
+    spans = [("step", float(i), i + 1.0) for i in range(2)]
+    spans += [(part, i + 0.1 * k, i + 0.1 * k + 0.1) for i in range(2) for k, part in enumerate(parts)]
+    return RecordedSteps(spans, [1.0, 1.0], [1.0, 1.0], True, peak_flops, flop_per_sample=1e6)
 
 
 @pytest.mark.parametrize(

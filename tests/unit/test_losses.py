@@ -1,4 +1,4 @@
-"""Losses of parts of a batch combine into the loss of the batch, and a loss that does not combine is found out."""
+"""Losses of parts of a batch combine into the loss of the batch; losses that don't combine are recognised."""
 
 import copy
 from dataclasses import replace
@@ -11,19 +11,18 @@ from plainlab import KINDS, NUM_TRAIN, largest_difference, rows
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from training import ALONE, trained
 
 from raypar import Data, Split, Workload
 from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Kind, Loss
-from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Task
+from raypar.parallel.strategy import Batch, ForwardBackward, Task
 from raypar.study.options import resolve
 from raypar.train.data import Feed, shares
-from raypar.train.data_check import mistakes_of_points
-from raypar.train.loop import train
 from raypar.train.loss_kind import find_kind, loss_of
 from raypar.train.precision import numerics_of
+from raypar.train.workload_check import mistakes_of_points
 
-ALONE = DistContext(0, 1, torch.device("cpu"))
 CUT = {name: kind for name, kind in KINDS.items() if kind.cuts}
 FOUND = {
     **dict.fromkeys(KINDS, Kind.RATIO),
@@ -48,16 +47,8 @@ def test_the_kind_of_a_loss_is_found_by_comparing_a_batch_with_parts_of_it(name,
     assert recognised(KINDS[name].workload, precision=precision).kind is FOUND[name]
 
 
-class Reports(list):
-    def report(self, metrics):
-        self.append(metrics)
-        return True
-
-
-def trained(kind, **config):
-    reports, given = Reports(), {**TRAINING, "lr": kind.lr, **config}
-    train(kind.workload, resolve(kind.workload, given), 0, ALONE, reports, start_s=0.0)
-    return reports
+def reports_of(kind, **config):
+    return trained(kind.workload, **{**TRAINING, "lr": kind.lr, **config})[1]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -66,7 +57,7 @@ def test_a_training_gives_the_losses_of_plain_torch_whatever_the_evaluation_batc
     right = kind.plain.train(kind.workload, {**TRAINING, "lr": kind.lr}).reports
     assert right[1] != right[0]  # it learns
     for eval_batch_size in (1, 7, 50):
-        assert largest_difference(trained(kind, eval_batch_size=eval_batch_size), right) < 1e-6, eval_batch_size
+        assert largest_difference(reports_of(kind, eval_batch_size=eval_batch_size), right) < 1e-6, eval_batch_size
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -74,7 +65,7 @@ def test_in_double_precision_a_training_gives_the_losses_of_plain_torch_to_the_l
     kind = KINDS[name]
     plain = replace(kind.plain, dtype=torch.float64)
     right = plain.train(kind.workload, {**TRAINING, "lr": kind.lr}).reports
-    assert largest_difference(trained(kind, precision="fp64", eval_batch_size=7), right) < 1e-12
+    assert largest_difference(reports_of(kind, precision="fp64", eval_batch_size=7), right) < 1e-12
 
 
 @pytest.mark.parametrize("num_parts", [2, 3, 24])
@@ -82,7 +73,7 @@ def test_in_double_precision_a_training_gives_the_losses_of_plain_torch_to_the_l
 def test_accumulated_gradients_are_those_of_the_batch(name, num_parts):
     kind = CUT[name]
     right = kind.plain.train(kind.workload, {**TRAINING, "lr": kind.lr}).reports
-    assert largest_difference(trained(kind, accumulation_steps=num_parts), right) < 1e-6
+    assert largest_difference(reports_of(kind, accumulation_steps=num_parts), right) < 1e-6
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
@@ -101,7 +92,7 @@ def test_a_last_batch_of_an_own_loader_counts_as_one_of_its_size(name, num_parts
         samples=lambda *_: (data.val.inputs, data.val.targets),
     )
     right = plain.train(workload, {**TRAINING, "lr": kind.lr}).reports
-    assert largest_difference(trained(replace(kind, workload=workload), accumulation_steps=num_parts), right) < 1e-6
+    assert largest_difference(reports_of(replace(kind, workload=workload), accumulation_steps=num_parts), right) < 1e-6
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
@@ -149,7 +140,7 @@ def test_gradients_and_losses_of_all_parts_are_those_of_the_batch(name, indices,
     plain = copy.deepcopy(model)
     outputs, targets = kind.plain.call(plain, rows(data.train.inputs, index)), rows(data.train.targets, index)
     if not torch.isfinite(right := kind.plain.objective.loss(outputs, targets)):
-        return  # of targets that are all ignored, there is no mean
+        return  # all targets are ignored, so there is no mean
     right.backward()
 
     do = ForwardBackward(loss, numerics_of(resolve(kind.workload, {}), ALONE.device).autocast, lambda value: value)
@@ -182,7 +173,7 @@ def test_means_and_sums_are_told_apart(values):
 
 
 @given(VALUES, st.integers(0, 11), st.floats(1.1, 50))
-def test_a_weighted_mean_is_no_mean_however_few_samples_have_another_weight(values, place, weight):
+def test_a_weighted_mean_is_not_a_mean_even_with_a_single_other_weight(values, place, weight):
     x = torch.tensor(values, dtype=torch.float64).abs() + 0.1
     weights = torch.ones_like(x)
     weights[place % len(x)] = weight
@@ -217,7 +208,7 @@ def test_one_sample_among_many_that_a_loss_weights_is_looked_at(place):
 
 
 class ZeroHead(nn.Linear):
-    """Model whose outputs are all zero before it is trained, so that its losses are all the same."""
+    """Model with zero outputs before training, so all its losses are equal."""
 
     def reset_parameters(self):
         nn.init.zeros_(self.weight)

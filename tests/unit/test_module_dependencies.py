@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = "hooks units errors plugins masking files scratch trace signals gpus search_path provenance study workloads "
-ORDER = (ORDER + "parallel train run track analysis predict reporting execution doctor init cli").split()
+ORDER = (ORDER + "parallel measure train run track analysis predict reporting execution doctor init cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Who may import a package, at any place; ray.train is also train's.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("reporting", "cli")}
@@ -20,7 +20,7 @@ OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), 
 OWNERS["pandas"] = ("reporting", "analysis")
 OWNERS["pynvml"] = ("gpus",)
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
-MAY_START_WITH = {"torch": ("train", "run", "parallel", "predict"), "ray": ("train", "run")}
+MAY_START_WITH = {"torch": ("measure", "train", "run", "parallel", "predict"), "ray": ("train", "run")}
 
 
 class Import(NamedTuple):

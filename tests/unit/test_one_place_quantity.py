@@ -19,6 +19,7 @@ from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, front_of, recommend
 from raypar.errors import RayparError
 from raypar.execution.results import point_runs
+from raypar.measure.telemetry import Telemetry
 from raypar.reporting.console import print_report, report_document
 from raypar.reporting.documents import schema, to_json
 from raypar.reporting.export import frame_of, markdown_of, rows_of
@@ -29,7 +30,6 @@ from raypar.study.conditions import Conditions
 from raypar.study.quantity import GROUP, quantities
 from raypar.study.trial import TrialResult
 from raypar.track.runs import child_run, parse_result
-from raypar.train.telemetry import Telemetry
 
 MODULE = """
 from raypar.study.quantity import Quantity, UpperLimit, View

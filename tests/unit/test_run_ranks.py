@@ -474,7 +474,7 @@ def a_rank(rank=0, size=2, *, local_rank=0, local_size=1, node_ip="10.0.0.7", **
             "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is ''; this machine has no GPU",
         ),
         (0, {}, "local rank 1 sees no GPU: CUDA_VISIBLE_DEVICES is not set; this machine has no GPU"),
-        (1, {"CUDA_VISIBLE_DEVICES": "3"}, "sees 1 GPU: CUDA_VISIBLE_DEVICES is '3'; each worker needs one of its own"),
+        (1, {"CUDA_VISIBLE_DEVICES": "3"}, "sees 1 GPU: CUDA_VISIBLE_DEVICES is '3'; each worker needs its own GPU"),
         (
             1,
             {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3"},

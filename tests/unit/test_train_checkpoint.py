@@ -1,44 +1,23 @@
-"""A training that goes on from a checkpoint comes to what it would have come to without the interruption."""
+"""A training that resumes from a checkpoint ends like an uninterrupted one."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from training import ALONE, NOISY
 
-from raypar import Data, Split, Study, Workload, grid
+from raypar import Study, grid
 from raypar.analysis.question import question_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.loop import NO_ENERGY, train
 
-ALONE = DistContext(0, 1, torch.device("cpu"))
 EPOCHS, STEPS_PER_EPOCH = 5, 4
-
-
-def model(config):
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-
-
-def noisy(inputs):
-    """Augmentation by every generator that there is."""
-    noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
-    return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
-
-
-def data(config):
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(90, 6, generator=generator)
-    targets = inputs[:, :3].argmax(1)
-    # 60 samples, so that the last batch of an epoch is a short one.
-    return Data(train=Split(inputs[:60], targets[:60]), val=Split(inputs[60:], targets[60:]), transform=noisy)
-
-
-WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": 16, "epochs": EPOCHS, "keep_model": True})
+WORKLOAD = replace(NOISY, defaults={**NOISY.defaults, "epochs": EPOCHS, "keep_model": True})
 
 
 class PowerCut(Exception):
@@ -46,7 +25,7 @@ class PowerCut(Exception):
 
 
 class Channel(list):
-    """The reports; at one of them the power is cut, or the trial stopped."""
+    """Reports, one of which cuts the power or stops the trial."""
 
     def __init__(self, cut_at=0, stop_at=0):
         self._cut_at, self._stop_at = cut_at, stop_at
@@ -110,14 +89,14 @@ def test_every_step_is_timed_once_and_a_lost_attempts_steps_after_its_checkpoint
     assert outcome.counters is not None and outcome.counters.no_energy == (NO_ENERGY,)
 
 
-def test_a_trial_that_is_to_stop_while_its_reports_are_repeated_trains_no_further(tmp_path):
+def test_a_trial_that_stops_while_its_reports_are_repeated_trains_no_further(tmp_path):
     interrupted(tmp_path)
     after = Channel(stop_at=2)
     outcome = trained(after, tmp_path)
     assert outcome.stopped and len(after) == 2 and list((tmp_path / "kept").iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_training_begins_anew(tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_training_starts_again(tmp_path):
     uninterrupted, after = Channel(), Channel()
     trained(uninterrupted, tmp_path / "full")
     interrupted(tmp_path, cut_at=3)
@@ -158,7 +137,7 @@ def test_an_unfinished_checkpoint_is_ignored_and_only_the_last_is_kept(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checkpoints_are_no_part_of_a_trials_identity_unless_they_are_swept():
+def test_checkpoints_are_not_part_of_a_trials_identity_unless_they_are_swept():
     plain = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2)})
     keeping = Study(workload=WORKLOAD, name="s", space=plain.space, config={"checkpoint_every_epochs": 2})
     assert [t.identity for t in plain.trials()] == [t.identity for t in keeping.trials()]

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from training import ALONE, trained
 
 from raypar import Data, Split, Workload
 from raypar.errors import WorkloadError
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.study.trial import FailureKind
-from raypar.train.data_check import check_workload, identity_of, mistakes_of_points
-from raypar.train.loop import train
+from raypar.train.data_identity import identity_of
 from raypar.train.precision import numerics_of
 from raypar.train.worker import failure_kind
+from raypar.train.workload_check import check_workload, mistakes_of_points
 
-ALONE = DistContext(0, 1, torch.device("cpu"))
 X, Y = torch.arange(32.0).reshape(8, 4), torch.arange(8) % 3
 GOOD = Split(X, Y)
 NAN_X = X.clone()
@@ -36,7 +36,7 @@ class Net(nn.Linear):
 
 
 class Pairs(TensorDataset):
-    """Samples that are no pairs."""
+    """Samples without targets."""
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0]
@@ -172,7 +172,10 @@ WRONG = {
     "numbers for classes": (
         Data(train=Split(X, Y.float()), val=Split(X, Y.float())),
         {"loss": nn.CrossEntropyLoss()},
-        [("data.train.targets = torch.float32: are no classes", "targets.long()", "mse_loss"), ("data.val.targets",)],
+        [
+            ("data.train.targets = torch.float32: are not class numbers", "targets.long()", "mse_loss"),
+            ("data.val.targets",),
+        ],
     ),
     "small whole numbers": (
         Data(train=Split(X, Y.int()), val=GOOD),
@@ -245,26 +248,15 @@ FINE = {
 }
 
 
-class Channel(list):
-    def report(self, metrics):
-        self.append(metrics)
-        return True
-
-
-def trained(data, **rest):
+def reports_of(data, **rest):
     workload = Workload(**{"name": "mine", "model": Net, "data": lambda c: data, **rest})
-    chosen = {"batch_size": 4, "num_warmup_steps": 0, "lr": 1e-4}
-    if isinstance(data, Data) and data.train is None:
-        chosen["loader"] = "dataloader"
-    channel = Channel()
-    train(workload, resolve(workload, chosen), 0, ALONE, channel, start_s=0.0)
-    return channel
+    return trained(workload, batch_size=4, num_warmup_steps=0, lr=1e-4)[1]
 
 
 @pytest.mark.parametrize(("data", "rest", "expected"), WRONG.values(), ids=WRONG)
 def test_a_mistake_is_named_with_its_value_and_its_fix(data, rest, expected):
     with pytest.raises(WorkloadError) as caught:
-        trained(data, **rest)
+        reports_of(data, **rest)
     head, *lines = str(caught.value).splitlines()
     count = "1 mistake" if len(expected) == 1 else f"{len(expected)} mistakes"
     assert head == f"workload mine: {count} in its data and model"
@@ -276,21 +268,21 @@ def test_a_mistake_is_named_with_its_value_and_its_fix(data, rest, expected):
 
 
 @pytest.mark.parametrize(("data", "rest"), FINE.values(), ids=FINE)
-def test_what_can_be_trained_on_passes(data, rest):
-    assert len(trained(data, **rest)) == 1
+def test_workloads_that_can_be_trained_pass(data, rest):
+    assert len(reports_of(data, **rest)) == 1
 
 
-def test_what_the_model_or_its_loss_raises_is_left_to_the_training():
+def test_errors_of_the_model_are_left_to_the_training():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        trained(Data(train=Split(X[:, :2], Y), val=Split(X[:, :2], Y)))
+        reports_of(Data(train=Split(X[:, :2], Y), val=Split(X[:, :2], Y)))
 
     def model(config):
         raise ValueError("no such width")
 
     with pytest.raises(ValueError, match="no such width"):
-        trained(Data(train=GOOD, val=GOOD), model=model)
+        reports_of(Data(train=GOOD, val=GOOD), model=model)
     with pytest.raises(WorkloadError, match="5 targets"):  # which may be why
-        trained(Data(train=SHORT, val=GOOD), model=model)
+        reports_of(Data(train=SHORT, val=GOOD), model=model)
 
 
 def inverse_frequency(outputs, targets):
@@ -314,6 +306,18 @@ def mistakes(loss, **chosen):
     workload = Workload(name="mine", model=Net, data=lambda _: Data(train=GOOD, val=GOOD), loss=loss, metrics={})
     config = resolve(workload, {"batch_size": 8, "epochs": 1, **chosen})
     return [str(mistake) for mistake in mistakes_of_points(workload, [("p", config)], 0)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "start"),
+    [
+        ({"num_samples": 9}, "num_samples = 9: is more than the 8 training samples"),
+        ({"batch_size": 9, "drop_last": True}, "batch_size = 9: drop_last leaves no batch of 8 samples"),
+    ],
+)
+def test_options_that_need_more_samples_are_refused(chosen, start):
+    (mistake,) = mistakes(None, **chosen)
+    assert mistake.startswith(start)
 
 
 CUTS = ({"num_workers": 2}, {"accumulation_steps": 2}, {"num_workers": 2, "strategy": "gather_broadcast"})
@@ -368,19 +372,18 @@ def test_a_weight_of_a_rare_class_in_a_data_set_is_found_before_training_or_in_t
     data = Data(train_dataset=dataset, val=Split(*dataset[:][:2]) if isinstance(dataset, Rare) else None)
     data = replace(data, val_dataset=None if data.val else dataset)
     workload = Workload(name="mine", model=Net, data=lambda _: data, loss=inverse_frequency, metrics={})
-    config = {"num_workers": 1, "accumulation_steps": 2, "batch_size": 500, "epochs": 1, "lr": 0.01}
     with pytest.raises(WorkloadError, match="not the mean of its samples' losses"):
-        train(workload, resolve(workload, config), 0, ALONE, Channel(), start_s=0.0)
+        trained(workload, accumulation_steps=2, batch_size=500, epochs=1, lr=0.01)
 
 
 def test_targets_of_float64_are_trained_on_as_those_of_float32():
-    reports = [trained(values(X[:, :1].to(dtype)), **regression()) for dtype in (torch.float32, torch.float64)]
+    reports = [reports_of(values(X[:, :1].to(dtype)), **regression()) for dtype in (torch.float32, torch.float64)]
     assert reports[0][0]["val_loss"] == reports[1][0]["val_loss"]
 
 
 def test_a_pair_of_a_mean_and_a_number_is_refused():
     (mistake,) = mistakes(of_means)
-    assert "those of parts do not add up" in mistake and "return the sum" in mistake
+    assert "the pairs of parts do not add up" in mistake and "return the sum" in mistake
 
 
 def test_a_loss_whose_parameters_nothing_trains_is_refused():
@@ -407,7 +410,7 @@ def drawn_from_the_trials_generators(config):
 
 
 class Shuffled(TensorDataset):
-    """Samples that are drawn anew at each look, and targets that stay."""
+    """Samples that differ at each read, with fixed targets."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -415,7 +418,7 @@ class Shuffled(TensorDataset):
 
 
 class Masked(TensorDataset):
-    """Samples whose targets are drawn anew as well, as those of a masked language model."""
+    """Samples whose targets differ at each read, like those of a masked language model."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -441,7 +444,7 @@ def test_data_that_differs_from_call_to_call_is_refused(data, num):
 
 @dataclass(frozen=True)
 class TwoRanks(DistContext):
-    """One rank, and what the other has as its largest values."""
+    """One rank, with the largest values of another."""
 
     other: float | None = 0.0  # None: the same
 
@@ -466,7 +469,7 @@ def test_ranks_with_different_samples_are_refused():
     ("sampler", "other", "words"),
     [
         (None, None, "all ranks read the same samples"),  # in one order
-        ("random", 1.0, "all ranks read the same samples"),  # each in an order of its own
+        ("random", 1.0, "all ranks read the same samples"),  # in different orders
         ("distributed", 7.0, "2 to 7 batches"),
     ],
 )
@@ -504,15 +507,6 @@ MANY = {
             "model(inputs) = inputs of shape (3, 2)",
         ],
     ),
-    "numbers, emptiness, model": (
-        Data(train=SHORT, val=EMPTY),
-        {"model": lambda _: Net},
-        [
-            "data.train = 8 inputs and 5 targets",
-            "data.val = 0 samples",
-            "model(config) = class Net: is not an instance",
-        ],
-    ),
     "loss and two metrics": (
         Data(train=GOOD, val=GOOD),
         {
@@ -544,7 +538,7 @@ def test_a_mistake_of_some_points_names_them():
     assert train.field == "data.train.targets at width=2" and val.field == "data.val.targets at width=2"
 
 
-def test_looking_draws_no_random_numbers():
+def test_the_check_draws_no_random_numbers():
     drawn = []
 
     def noisy(x):
@@ -558,6 +552,6 @@ def test_looking_draws_no_random_numbers():
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
-    trained(Data(train=GOOD, val=GOOD, transform=noisy), model=model)
+    reports_of(Data(train=GOOD, val=GOOD, transform=noisy), model=model)
     before, after = drawn[: drawn.index("model")], drawn[drawn.index("model") + 1 :]
     assert not before and after.count(after[0]) > 1  # of the checks, and then of the training

@@ -14,7 +14,7 @@ from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import DistContext, copied
 from raypar.study.options import resolve
 from raypar.train import data, evaluate
-from raypar.train.data import TrainBatches
+from raypar.train.data import Feed, TrainBatches
 from raypar.train.evaluate import Evaluation
 from raypar.train.loop import train
 from raypar.train.loss_kind import as_ratio
@@ -37,8 +37,8 @@ def test_loaders_of_training_and_evaluation_pin_memory_for_a_gpu_unless_the_conf
         monkeypatch.setattr(module, "DataLoader", lambda *_, pin_memory, **__: made.append(pin_memory))
     config = resolve(WORKLOAD, {"loader": "dataloader", "pin_memory": pin_memory, "batch_size": 4})
     numerics = numerics_of(config, torch.device(device))
-    TrainBatches(ONE_BY_ONE, config, 0, (0, 1), numerics)
-    Evaluation(WORKLOAD, ONE_BY_ONE, config, numerics, DistContext(0, 1, numerics.device), Loss(cross_entropy))
+    TrainBatches(ONE_BY_ONE, config, 0, (0, 1), Feed(numerics))
+    Evaluation(WORKLOAD, ONE_BY_ONE, config, DistContext(0, 1, numerics.device), Loss(cross_entropy), Feed(numerics))
     assert made == 2 * [device == "cuda" if pin_memory is None else pin_memory]
 
 
@@ -96,7 +96,7 @@ def test_positions_are_counted_over_all_batches_and_ranks_without_the_ignored_on
     for rank in range(world_size):
         sums.append([])
         context = Rank(rank, world_size, numerics.device)
-        Evaluation(workload, samples, config, numerics, context, Loss(as_ratio(None), Kind.RATIO))(Positions())
+        Evaluation(workload, samples, config, context, Loss(as_ratio(None), Kind.RATIO), Feed(numerics))(Positions())
     _, accuracy = (sum(parts) for parts in zip(*sums, strict=True))
     counted = targets != -100
     right = (positions(samples.val.inputs).argmax(1) == targets) & counted

@@ -1,54 +1,25 @@
-"""Warm-up leaves no trace, however long it is; a GPU's steps are timed by events that are used again.
+"""Warm-up leaves no trace, however long it is. The clock is a stand-in, and "cpu" plays a device to be warmed."""
 
-No machine that runs tests has a GPU: its clock and its events are stand-ins, and "cpu" is made a device to be warmed.
-"""
-
-import random
 from dataclasses import dataclass
-from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
+from training import ALONE, NOISY, seed_data, trained
 
-from raypar import Data, Split, Workload
+from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train import loop
+from raypar.train import training as training_module
 from raypar.train.checkpoint import generator_states
-from raypar.train.loop import StepTimer, Training, train
-
-ALONE = DistContext(0, 1, torch.device("cpu"))
-
-
-def model(config):
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
-
-
-def noisy(inputs):
-    """Augmentation by every generator that there is."""
-    noise = torch.from_numpy(np.random.normal(0, 0.1, inputs.shape)).to(inputs.dtype)
-    return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
-
-
-def data(config):
-    inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
-    return Data(
-        train=Split(inputs[:40], inputs[:40, :3].argmax(1)),
-        val=Split(inputs[40:], inputs[40:, :3].argmax(1)),
-        transform=noisy,
-    )
-
-
-WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": 16, "epochs": 2})
+from raypar.train.step import Stepper
+from raypar.train.training import Training
 
 
 def seeded_training(context=ALONE, **config):
-    random.seed(7)
-    np.random.seed(7)
-    return Training(WORKLOAD, resolve(WORKLOAD, config), 3, context)
+    seed_data()
+    return Training(NOISY, resolve(NOISY, config), 3, context)
 
 
 def text(states):
@@ -56,11 +27,8 @@ def text(states):
 
 
 def losses(num_warmup_steps):
-    random.seed(7)
-    np.random.seed(7)
-    reports = []
-    channel = SimpleNamespace(report=lambda metrics: reports.append(metrics) or True)
-    train(WORKLOAD, resolve(WORKLOAD, {"num_warmup_steps": num_warmup_steps}), 3, ALONE, channel, start_s=0.0)
+    seed_data()
+    _, reports = trained(NOISY, seed=3, num_warmup_steps=num_warmup_steps)
     return [(report["train_loss"], report["val_loss"]) for report in reports]
 
 
@@ -76,7 +44,7 @@ def test_a_training_is_the_same_after_any_number_of_warm_up_steps():
 
 @dataclass(frozen=True)
 class Ranks(DistContext):
-    """One rank, and what another one has as its largest values, call by call."""
+    """One rank, with the largest values of another, call by call."""
 
     other: tuple[float, ...] = ()
 
@@ -86,13 +54,17 @@ class Ranks(DistContext):
 
 
 def warmed_up(monkeypatch, *, step_s, other=(), **config):
-    """Return the numbers of steps between looks at the clock, each of which takes so long."""
+    """Return the numbers of steps between reads of the clock.
+
+    Args:
+        step_s: seconds of a step.
+    """
     clock, steps, rounds = SimpleNamespace(now_s=50.0), [], []
     context = Ranks(0, 1, ALONE.device, other)
     object.__setattr__(context, "asked", [])
-    monkeypatch.setattr(loop, "MIN_WARMUP_S", {"cpu": 1.0})
+    monkeypatch.setattr(training_module, "MIN_WARMUP_S", {"cpu": 1.0})
     training = seeded_training(context, **config)
-    take_step = loop.Stepper.step
+    take_step = Stepper.step
 
     def step(self, batch):
         clock.now_s += step_s
@@ -103,9 +75,9 @@ def warmed_up(monkeypatch, *, step_s, other=(), **config):
         rounds.append(len(steps))
         steps.clear()
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    monkeypatch.setattr(loop.Stepper, "step", step)
-    monkeypatch.setattr(loop, "wait_for_device", wait)
+    monkeypatch.setattr(training_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(Stepper, "step", step)
+    monkeypatch.setattr(training_module, "wait_for_device", wait)
     training.warm_up()
     return rounds + [len(steps)] * bool(steps)
 
@@ -123,43 +95,9 @@ def test_all_ranks_warm_up_until_the_slowest_is_warm(monkeypatch):
 
 def test_without_warm_up_steps_and_on_a_cpu_there_is_no_longer_warm_up(monkeypatch):
     assert warmed_up(monkeypatch, step_s=0.1, num_warmup_steps=0) == []
-    assert set(loop.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
+    assert set(training_module.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
     monkeypatch.undo()
-    assert "cpu" not in loop.MIN_WARMUP_S and loop.MIN_WARMUP_S["cuda"] >= 1
-
-
-@pytest.fixture
-def events(monkeypatch):
-    """Stand-ins for CUDA's events, and those that were made: the n-th record is at n² ms."""
-    made, times_ms = [], iter(n * n for n in range(1000))
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-            made.append(self)
-
-        def record(self):
-            self.at_ms = next(times_ms)
-
-        def elapsed_time(self, end):
-            return end.at_ms - self.at_ms
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(loop, "wait_for_device", lambda _: None)
-    return made
-
-
-def test_the_steps_of_each_segment_are_timed_with_the_events_of_those_before(events):
-    timer, first = StepTimer(torch.device("cuda")), 0
-    for num_steps in (3, 5, 2, 5):
-        timer.start()
-        for _ in range(num_steps):
-            timer.lap()
-        timer.stop()
-        marks = [n * n for n in range(first, first + num_steps + 1)]
-        assert timer.step_times_s() == pytest.approx([(b - a) / 1e3 for a, b in pairwise(marks)])
-        first += num_steps + 1
-    assert len(events) == 5 + 1
+    assert "cpu" not in training_module.MIN_WARMUP_S and training_module.MIN_WARMUP_S["cuda"] >= 1
 
 
 def test_a_training_has_one_timer_for_all_its_segments(monkeypatch):

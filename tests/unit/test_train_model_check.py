@@ -3,6 +3,8 @@
 Parameters without a gradient need several ranks: `tests/real/test_strategies_and_models.py`.
 """
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -14,10 +16,10 @@ from raypar.parallel.strategy import DistContext, share_of
 from raypar.study.options import resolve
 from raypar.train.data import shares
 from raypar.train.evaluate import evaluate_test_split
-from raypar.train.loop import Training
 from raypar.train.model_check import parts_per_batch
 from raypar.train.precision import numerics_of
 from raypar.train.saved_model import exported
+from raypar.train.training import Training
 
 CPU = torch.device("cpu")
 ALONE = DistContext(0, 1, CPU)
@@ -95,10 +97,10 @@ def test_batch_norm_over_a_single_sample_is_refused_with_the_fix(model, config, 
 )
 def test_single_samples_that_a_model_takes_are_not_refused(model, config):
     built = training(model, num_warmup_steps=0, **config)
-    built.warm_up()
+    stepper = built.warm_up()
     for steps in built.batches.segments(range(built.num_steps)):
         for batch in steps:
-            built._stepper.step(batch)
+            stepper.step(batch)
 
 
 def test_the_check_leaves_the_model_and_the_generators_as_they_were():
@@ -194,6 +196,9 @@ def test_an_optimizer_that_can_not_train_the_model_is_refused(make, config, word
 READS = {
     "by key": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c["lr"], weight_decay=c["weight_decay"]),
     "by get": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c.get("lr"), weight_decay=c.get("weight_decay", 0)),
+    "a copy": lambda m, c: torch.optim.AdamW(
+        m.parameters(), copy.deepcopy(c)["lr"], weight_decay=(c | {})["weight_decay"]
+    ),
     "all of it": lambda m, c: torch.optim.AdamW(
         m.parameters(), **{key: value for key, value in dict(c).items() if key in ("lr", "weight_decay")}
     ),
@@ -211,9 +216,8 @@ def test_an_optimizer_may_read_raypars_settings(make):
         lr_scaling="linear",
         lr_base_batch_size=5,
     )
-    built.warm_up()
-    (group,) = built._stepper._bare_optimizer.param_groups
-    assert (group["lr"], group["weight_decay"]) == (1.5, 0.25) and built._config["optimizer"] == "own"
+    (group,) = built.warm_up()._bare_optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (1.5, 0.25) and built.config["optimizer"] == "own"
 
 
 # ---- inputs of whole numbers
@@ -242,10 +246,10 @@ def test_whole_numbers_reach_the_model_as_it_takes_them(model, dtype, tmp_path):
     config = {"batch_size": 7, "num_warmup_steps": 1, "channels_last": False}
     built = training(model, inputs.to(dtype), **config)
     built.warm_up()
-    reported = built._evaluation(built.full_model)
+    reported = built.evaluation(built.full_model)
     expected = training(model, inputs.float() if model is normalised else inputs.long(), **config)
     expected.warm_up()
-    assert reported == expected._evaluation(expected.full_model)
+    assert reported == expected.evaluation(expected.full_model)
 
     split = Split(inputs.to(dtype), CLASSES)
     workload = Workload(name="own", model=model, data=lambda _: Data(train=split, val=split, test=split))

@@ -111,7 +111,7 @@ def test_a_workloads_own_batch_size_is_the_base_unless_a_study_says_otherwise():
 
 
 def factors(schedule, num_warmup, total):
-    """Return the factors of the steps 0 … total, the last of which is no longer taken."""
+    """Return the factors of the steps 0 … total; the last is after the training."""
     of = {"schedule": schedule, "num_warmup_steps": num_warmup, "num_steps_total": total}
     return [lr_factor(step, **of) for step in range(total + 1)]
 
@@ -144,9 +144,7 @@ def test_linear_and_cosine_are_the_textbooks():
     ],
 )
 @pytest.mark.parametrize("runs_optimizer", [True, False])
-def test_every_step_of_a_training_has_the_schedules_lr_and_a_rank_that_leaves_the_update_to_another_no_warning(
-    chosen, expected, runs_optimizer
-):
+def test_every_step_has_the_schedules_lr_without_a_warning_where_another_rank_updates(chosen, expected, runs_optimizer):
     config = resolve(digits, {"optimizer": "sgd", "lr": 0.5, **chosen})
     optimizer = build_optimizer([torch.nn.Parameter(torch.ones(2))], config)
     with warnings.catch_warnings():

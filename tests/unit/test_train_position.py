@@ -1,4 +1,4 @@
-"""Where a rank stands: said only once it has not moved, and waits in torch's code."""
+"""A rank reports its position once it has waited in torch's code for a while."""
 
 import dis
 import sys
@@ -16,7 +16,7 @@ STEP = "def step(wait):\n    operation(wait)\n"
 
 @pytest.fixture
 def look(monkeypatch):
-    """Return what a watch says of a thread that waits in a function of a file, look after look."""
+    """Return a function that starts a thread waiting in a file, and returns the watch's positions over time."""
     threads, held = [], threading.Lock()
     held.acquire()
 
@@ -55,7 +55,7 @@ def look(monkeypatch):
         thread.join()
 
 
-def test_a_rank_that_waits_in_an_operation_says_so_again_and_again_until_it_moves(look):
+def test_a_rank_that_waits_in_an_operation_reports_repeatedly_until_it_moves(look):
     after = look("torch/distributed/distributed_c10d.py")
     assert after(STANDS_S - 1) is None
     said = after(1)
@@ -78,7 +78,7 @@ def test_a_rank_that_works_in_an_operation_does_not_stand(look):
     assert after(STANDS_S).operation == "backward"
 
 
-def test_a_rank_on_a_gpu_stands_wherever_it_waits_and_whatever_its_core_does(look):
+def test_a_rank_on_a_gpu_may_wait_in_any_code_and_use_its_core(look):
     after = look("numpy/x.py", on_cpu=False)
     said = after(STANDS_S, cpu_s=STANDS_S)
     assert (said.stands_s, said.operation) == (STANDS_S, "")

@@ -1,4 +1,4 @@
-"""A trial's precision is torch's, whichever switches were set before or are set after it."""
+"""A trial's precision applies to torch, with any switches set before or after."""
 
 import json
 import subprocess

@@ -38,7 +38,7 @@ from raypar.study.trial import (
     end_state,
     point_label,
 )
-from raypar.train import loop
+from raypar.train import loop, training
 from raypar.train.job import RankOutcome, RunSettings
 from raypar.train.saved_model import WEIGHTS_FILE, BestWeights
 from raypar.workloads import digits
@@ -293,7 +293,7 @@ def test_a_diverging_training_stops_at_its_first_such_report_and_keeps_no_model(
 
 
 def test_a_step_that_loss_scaling_skips_is_no_divergence(monkeypatch):
-    class Scaled(loop.Stepper):
+    class Scaled(training.Stepper):
         """Of every 3 steps, the scaler skips the second one."""
 
         num_steps = 0
@@ -303,7 +303,7 @@ def test_a_step_that_loss_scaling_skips_is_no_divergence(monkeypatch):
             type(self).num_steps += 1
             return torch.tensor(INF if self.num_steps % 3 == 2 else 2.0)
 
-    monkeypatch.setattr(loop, "Stepper", Scaled)
+    monkeypatch.setattr(training, "Stepper", Scaled)
     reports = Reports()
     outcome = loop.train(WORKLOAD, resolve(WORKLOAD, {"num_warmup_steps": 0}), 0, ALONE, reports, start_s=0.0)
     assert [report["train_loss"] for report in reports] == [2.0] * 4 and not outcome.stopped

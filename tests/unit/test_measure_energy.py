@@ -1,4 +1,4 @@
-"""Joules, from folders laid out like /sys/class/powercap and from a stand-in for NVML: few machines show theirs."""
+"""Energy, from folders like /sys/class/powercap and from a stand-in for NVML."""
 
 import sys
 from functools import partial
@@ -9,8 +9,8 @@ import nvml
 import pytest
 from nvml import Card
 
-from raypar.train import energy
-from raypar.train.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
+from raypar.measure import energy
+from raypar.measure.energy import CannotRead, EnergyMonitor, gpu_counters, package_counters
 
 
 def write_zone(folder, zone, name, joules, range_j=262_143):
@@ -54,7 +54,7 @@ def test_a_counter_that_wraps_around_goes_on_from_its_range_unless_it_may_have_d
     assert monitor.joules == pytest.approx(25)
     (counter,) = package_counters(tmp_path)
     assert counter.used(1, 11, elapsed_s=399) == 10
-    with pytest.raises(CannotRead, match=r"within 400 s, and 401 s were timed at a time: evaluate more often"):
+    with pytest.raises(CannotRead, match=r"within 400 s, and a timed region lasted 401 s: evaluate more often"):
         counter.used(1, 11, elapsed_s=401)
 
 
@@ -63,7 +63,7 @@ def test_counters_that_are_absent_lost_or_may_not_be_read_are_reported(tmp_path,
     assert EnergyMonitor(open_counters).why_not == f"no CPU package has an energy counter in {tmp_path}"
     counter = write_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     lost = measured(open_counters, lambda: None, lambda: counter.write_text("lost\n"), lambda: None)
-    assert lost.joules is None and "holds no number: 'lost'" in lost.why_not  # and what was summed up is lost with it
+    assert lost.joules is None and "not a number: 'lost'" in lost.why_not  # and with it the sum
 
     def forbidden(path, read_text=Path.read_text):
         if path == counter:
@@ -114,7 +114,7 @@ def test_of_regions_that_are_short_against_the_counters_updates_there_is_no_ener
     for seconds in (0.5, 0.2):
         timed(monitor, clock, card, seconds=seconds, joules=200)
         assert monitor.joules is None
-    assert "0.35 s were timed at a time: evaluate less often" in monitor.why_not
+    assert "timed regions of 0.35 s: evaluate less often" in monitor.why_not
     timed(monitor, clock, card, seconds=2.3, joules=600)  # on average, a second
     assert (monitor.joules, monitor.why_not) == (pytest.approx(1000.0), "")
 
@@ -132,7 +132,7 @@ def test_a_package_is_always_up_to_date(tmp_path, clock):
 def test_a_part_of_a_gpu_has_no_energy_of_its_own(monkeypatch):
     nvml.install(monkeypatch, Card(1, [Card(1, uuid="MIG-a5")]))
     monitor = EnergyMonitor(partial(gpu_counters, "a5"))  # as torch has it
-    assert (monitor.joules, "a part of one (MIG)" in monitor.why_not) == (None, True)
+    assert (monitor.joules, "a slice of one (MIG)" in monitor.why_not) == (None, True)
     assert EnergyMonitor(partial(gpu_counters, "77")).why_not == "NVML has no GPU 77: Not Supported"
 
 

@@ -26,6 +26,27 @@ _BACKWARD = "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True)
+class RecordedSteps:
+    """Profiled steps of one rank.
+
+    Attributes:
+        spans: on rank 0's clock; between machines, clocks agree to about a network latency.
+        step_times_s: times of as many steps without the profiler.
+        profiled_step_times_s: times of the profiled steps.
+        shares_clock: all ranks are on one machine.
+        peak_flops: FLOP/s of matrix products on this rank while the others measure too; 0: not measured.
+        flop_per_sample: FLOP of a sample, forward and backward; None: unknown, or not rank 0.
+    """
+
+    spans: list[Span]
+    step_times_s: list[float]
+    profiled_step_times_s: list[float]
+    shares_clock: bool
+    peak_flops: float = 0.0
+    flop_per_sample: int | None = None
+
+
+@dataclass(frozen=True)
 class TraceEvent:
     """One event of torch.profiler.
 
@@ -49,13 +70,13 @@ def spans_of(events: Sequence[TraceEvent], *, on_gpu: bool) -> list[Span]:
     """Return the spans of a rank, by start.
 
     ``step`` spans enclose the others. Marks (``data``, ``forward``, ``backward``, ``combine``, ``optimizer``,
-    ``spread``) don't overlap. Those of a pipeline are split into ``forward`` and ``backward``. In ``wait`` the rank
-    waits for a communication; it may overlap any of them. The other spans are communications with the profiler's names,
-    such as ``gloo:all_reduce`` and ``ncclDevKernel_AllReduce_…``, and may overlap all others.
+    ``spread``) don't overlap; a pipeline's mark is split into ``forward`` and ``backward``. The others may overlap:
+    ``wait``, in which the rank waits for a communication, and communications by the profiler's names, such as
+    ``gloo:all_reduce`` and ``ncclDevKernel_AllReduce_…``.
 
     Args:
-        on_gpu: use the accelerator's events, not those of the host, which runs ahead. A kernel belongs to the mark in
-            which it was launched, and steps must end with a synchronisation.
+        on_gpu: use the accelerator's events, because the host runs ahead. A kernel belongs to the mark in which it was
+            launched. Steps must end with a synchronisation.
     """
     host = [e for e in events if not e.on_device]
     marks = sorted((e for e in host if e.name.startswith(MARK) and not e.is_async), key=lambda e: e.start_s)

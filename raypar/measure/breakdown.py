@@ -1,14 +1,14 @@
 """Breakdown of a step's time on each rank, from the spans that the ranks recorded.
 
-A rank's step is taken apart into what it does (data, forward, backward, optimizer, other) and what it waits for. While
-it waits, and a collective of its own is under way that all ranks have come to, that is communication: exposed, since
-the rank does nothing meanwhile. Where the last rank has yet to come, it waits for a straggler. Where only messages
-between stages of a pipeline are under way, that is the pipeline's bubble, the messages themselves included: when a
-message's sender was ready is not recorded. The parts add up to the step's time.
+A step consists of work (data, forward, backward, optimizer, other) and waiting. Waiting counts as
 
-Communication that goes on while the rank works is hidden; it is reported beside the parts, not as one of them. A
-collective moves data from the last rank's arrival on; before, it only waits. Messages between stages are not counted:
-their end is seen only when they are waited for.
+- exposed communication, during a collective that all ranks have joined
+- waiting for stragglers, during a collective that the last rank has not joined yet
+- the pipeline's bubble, if only messages between stages are under way. It includes the messages, because the time at
+  which a sender was ready is not recorded.
+
+The parts add up to the step's time. Communication during work is hidden and reported beside the parts. It begins when
+the last rank joins. It does not include messages between stages, whose end is only seen when a rank waits for them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from raypar.measure.spans import DATA, STEP, WAIT, Interval, RecordedSteps, Span, merged, without
 from raypar.study.profile import (
     BACKWARD,
     BUBBLE,
@@ -35,7 +35,7 @@ from raypar.study.profile import (
     mean_of,
 )
 from raypar.study.strategy import names_collectives, sync_period
-from raypar.train.spans import DATA, STEP, WAIT, Interval, Span, merged, without
+from raypar.study.workload import Config
 
 _PART_OF = {DATA: DATA_WAIT, FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
 # Other marks of raypar: copies before and after a communication.
@@ -43,34 +43,30 @@ _OTHER_MARKS = ("combine", "spread")
 _NOT_COMMUNICATION = (STEP, WAIT, *_PART_OF, *_OTHER_MARKS)
 
 
-def profile_of(recorded: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Profile | None:
-    """Return a trial's profile from what its ranks recorded (see `raypar.train.profile.profile`), in their order.
+def profile_of(recorded: Sequence[RecordedSteps], config: Config) -> Profile | None:
+    """Return a trial's profile from the recorded steps of its ranks, in order; None without a step.
 
-    The middle half of the steps by time counts, so that one in which the machine did something else does not.
-    None where no step was recorded.
+    The middle half of the steps by time counts, which leaves out steps that other work on the machine disturbed.
     """
-    every = [[(str(name), float(a), float(b)) for name, a, b in rank["spans"]] for rank in recorded]
     matches = names_collectives(config)
-    steps = break_down(every, matches=matches)
+    steps = break_down([rank.spans for rank in recorded], matches=matches)
     if not steps or not steps[0]:
         return None
-    # Where weights are averaged now and then, steps differ: all of some whole periods count, not the usual step.
-    period = sync_period(config)
-    num_steps = min(map(len, steps))
-    is_periodic = period > 1
+    period, num_steps = sync_period(config), min(map(len, steps))
+    # With a period, steps differ, because the weights are averaged at its end: whole periods count.
     whole_periods = list(range(num_steps % period if num_steps > period else 0, num_steps))
-    counted = whole_periods if is_periodic else _middle_half(steps)
-    typical = statistics.mean if is_periodic else statistics.median
-    plain = [max(times) for times in zip(*(rank["step_times_s"] for rank in recorded), strict=False)]
-    profiled = [max(times) for times in zip(*(rank["profiled_step_times_s"] for rank in recorded), strict=False)]
+    counted = whole_periods if period > 1 else _middle_half(steps)
+    typical = statistics.mean if period > 1 else statistics.median
+    plain = [max(times) for times in zip(*(rank.step_times_s for rank in recorded), strict=False)]
+    profiled = [max(times) for times in zip(*(rank.profiled_step_times_s for rank in recorded), strict=False)]
     step_s = typical(plain)
-    flop, peak = recorded[0].get("flop_per_sample"), sum(rank["peak_flops"] for rank in recorded)
+    flop, peak = recorded[0].flop_per_sample, sum(rank.peak_flops for rank in recorded)
     return Profile(
         ranks=tuple(mean_of([of_rank[i] for i in counted]) for of_rank in steps),
         num_steps=len(counted),
         step_s=step_s,
         overhead=typical(profiled) / step_s - 1,
-        shares_clock=all(rank["shares_clock"] for rank in recorded),
+        shares_clock=all(rank.shares_clock for rank in recorded),
         matches_collectives=matches,
         utilisation=flop * config["batch_size"] / step_s / peak if flop and peak else None,
         flop_per_sample=flop,
@@ -82,9 +78,9 @@ def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list
     """Return the breakdown of each step, ``[rank][step]``.
 
     Args:
-        ranks: each rank's spans, on one clock; see `raypar.train.spans.spans_of`.
-        matches: the k-th collective of a name is the same one on all ranks. Where it isn't, or where the ranks have
-            not equally many of a name, waiting for stragglers counts as communication.
+        ranks: each rank's spans, on one clock; see `raypar.measure.spans.spans_of`.
+        matches: the k-th collective of a name is the same one on all ranks. If not, or if the ranks have different
+            numbers of a name, waiting for stragglers counts as communication.
     """
     arrivals = _arrivals([[span for span in rank if _is_collective(span)] for rank in ranks], matches)
     return [list(_steps(rank, collectives)) for rank, collectives in zip(ranks, arrivals, strict=True)]
@@ -92,7 +88,7 @@ def break_down(ranks: Sequence[Sequence[Span]], *, matches: bool = True) -> list
 
 @dataclass(frozen=True)
 class _Collective:
-    """One rank's part of a collective: from its own arrival and the last rank's to the end."""
+    """One rank's part of a collective; it is complete when the last rank has joined."""
 
     start_s: float
     complete_s: float
@@ -164,7 +160,7 @@ def _is_collective(span: Span) -> bool:
 
 
 def _clipped(intervals: Sequence[Interval], window: Interval) -> list[Interval]:
-    """Return the parts of some intervals, sorted by start, that lie in a window."""
+    """Return the parts of intervals, sorted by start, inside a window."""
     start, end = window
     first = bisect_right(intervals, start, key=lambda i: i[1])
     last = bisect_left(intervals, end, key=lambda i: i[0])

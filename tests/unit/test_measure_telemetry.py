@@ -1,10 +1,9 @@
-"""Step times; load, clocks and counters of a rank's machine (real load: real/test_other_load.py); sums over ranks.
+"""Load, clocks and counters of a rank's machine (real load: real/test_other_load.py); sums over ranks.
 
 Clocks and throttling come from folders laid out like /sys/devices/system/cpu, and a GPU's from a stand-in for NVML: few
 machines that run tests have them.
 """
 
-import itertools
 import os
 import sys
 from dataclasses import replace
@@ -16,13 +15,15 @@ import torch
 from nvml import Card
 from results import make_spec
 
+from raypar.measure import cpu as module
+from raypar.measure import gpu as gpu_module
+from raypar.measure.cpu import ClockMonitor, CpuMonitor, CpuTimes
+from raypar.measure.gpu import GpuMonitor
+from raypar.measure.telemetry import RankCounters, Telemetry, energy, other_loads, stalls
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialResult
-from raypar.train import loop
-from raypar.train import telemetry as module
 from raypar.train.job import RankOutcome
-from raypar.train.telemetry import ClockMonitor, CpuMonitor, GpuMonitor, RankCounters, energy, other_loads, stalls
 
 
 @pytest.fixture
@@ -187,8 +188,8 @@ def test_what_a_gpu_does_not_show_is_absent(monkeypatch):
 
 def test_a_trial_on_the_cpu_leaves_nvml_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(module, "open_nvml", lambda: pytest.fail("NVML was asked"))
-    telemetry = module.Telemetry((0,), torch.device("cpu"))
+    monkeypatch.setattr(gpu_module, "open_nvml", lambda: pytest.fail("NVML was asked"))
+    telemetry = Telemetry((0,), torch.device("cpu"))
     telemetry.start()
     telemetry.stop()
     assert not [key for key in telemetry.summary() if key.startswith("gpu")]
@@ -219,7 +220,8 @@ def processes(monkeypatch):
         )
 
     all_of_them.update({1: (0, "init"), 2: (1, "raypar study"), 3: (2, STUDY), me: (3, STUDY)})
-    monkeypatch.setattr(module, "psutil", SimpleNamespace(Error=Gone, Process=process_of))
+    for each in (module, gpu_module):
+        monkeypatch.setattr(each, "psutil", SimpleNamespace(Error=Gone, Process=process_of))
     return all_of_them
 
 
@@ -240,18 +242,23 @@ def test_where_nvml_gives_the_ids_of_another_namespace_nobody_is_accused(gpu, pr
     assert watched(GpuMonitor("1234"), gpu, pids=([os.getpid(), 8],))["gpu_other_processes"] == 0
 
 
-RANK = RankCounters("a", 8, elapsed_s=2.0, busy_s=6.0, own_s=2.0)
+TIMES = CpuTimes(at_s=2.0, machine_busy_s=6.0, own_s=2.0)
+RANK = RankCounters("a", 8, TIMES)
+
+
+def rank(machine="a", **times):
+    return RankCounters(machine, 8, TIMES._replace(**times))
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
-        ([replace(RANK, busy_s=3.0)], [0.5]),
-        ([replace(RANK, busy_s=1.98)], [0.0]),  # ticks round
-        ([replace(RANK, busy_s=5.2, raypar_s=0.2), replace(RANK, busy_s=5.2, raypar_s=0.1)], [0.5, 0.5]),
-        ([replace(RANK, busy_s=0.0)], [None]),  # a sandbox that counts nothing
-        ([replace(RANK, elapsed_s=0.05, busy_s=0.1, own_s=0.0)], [None]),  # five ticks
-        ([RANK, replace(RANK, machine="b", busy_s=5.0), replace(RANK, own_s=3.0)], [0.5, 1.5, 0.5]),
+        ([rank(machine_busy_s=3.0)], [0.5]),
+        ([rank(machine_busy_s=1.98)], [0.0]),  # ticks round
+        ([rank(machine_busy_s=5.2, raypar_s=0.2), rank(machine_busy_s=5.2, raypar_s=0.1)], [0.5, 0.5]),
+        ([rank(machine_busy_s=0.0)], [None]),  # a sandbox that counts nothing
+        ([rank(at_s=0.05, machine_busy_s=0.1, own_s=0.0)], [None]),  # five ticks
+        ([RANK, rank("b", machine_busy_s=5.0), rank(own_s=3.0)], [0.5, 1.5, 0.5]),
     ],
 )
 def test_each_machine_has_its_load_less_the_work_of_all_ranks_on_it_and_the_worst_is_the_trials(ranks, expected):
@@ -359,16 +366,3 @@ def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
         None,
         ("n",),
     )
-
-
-@pytest.mark.parametrize("step_times_s", [[0.5, 1.5, 0.25], []])
-def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(monkeypatch, step_times_s):
-    timer = loop.StepTimer(torch.device("cpu"))
-    for start_s in (10.0, 100.0):  # a timer that is started again drops the steps before
-        clock = itertools.accumulate([start_s, *step_times_s, 0.25])
-        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock.__next__))
-        timer.start()
-        for _ in step_times_s:
-            timer.lap()
-        timer.stop()
-        assert (timer.step_times_s(), timer.total_s) == (step_times_s, sum(step_times_s) + 0.25)

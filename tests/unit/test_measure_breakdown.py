@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypar.measure.breakdown import break_down, profile_of
+from raypar.measure.spans import RecordedSteps
 from raypar.study.profile import (
     BACKWARD,
     BUBBLE,
@@ -20,7 +22,6 @@ from raypar.study.profile import (
     Profile,
     mean_of,
 )
-from raypar.train.breakdown import break_down, profile_of
 
 REDUCE, GATHER = "gloo:all_reduce", "gloo:gather"
 # One step of a second: data, forward, backward, optimizer, one after the other.
@@ -30,7 +31,7 @@ ALONE = [("step", 0.0, 1.0), *MARKS]
 
 def recorded(spans, **changes):
     times = {"step_times_s": [0.9, 0.9], "profiled_step_times_s": [1.0]}
-    return {"spans": spans, **times, "shares_clock": True, "peak_flops": 1e9, **changes}
+    return RecordedSteps(**{"spans": spans, **times, "shares_clock": True, "peak_flops": 1e9, **changes})
 
 
 def reducing(start, end, wait=None, name=REDUCE):
@@ -51,7 +52,7 @@ NOT_WAITED_FOR = [[*ALONE, (REDUCE, 0.45, 0.75)], [*ALONE, (REDUCE, 0.7, 0.75)]]
 PARTS_ALONE = {DATA_WAIT: 0.1, FORWARD: 0.3, BACKWARD: 0.4, OPTIMIZER: 0.1, OTHER: 0.1}
 BUBBLES = ("gloo:recv", "gloo:send", "ncclDevKernel_SendRecv")
 
-# What the ranks did in a step, and of the first one what its time was spent on: parts, hidden communication, and whom
+# Spans of the ranks in a step; for the first rank, the expected parts of its time, hidden communication, and whom
 # it waited for.
 CASES = {
     "alone": ([ALONE], PARTS_ALONE, 0, {}),

@@ -1,11 +1,10 @@
 """Energy of the timed regions: joules of the machine's CPU packages and of the rank's GPU, if they can be read.
 
 RAPL counts a package's energy (cores, caches and memory controller, but not memory, disks or fans) in
-``/sys/class/powercap``, on Intel's and AMD's CPUs. Since Linux 5.10, only root can read it by default. A package
-serves all processes of the machine, so its energy includes theirs and its idle power.
-NVML, which comes with the driver, counts a GPU's energy since the driver was loaded, from Volta on. The counter is
-updated every 20 to 100 ms (Yang, Adamek and Armour, "Part-time Power Measurements", arXiv 2312.02741), so a timed
-region must be much longer.
+``/sys/class/powercap``, on Intel's and AMD's CPUs. Since Linux 5.10, only root can read it by default. A package's
+energy includes that of all processes of the machine, and its idle power.
+NVML counts a GPU's energy since the driver was loaded, from Volta on. It updates the counter every 20 to 100 ms (Yang,
+Adamek and Armour, "Part-time Power Measurements", arXiv 2312.02741), so a timed region must be much longer.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from pathlib import Path
 from raypar.gpus import NoDriver, device_handle, open_nvml
 
 POWERCAP = Path("/sys/class/powercap")
-# More than any package draws; used if the system has no limit for one.
-MAX_PACKAGE_W = 1000.0
-# A package may exceed its long-term limit for some seconds.
-LIMIT_MARGIN = 1.5
+MAX_PACKAGE_W = 1000.0  # more than any package draws; used if the system has no limit for one
+LIMIT_MARGIN = 1.5  # a package may exceed its long-term limit for some seconds
 GPU_UPDATE_S = 0.1
 # Minimum length of a region in updates: the lag of the counter is lost at a region's end.
 MIN_UPDATES = 10
@@ -39,7 +36,7 @@ class EnergyCounter:
     """One counter of joules.
 
     Attributes:
-        read: returns the joules since some time, modulo `range_j`; raises `CannotRead`.
+        read: returns the joules since some moment, modulo `range_j`; raises `CannotRead`.
         max_w: highest power, in watts.
         update_s: longest time between two updates, in seconds; 0: it is always up to date.
     """
@@ -57,8 +54,8 @@ class EnergyCounter:
         """
         if elapsed_s * self.max_w > self.range_j:
             raise CannotRead(
-                f"a package's counter may wrap around within {self.range_j / self.max_w:.0f} s, and {elapsed_s:.0f} s "
-                "were timed at a time: evaluate more often (eval_every_steps)"
+                f"a package's energy counter may wrap around within {self.range_j / self.max_w:.0f} s, and a timed "
+                f"region lasted {elapsed_s:.0f} s: evaluate more often (eval_every_steps)"
             )
         return last_j - first_j + (self.range_j if last_j < first_j else 0.0)
 
@@ -69,8 +66,8 @@ def package_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
     Raises:
         CannotRead: there are none, or they may not be read.
     """
-    # intel-rapl:0 is a package, or the board (psys), which the packages are part of; intel-rapl:0:0 is a part
-    # of one; intel-rapl-mmio:0 is the same package once more.
+    # intel-rapl:0 is a package, or the board (psys), which includes the packages. intel-rapl:0:0 is a part of a
+    # package, and intel-rapl-mmio:0 is the same package again.
     zones = sorted(zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
     counters = [
         EnergyCounter(partial(_joules, zone / "energy_uj"), _joules(zone / "max_energy_range_uj"), _limit_w(zone))
@@ -83,10 +80,10 @@ def package_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
 
 
 def gpu_counters(uuid: str) -> list[EnergyCounter]:
-    """Return the counter of one GPU; reading it raises where the GPU has none (before Volta).
+    """Return the counter of one GPU; reading it raises CannotRead if the GPU has none (before Volta).
 
     Args:
-        uuid: as NVML or torch have it.
+        uuid: NVML's or torch's identifier.
 
     Raises:
         CannotRead: NVML is not available, or the GPU is a MIG slice.
@@ -101,7 +98,7 @@ def gpu_counters(uuid: str) -> list[EnergyCounter]:
     except library.NVMLError as error:
         raise CannotRead(f"NVML has no GPU {uuid}: {error}") from None
     if is_part:
-        raise CannotRead("NVML counts the energy of whole GPUs, and the trial has a part of one (MIG)")
+        raise CannotRead("NVML counts the energy of whole GPUs, and the trial ran on a slice of one (MIG)")
 
     def read() -> float:
         try:
@@ -132,13 +129,13 @@ class EnergyMonitor:
             return self._error
         region_s = self._sum_s / self._num_regions
         return (
-            f"a GPU's counter of energy is updated every {update_s:g} s, and {region_s:.2g} s were timed at a time: "
+            f"a GPU updates its energy counter every {update_s:g} s, too rarely for timed regions of {region_s:.2g} s: "
             "evaluate less often, or train on more samples"
         )
 
     @property
     def joules(self) -> float | None:
-        """None if it can't be read; then the earlier sum is unreliable too."""
+        """Sum over the regions; None if a counter can't be read."""
         return None if self.why_not else self._sum_j
 
     def start(self) -> None:
@@ -164,7 +161,7 @@ class EnergyMonitor:
 
 
 def _limit_w(zone: Path) -> float:
-    """Return the watts that a package may draw: its long-term limit with some room."""
+    """Return the watts that a package may draw: its long-term limit with a margin."""
     try:
         limit_w = _joules(zone / "constraint_0_power_limit_uw")
     except CannotRead:
@@ -173,12 +170,12 @@ def _limit_w(zone: Path) -> float:
 
 
 def _joules(path: Path) -> float:
-    """Return a file's number in millionths."""
+    """Return a file's number divided by a million."""
     text = _text(path)
     try:
         return int(text) / 1e6
     except ValueError:
-        raise CannotRead(f"{path}: holds no number: {text!r}") from None
+        raise CannotRead(f"{path}: not a number: {text!r}") from None
 
 
 def _text(path: Path) -> str:

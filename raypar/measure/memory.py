@@ -1,9 +1,9 @@
 """Memory of a rank: the peak that its training allocates, and the peak that it takes from the machine or the GPU.
 
-A rank keeps the memory that it frees (`raypar.run.ranks`), and can't always reuse the gaps. With some models it takes
-twice as much from the machine as it needs, so both are measured. On a GPU, torch counts allocations at any time. On a
-CPU, its profiler counts them while the model is built and for two warm-up steps, outside the timed region. That leaves
-out the data set, and memory that libraries allocate themselves.
+A rank keeps the memory that it frees (`raypar.run.ranks`) and can't always reuse it. Some models take twice as much
+from the machine as they need, so both are measured. On a GPU, torch counts all allocations. On a CPU, its profiler
+counts them while the model is built and for two warm-up steps, outside the timed region. The data set and memory that
+libraries allocate themselves are not included.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from raypar.errors import DoesNotFit
 from raypar.units import size
 
 NUM_COUNTED_STEPS = 2  # the second one starts with the optimizer's state
+MAX_UNCOUNTED_BYTES = 2e9  # contexts, libraries and the driver, which torch does not count
 TOO_LARGE = "needs {} of memory on a worker, more than max_memory={}"
 
 
 class MemoryMonitor:
-    """Peak memory of one rank.
+    """Peak memory of one rank, without evaluations and kept models.
 
-    Evaluations and kept models don't count: peaks are read before them and reset after. Memory that they leave behind
-    doesn't count either: after the first timed region, only the growth within a region counts.
+    Peaks are read before an evaluation and reset after it. After the first timed region, only the growth within a
+    region counts, so memory that an evaluation leaves behind does not.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +74,7 @@ class MemoryMonitor:
         self._excluded_bytes = num_bytes
 
     def start(self) -> None:
-        """Begin a timed region."""
+        """Start a timed region."""
         if self._on_gpu:
             self._reset_peak()
         for footprint in self._footprints.values():
@@ -97,7 +98,7 @@ class MemoryMonitor:
             raise DoesNotFit(TOO_LARGE.format(size(peak_bytes), size(limit_bytes)))
 
     def summary(self) -> dict[str, Any]:
-        """Return the known peaks, fields of `raypar.study.conditions.RankConditions`."""
+        """Return the known peaks: fields of `raypar.study.conditions.RankConditions`."""
         peaks = {"peak_memory_bytes": self.peak_bytes}
         peaks |= {name: footprint.peak_bytes for name, footprint in self._footprints.items()}
         return {name: value for name, value in peaks.items() if value}
@@ -135,14 +136,13 @@ def limit_on_gpu(device: torch.device, limit_bytes: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
-def has_gpu_alone(device: torch.device, foreign_bytes: float = 2e9) -> bool:
-    """Return whether this process has almost all of a GPU's used memory.
-
-    Args:
-        foreign_bytes: upper limit for contexts, libraries and the driver, which torch does not count.
-    """
+def has_gpu_alone() -> bool:
+    """Return whether this process, without other ranks, has almost all of its GPU's used memory."""
+    if not torch.cuda.is_available():
+        return False
+    device = torch.cuda.current_device()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < foreign_bytes
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(device) < MAX_UNCOUNTED_BYTES
 
 
 def _status(pid: int | str = "self") -> Mapping[str, int]:
@@ -165,8 +165,8 @@ def _resident_bytes(*, at_peak: bool) -> int | None:
 def children_peak_bytes() -> int | None:
     """Return the peak resident bytes of the largest ended child process; None if unknown.
 
-    Linux also counts the memory of a child before its ``exec``, which is this process's memory. Only a larger figure
-    is certain to be that of the program that it ran.
+    Before its ``exec``, a child has the memory of this process, which Linux counts too. Only a larger figure is
+    certainly that of its program.
     """
     unit = 1 if sys.platform == "darwin" else 1024
     mine, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -3,26 +3,22 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from training import trained
 
 from raypar import Data, Split, Workload
 from raypar.errors import DoesNotFit
-from raypar.parallel.strategy import DistContext
+from raypar.measure import memory as memory_module
+from raypar.measure.memory import MemoryMonitor
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.run.runner import StoppedPoints, is_retried
-from raypar.study.options import resolve
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
-from raypar.train import memory as memory_module
 from raypar.train import worker
-from raypar.train.loop import train
-from raypar.train.memory import MemoryMonitor
 
 WIDTH, BATCH, NUM_LAYERS = 256, 512, 6
-ALONE = DistContext(0, 1, torch.device("cpu"))
 
 
 def model(_):
@@ -38,9 +34,8 @@ def data(_):
 WORKLOAD = Workload(name="w", model=model, data=data, defaults={"batch_size": BATCH, "optimizer": "adam", "lr": 1e-3})
 
 
-def trained(**config):
-    channel = SimpleNamespace(report=lambda metrics: True)
-    return train(WORKLOAD, resolve(WORKLOAD, config), 3, ALONE, channel, start_s=0.0)
+def conditions_of(**config):
+    return trained(WORKLOAD, **config)[0].conditions
 
 
 def by_hand():
@@ -50,30 +45,22 @@ def by_hand():
     return 3 * weights + activation * (1 + NUM_LAYERS + 2)
 
 
-@pytest.mark.parametrize("num_warmup_steps", [1, 2, 5])
-def test_the_peak_is_that_of_weights_optimizer_and_activations(num_warmup_steps):
-    peak = trained(num_warmup_steps=num_warmup_steps).conditions.peak_memory_bytes
-    assert peak == pytest.approx(by_hand(), rel=0.1)
-
-
-def test_the_peak_is_known_where_an_epoch_is_one_step():
-    peak = trained(num_samples=BATCH).conditions.peak_memory_bytes
-    assert peak == pytest.approx(by_hand(), rel=0.1)
-
-
-def test_evaluation_does_not_set_the_peak():
-    small = trained(eval_batch_size=1).conditions.peak_memory_bytes
-    assert trained(eval_batch_size=2 * BATCH).conditions.peak_memory_bytes == small
+@pytest.mark.parametrize(
+    "config",
+    [*({"num_warmup_steps": num} for num in (1, 2, 5)), {"num_samples": BATCH}, {"eval_batch_size": 2 * BATCH}],
+)
+def test_the_peak_is_that_of_weights_optimizer_and_activations(config):
+    assert conditions_of(**config).peak_memory_bytes == pytest.approx(by_hand(), rel=0.1)
 
 
 def test_nothing_is_counted_without_warm_up():
-    assert trained(num_warmup_steps=0).conditions.peak_memory_bytes is None
+    assert conditions_of(num_warmup_steps=0).peak_memory_bytes is None
 
 
 def test_a_training_above_its_limit_does_not_fit():
-    assert trained(max_memory="1GB").step_times_s
+    assert conditions_of(max_memory="1GB").peak_memory_bytes
     with pytest.raises(DoesNotFit, match=r"needs .* MB of memory on a worker, more than max_memory=1.00 MB") as caught:
-        trained(max_memory="1MB")
+        conditions_of(max_memory="1MB")
     assert worker.failure_kind(caught.value) is FailureKind.DOES_NOT_FIT
 
 
@@ -95,7 +82,7 @@ REFUSED = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total cap
     ],
 )
 def test_a_refusal_is_a_result_where_nobody_else_has_the_memory(monkeypatch, error, is_alone, kind):
-    monkeypatch.setattr(worker, "_has_gpu_alone", lambda: is_alone)
+    monkeypatch.setattr(memory_module, "has_gpu_alone", lambda: is_alone)
     assert worker.failure_kind(error) is kind
 
 
@@ -179,9 +166,7 @@ def test_counting_changes_no_loss(monkeypatch):
 
     def losses():
         torch.manual_seed(0)  # of the data
-        reports = []
-        channel = SimpleNamespace(report=lambda report: not reports.append(report))
-        outcome = train(workload, resolve(workload, {"epochs": 2}), 3, ALONE, channel, start_s=0.0)
+        outcome, reports = trained(workload, epochs=2)
         values = [float(report[key]).hex() for report in reports for key in ("train_loss", "val_loss")]
         return values, outcome.conditions.peak_memory_bytes is not None
 
@@ -195,11 +180,11 @@ def test_counting_changes_no_loss(monkeypatch):
 # In a process where nothing was counted before: what stays behind stays only once.
 LEFT_BEHIND = """
 import os, torch
-import test_train_memory as tests
-from raypar.train import memory
+import test_measure_memory as tests
+from raypar.measure import memory
 
 def trained_threads():
-    is_counted = tests.trained().conditions.peak_memory_bytes is not None
+    is_counted = tests.conditions_of().peak_memory_bytes is not None
     return is_counted, len(os.listdir("/proc/self/task"))
 
 new, memory._new_profiler = memory._new_profiler, lambda: None

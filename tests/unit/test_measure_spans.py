@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypar.train.spans import TraceEvent, merged, spans_of, without
+from raypar.measure.spans import TraceEvent, merged, spans_of, without
 
 
 def mark(name, start, end):

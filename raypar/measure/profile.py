@@ -1,63 +1,54 @@
-"""Profile of a rank's steps, made by torch's profiler after all that is timed.
+"""Recording of a rank's steps by torch's profiler, after all timed steps.
 
-The profiler slows the steps down. So as many steps are run without it, before and after, and the profile holds both
-times.
+The profiler slows the steps down, so the same number of steps also runs without it, half before and half after.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
+from raypar.measure.spans import DATA, MARK, STEP, RecordedSteps, TraceEvent, spans_of
 from raypar.parallel.strategy import Batch, DistContext, Span, no_span, wait_for_device
 from raypar.scratch import scratch_folder
-from raypar.train.flops import count_work
-from raypar.train.spans import DATA, MARK, STEP, TraceEvent, spans_of
-from raypar.train.step import Stepper
 
 NUM_SETTLING_STEPS = 3  # for one-time work: an optimizer's state, the profiler's buffers
 NUM_TRACED_STEPS = 5
 NUM_CLOCK_READS = 5
 _CLOCK = MARK + "clock"
+Step: TypeAlias = Callable[[Batch], object]
 
 
 class ProfiledSteps:
     """Further steps of one rank, with and without the profiler; every rank makes the same calls.
 
     Args:
-        new_stepper: returns a stepper that marks the parts of its steps with a span.
+        new_step: returns a function that makes a step and marks its parts with a span.
         batches: without end.
         module: the model, as the steps run it.
     """
 
     def __init__(
-        self, new_stepper: Callable[[Span], Stepper], batches: Iterator[Batch], context: DistContext, module: nn.Module
+        self, new_step: Callable[[Span], Step], batches: Iterator[Batch], context: DistContext, module: nn.Module
     ) -> None:
-        self._new_stepper, self._batches, self._context, self._module = new_stepper, batches, context, module
+        self._new_step, self._batches, self._context, self._module = new_step, batches, context, module
         self._offset_s, self._shares_clock = _clock_offset_s(context)
 
-    def run(self, num_steps: int) -> dict[str, Any]:
-        """Record steps, and time as many without the profiler.
-
-        Returns:
-            ``spans``, ``[name, start_s, end_s]`` each, on rank 0's clock; ``step_times_s`` without the profiler and
-            ``profiled_step_times_s``; ``shares_clock``: whether all ranks are on one machine. Between machines the
-            clocks agree to about a network latency.
-        """
+    def run(self, num_steps: int) -> RecordedSteps:
+        """Record steps, and time as many without the profiler."""
         self._module.train()
-        marked, plain = self._new_stepper(self._mark), self._new_stepper(no_span)
+        marked, plain = self._new_step(self._mark), self._new_step(no_span)
         self._steps(plain, NUM_SETTLING_STEPS, no_span)
         before = self._steps(plain, -(-num_steps // 2), no_span)
         with self._profiler() as profiler:
@@ -67,18 +58,14 @@ class ProfiledSteps:
         after = self._steps(plain, num_steps // 2, no_span)
         events = list(profiler.events() or ())
         spans = spans_of(_trace_events(events, anchors_s), on_gpu=self._context.device.type == "cuda")
-        return {
-            "spans": [[name, start - self._offset_s, end - self._offset_s] for name, start, end in spans],
-            "step_times_s": [*before, *after],
-            "profiled_step_times_s": profiled,
-            "shares_clock": self._shares_clock,
-        }
+        on_clock = [(name, start - self._offset_s, end - self._offset_s) for name, start, end in spans]
+        return RecordedSteps(on_clock, [*before, *after], profiled, self._shares_clock)
 
     def write_traces(self, folder: Path) -> None:
-        """Leave a trace of a few steps of every rank in rank 0's folder, for Chrome or Perfetto."""
-        context, stepper = self._context, self._new_stepper(self._mark)
+        """Write a trace of a few steps of every rank to rank 0's folder, for Chrome or Perfetto."""
+        context, step = self._context, self._new_step(self._mark)
         with self._profiler() as profiler:
-            self._steps(stepper, NUM_TRACED_STEPS, self._mark)
+            self._steps(step, NUM_TRACED_STEPS, self._mark)
         with scratch_folder() as temporary:
             path = temporary / "trace.json.gz"
             profiler.export_chrome_trace(str(path))
@@ -92,8 +79,8 @@ class ProfiledSteps:
         for rank, trace in enumerate(traces):
             (folder / f"rank{rank}.trace.json.gz").write_bytes(trace)
 
-    def _steps(self, stepper: Stepper, num_steps: int, span: Span) -> list[float]:
-        """Run steps; return the seconds of each, its batch's loading included."""
+    def _steps(self, step: Step, num_steps: int, span: Span) -> list[float]:
+        """Run steps; return the seconds of each, including the loading of its batch."""
         self._context.barrier()
         times_s: list[float] = []
         for _ in range(num_steps):
@@ -101,7 +88,7 @@ class ProfiledSteps:
             with span(STEP):
                 with span(DATA):
                     batch = next(self._batches)
-                stepper.step(batch)
+                step(batch)
                 wait_for_device(self._context.device)  # no other step's work is in this one
             times_s.append(time.perf_counter() - start_s)
         return times_s
@@ -118,21 +105,11 @@ class ProfiledSteps:
                 wait_for_device(self._context.device)
 
 
-def flop_per_sample(full_model: nn.Module, sample: Tensor) -> int | None:
-    """Return the FLOP of a sample, forward and backward, of a copy of the model; None if they can't be counted."""
-    model = copy.deepcopy(full_model)
-    model.zero_grad()
-    try:
-        return count_work(model, sample).flop
-    except Exception:  # from the user's network: the profile is useful without it
-        return None
-
-
 def _clock_offset_s(context: DistContext) -> tuple[float, bool]:
     """Return the seconds to subtract from this rank's clock to get rank 0's, and whether it is the same clock.
 
-    Ranks on one machine share a monotonic clock. Otherwise it is read at the end of barriers, which the ranks leave
-    within about a network latency of each other. Zero is rank 0's first reading.
+    Ranks on one machine share a monotonic clock. Other clocks are read at the end of barriers, which all ranks leave
+    within about a network latency. Zero is rank 0's first reading.
     """
     if context.world_size == 1:
         return time.perf_counter(), True
@@ -159,7 +136,7 @@ def _unmarked(_: str) -> contextlib.AbstractContextManager[object]:
 
 
 def _trace_events(events: list[FunctionEvent], anchors_s: list[float]) -> list[TraceEvent]:
-    """Convert the profiler's events, put on `time.perf_counter`'s clock."""
+    """Convert the profiler's events to `time.perf_counter`'s clock."""
     clock_us = sorted(e.time_range.start for e in events if e.name == _CLOCK and not _is_on_device(e))
     # An anchor was read before its event began: the latest is the closest.
     zero_s = max(anchor_s - at_us / 1e6 for anchor_s, at_us in zip(anchors_s, clock_us, strict=False))
