@@ -65,7 +65,8 @@ class Broker:
         await self._until(lambda: self._dispatcher.trial(uid) is not None, POLL_S)
         if (trial := self._dispatcher.trial(uid)) is None:
             return [], None
-        self._dispatcher.follow(trial, after)
+        trial.follow(after)
+        self._notify()
         await self._until(lambda: trial.has_news(after), POLL_S)
         trial.unfollow()
         return trial.reports[after:], trial.result.state.value if trial.result else None
@@ -76,8 +77,8 @@ class Broker:
 
     async def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
         """Wait for events after the first `after`; return them with their Tune trials (or ""). Drop earlier events."""
-        await self._until(lambda: self._dispatcher.has_events(after), POLL_S)
-        return self._dispatcher.events(after)
+        await self._until(lambda: self._dispatcher.events.has_more(after), POLL_S)
+        return self._dispatcher.events.take(after)
 
     async def piece_taken(self, uid: str, attempt: int, problem: str) -> None:
         """Note that the driver accepted a piece of a trial's artifacts (empty problem), or refuses further ones."""
@@ -131,7 +132,7 @@ class Broker:
         self._dispatcher.note_position(running, rank, position)
         if self._config.in_lockstep:
             await self._until(lambda: running.is_decided(index))
-        return running.goes_on(index)
+        return running.continues(index)
 
     async def wait_for_kill(self, uid: str, attempt: int) -> bool:
         """Return True when a rank has to be killed, False when its trial ends without that."""
@@ -158,7 +159,7 @@ class Broker:
             return False
         self._dispatcher.send(running, piece)
         max_sent = MAX_PIECES - 1 if piece else 0
-        await self._until(lambda: running.num_pieces <= max_sent or not running.takes_artifacts)
+        await self._until(lambda: running.artifacts.num_pieces <= max_sent or not running.takes_artifacts)
         return running.takes_artifacts
 
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:

@@ -17,11 +17,12 @@ from itertools import chain
 import cloudpickle
 
 from raypar.errors import BrokeOff
-from raypar.run.dispatcher import ArtifactPiece, Attempt, DispatchConfig, Dispatcher
+from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
 from raypar.run.placement import Node
 from raypar.run.pool import Gang, GangPolicy, Greeting, Pool, Turn, start_rank
 from raypar.run.ranks import ForkAgent, ForkClient, ForkServerLost, RankEnd, RankProcess, supervise
 from raypar.run.runner import GangReady, GangStarting, Listener, More
+from raypar.run.trials import Attempt
 from raypar.signals import uninterrupted
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
@@ -122,7 +123,7 @@ class _Run:
     def pass_on(self) -> None:
         """Pass on the dispatcher's events."""
         with self._lock, uninterrupted():
-            for _, event in self._dispatcher.events(self._num_events):
+            for _, event in self._dispatcher.events.take(self._num_events):
                 self._num_events += 1
                 if not isinstance(event, UNTOLD):
                     self._listener(event)
@@ -190,7 +191,7 @@ class _Run:
                     on_position(replace(position, is_out=True))
                     self._lock.wait_for(lambda: attempt.is_reported(index))
                 on_position(position)
-                return attempt.goes_on(index)
+                return attempt.continues(index)
 
         try:
             with contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from raypar.study.options import absent_cores, listed_cores, node_label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement
-from raypar.train.affinity import Core
+from raypar.train.affinity import Core, cores_near_gpu
 
 
 def eligible(
@@ -210,6 +210,24 @@ class CoreLeases:
             free = self._free[hosts[rank]]
             free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
             free.sort(key=lambda core: core.number)
+
+
+def cores_of_trials(placed: Collection[tuple[Placement, Value]], machine: Sequence[Core], least: int) -> frozenset[int]:
+    """Return the numbers of the cores that trials may lease, each alone on the machine.
+
+    Args:
+        placed: placement and affinity of each trial.
+        least: number of cores to return at least, if the machine has them.
+    """
+    numbers, chosen = [core.number for core in machine], set[int]()
+    for placement, affinity in placed:
+        leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
+        leases.add_host("here", machine)
+        near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
+        cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
+        chosen.update(*cores.values() if cores else [numbers])
+    others = [number for number in numbers if number not in chosen]
+    return frozenset([*chosen, *others[: max(0, least - len(chosen))]])
 
 
 def _choose(free: Sequence[Core], count: int, affinity: Value) -> tuple[int, ...] | None:

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,9 +44,11 @@ CLOSE_GRACE_S = 1.0
 EXIT_GRACE_S = 5.0
 CHECK_LIMIT_S = 60.0
 LOG_TAIL_CHARS = 4000
-# Kept of each rank's log, which is looked at so often while the rank runs.
-LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6
-LOG_CHECK_S = 1.0
+LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6  # kept of each rank's log
+# Signals that a program hardly sends itself: the user, the system or raypar did.
+SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Failures that the loss of a rank causes: its own, and those of its peers. A kill by raypar looks the same.
+OF_LOST_RANKS = (FailureKind.KILLED, FailureKind.CRASH, FailureKind.PEER_LOST)
 
 # A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors are returned to the kernel
 # and paged in again in each step, which takes a varying share of its time, up to a third.
@@ -355,7 +356,7 @@ def trial_result(
     ended = end_state(ended, reports, metric)
     if ended is TrialState.DIVERGED:
         # A rank that waits for stopped ranks loses its connections or is killed.
-        failure = None if failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST) else failure
+        failure = None if failure and failure.kind in OF_LOST_RANKS else failure
     elif failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
     state = ended
@@ -435,9 +436,6 @@ def supervise(
         process.connection.send((job, context))
         index = 0
         while end is None:
-            free_middle(log_path)
-            if not process.connection.poll(LOG_CHECK_S):
-                continue
             match process.connection.recv():
                 case ("report", metrics, position):
                     process.connection.send(on_report(index, metrics, position))
@@ -473,27 +471,12 @@ def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> 
     if code == -signal.SIGKILL and took_too_much:
         kind, how = FailureKind.OUT_OF_MEMORY, "was killed by the kernel: the machine, or its group, is out of memory"
     elif code is not None and code < 0:
+        kind = FailureKind.KILLED if -code in SENT_BY_OTHERS else FailureKind.CRASH
         how = f"was killed by {signal.Signals(-code).name}"
     log_end = ""  # a crash leaves no traceback
     with contextlib.suppress(OSError):
         log_end = log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
     return Failure(kind, f"rank {rank} {how}", rank, log_end, str(log_path))
-
-
-def free_middle(log_path: Path) -> None:
-    """Free the disk space of the middle of a long log that is still being written (on Linux).
-
-    The rank, including its C code, writes directly to the file, so nothing slows it down.
-    """
-    with contextlib.suppress(OSError):
-        length = log_path.stat().st_size - LOG_HEAD_BYTES - LOG_TAIL_BYTES
-        if length > 0 and sys.platform == "linux":
-            import ctypes
-
-            keep_size, punch_hole = 1, 2  # fallocate(2)
-            with log_path.open("r+b") as log:
-                hole = ctypes.c_int64(LOG_HEAD_BYTES), ctypes.c_int64(length)
-                ctypes.CDLL(None).fallocate(log.fileno(), keep_size | punch_hole, *hole)
 
 
 def drop_middle(log_path: Path) -> None:

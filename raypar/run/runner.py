@@ -88,7 +88,6 @@ Listener: TypeAlias = Callable[[Event], None]
 More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 
-SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # varying parts of an error's message
 NUM_ALIKE = 2  # after this many attempts with the same error, a third would fail too
 SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
@@ -145,7 +144,7 @@ class StoppedPoints:
             self._refusals.setdefault(label, Failure(failure.kind, NOT_RUN.format(failure.summary)))
         elif failure is None or has_reported:
             errors.append(None)
-        elif failure.kind.traits.is_deterministic and not failure.message.endswith(SENT_BY_OTHERS):
+        elif failure.kind.traits.is_deterministic:
             errors.append(VARIES.sub("", failure.message))
             if len(errors) >= NUM_ALIKE and set(errors) == {errors[0]} and label not in self._refusals:
                 self._refusals[label] = Failure(FailureKind.SKIPPED, SKIPPED.format(NUM_ALIKE, failure.summary))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raypar.run.ranks import RankEnd
+from raypar.run.ranks import OF_LOST_RANKS, RankEnd
 from raypar.study.trial import Failure, FailureKind
 from raypar.train.position import STANDS_S, Position
 from raypar.units import listed
@@ -95,7 +95,7 @@ def explained(failure: Failure | None, ends: Mapping[int, RankEnd]) -> Failure |
     """
     if failure is None or (rank := failure.rank) is None:
         return failure
-    if failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST):
+    if failure.kind in OF_LOST_RANKS:
         for other, end in ends.items():
             if end.failure is not None and GLOO_MISMATCH in end.failure.traceback:
                 text = f"rank {other} was in another collective operation than the rest"

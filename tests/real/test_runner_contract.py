@@ -187,7 +187,7 @@ def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run
     result, spec = study_run["dies"], study_run.specs["dies"]
     failure = result.failure
     assert (result.state, result.attempts) == (TrialState.FAILED, 1 + MAX_RETRIES)
-    assert failure is not None and (failure.kind, failure.rank) == (FailureKind.CRASH, 1)
+    assert failure is not None and (failure.kind, failure.rank) == (FailureKind.KILLED, 1)
     assert "SIGKILL" in failure.message and Path(failure.log_path).is_file()
     events = study_run.events.about(spec)
     assert [e.attempt for e in events if isinstance(e, TrialStarted)] == [1, 2]

@@ -23,7 +23,6 @@ from raypar.run.dispatcher import (
     ArtifactPiece,
     DispatchConfig,
     Dispatcher,
-    TrialPhase,
 )
 from raypar.run.gang import loss_reason
 from raypar.run.gang_pool import GangPool
@@ -31,12 +30,13 @@ from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, Pool
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
 from raypar.run.scheduler import GangPhase
+from raypar.run.trials import TrialPhase
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import Core
 from raypar.train.job import RankContext, RankOutcome, RunSettings
 from raypar.train.position import Position
 
-CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
+KILLED = Failure(FailureKind.KILLED, "rank 0 was killed by SIGKILL", 0)
 HEALTH = WorkerHealthCheckFailedError("Worker info: …", ActorUnavailableError("it refused", None))
 LOST = WorkerGroupError("[Rank 1 Error Snippet]: …", {0: HEALTH})
 CLOCK = "raypar.run.dispatcher.time.monotonic"
@@ -131,7 +131,7 @@ class Run:
         self.it.gang_ended(gang, loss_reason(error, gang.hostnames), str(error or ""))
 
     def of(self, kind):
-        return [event for _, event in self.it.events(0) if isinstance(event, kind)]
+        return [event for _, event in self.it.events.take(0) if isinstance(event, kind)]
 
     @property
     def results(self):
@@ -180,7 +180,7 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
     run.define("b", "c")
     assert run.started == trials[:2]
     run.end("b")
-    assert run.started == trials and run.running("c").nth_in_gang == 2
+    assert run.started == trials and run.running("c").conditions.nth_in_gang == 2
     assert [r.spec for r in run.results] == [trials[1]]
     assert run.results[0].state is TrialState.FINISHED and run.results[0].conditions.num_beside == 1
 
@@ -190,7 +190,7 @@ def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kin
     run = Run([*specs(*[2] * num_spread, nodes=2), *specs(1)], cluster(4, 4, 4, 4, 4))
     run.workers_come_up()
     run.define(*"abc"[: num_spread + 1])
-    spread, single = run.running("a").conditions(), run.running("abc"[num_spread]).conditions()
+    spread, single = run.running("a").conditions, run.running("abc"[num_spread]).conditions
     assert [getattr(spread, key) for key in COMPANY] == [num_spread, 0, num_sharing_network]
     assert [getattr(single, key) for key in COMPANY] == [num_spread, 0, 0]
 
@@ -215,14 +215,14 @@ def test_a_start_is_expected_to_take_as_long_as_those_since_the_first_gang_was_r
         gang.started_s = run.now_s
     run.now_s += 60.0  # the nodes' fork servers were starting as well
     run.workers_come_up()
-    assert run.it.gang_start_s == GANG_START_S
+    assert run.it.durations.gang_start_s == GANG_START_S
     for gang in list(run.pool.gangs.values()):
         run.lose_gang(gang)
     for gang in run.pool.gangs.values():
         gang.started_s = run.now_s + 1.0
     run.now_s += 4.0
     run.workers_come_up()
-    assert run.it.gang_start_s == 3.0
+    assert run.it.durations.gang_start_s == 3.0
     assert [event.seconds for event in run.of(GangReady)] == [60.0, 60.0, 3.0, 3.0]
 
 
@@ -296,7 +296,7 @@ REASON = f"its gang was lost: n0: ActorUnavailableError: {UNAVAILABLE}"
 GANG_LOST = Failure(FailureKind.GANG_LOST, REASON, None, str(LOST))
 
 
-@pytest.mark.parametrize("failure", [CRASH, GANG_LOST])
+@pytest.mark.parametrize("failure", [KILLED, GANG_LOST])
 def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failure):
     run = Run(specs(1, 1), max_retries=1)
     run.define("a", "b")
@@ -308,7 +308,7 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
         if failure is GANG_LOST:
             run.lose_gang(attempt.gang)
         else:
-            run.end("a", RankEnd(failure=CRASH))
+            run.end("a", RankEnd(failure=KILLED))
         assert attempt.is_over
     assert [event.spec for event in run.of(TrialRetried)] == [run.specs[0]]
     result = run.results[0]
@@ -364,7 +364,7 @@ def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
     run = one_running(num_workers=2, nodes=cluster(2))
     gang, other = run.running("a").gang, "study `b` (process 7)"
     for _ in range(2):
-        run.end("a", RankEnd(cores_held_by=other), RankEnd(failure=CRASH, was_killed=True))
+        run.end("a", RankEnd(cores_held_by=other), RankEnd(failure=KILLED, was_killed=True))
         assert gang.turn is None and run.it.trial("a").phase is TrialPhase.QUEUED
         run.it.check()
         assert gang.turn is None
@@ -414,7 +414,7 @@ def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
     attempt, error = run.running("a"), Failure(FailureKind.ERROR, "ValueError: no", 1)
     run.it.rank_ended(attempt, 1, RankEnd(failure=error))
     assert attempt.kill_requested and not run.results  # they may hang in a collective
-    run.it.rank_ended(attempt, 0, RankEnd(failure=CRASH, was_killed=True))
+    run.it.rank_ended(attempt, 0, RankEnd(failure=KILLED, was_killed=True))
     assert run.results[0].failure == error and not run.of(TrialRetried)
     assert run.it.attempt("a", 1) is None  # it is over: what comes late is not for it
 
@@ -464,7 +464,7 @@ def test_a_trial_whose_ranks_wait_in_vain_is_killed_and_not_retried():
     assert not attempt.kill_requested
     run.it.note_position(attempt, 0, Position({"0": 11}, stands_s=20.0, operation="backward"))
     assert attempt.kill_requested
-    killed = RankEnd(failure=CRASH, was_killed=True)
+    killed = RankEnd(failure=KILLED, was_killed=True)
     run.end("a", killed, killed)
     (result,) = run.results
     assert result.failure.kind is FailureKind.ERROR and result.failure.log_path.endswith("attempt1-rank0.log")
@@ -486,7 +486,7 @@ def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
     for is_killed in (False, True):
         run.wait(4.9)
         assert attempt.kill_requested is is_killed
-    run.end("a", RankEnd(failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(failure=KILLED, was_killed=True))
     log = f"/logs/{run.specs[0].identity}/attempt1-rank0.log"
     assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", log_path=log)
 
@@ -494,14 +494,14 @@ def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
 def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
     run = one_running()
     attempt = run.running("a")
-    assert attempt.goes_on(0)
+    assert attempt.continues(0)
     run.it.release("a", let_finish=False)
-    assert attempt.goes_on(0)  # another rank gets the answer that the first one got
-    assert not attempt.goes_on(1)
+    assert attempt.continues(0)  # another rank gets the answer that the first one got
+    assert not attempt.continues(1)
     for is_killed in (False, True):
         run.wait(9.9)
         assert attempt.kill_requested is is_killed
-    run.end("a", RankEnd(RankOutcome(stopped=True), failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(RankOutcome(stopped=True), failure=KILLED, was_killed=True))
     assert (run.results[0].state, run.results[0].failure) == (TrialState.STOPPED, None)
     assert run.it.trial("a") is None and run.of(TrialRetried) == []
 
@@ -518,7 +518,7 @@ def test_a_trial_that_has_trained_is_not_killed_while_it_sends_what_it_keeps(end
     assert attempt.takes_artifacts and not run.results
     run.it.rank_ended(attempt, 0, DONE)
     assert run.results[0].state is TrialState.FINISHED
-    kinds = [type(event) for _, event in run.it.events(0)]
+    kinds = [type(event) for _, event in run.it.events.take(0)]
     assert kinds[-2:] == [ArtifactPiece, TrialEnded]
 
 
@@ -537,7 +537,7 @@ def test_what_the_driver_can_not_store_stays_on_its_node_and_costs_one_notice_an
         run.it.send(attempt, ["reference"])
     for problem in ("OSError: no space", "ValueError: nothing more of it is taken"):
         run.it.piece_taken(attempt, problem)
-    assert not attempt.takes_artifacts and attempt.num_pieces == 0
+    assert not attempt.takes_artifacts and attempt.artifacts.num_pieces == 0
     run.end("a")
     (notice,) = run.of(Notice)
     (result,) = run.results
@@ -580,7 +580,7 @@ def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_las
         assert not await broker.send("a", 1, ["more"]) and not await broker.send("b", 1, ["of another"])
 
     asyncio.run(send_all())
-    assert run.it.attempt("a", 1).num_pieces == 0
+    assert run.it.attempt("a", 1).artifacts.num_pieces == 0
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
@@ -588,13 +588,13 @@ def test_a_trial_whose_loss_is_not_finite_stops_at_that_report_on_every_rank(in_
     run = one_running(2, in_lockstep=in_lockstep)
     attempt = run.running("a")
     run.it.report(attempt, {"train_loss": 1.0})
-    run.it.follow(attempt.trial, 1)
-    assert attempt.is_decided(0) and attempt.goes_on(0)
+    attempt.trial.follow(1)
+    assert attempt.is_decided(0) and attempt.continues(0)
     assert not attempt.is_reported(1)  # rank 1 is there first, and waits for rank 0
     run.it.report(attempt, {"train_loss": math.nan})
-    assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.goes_on(1)
+    assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.continues(1)
     # Rank 1, which made no such report, waited for rank 0 in vain and was killed.
-    run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=KILLED, was_killed=True))
     (result,) = run.results
     assert (result.state, result.failure, result.attempts) == (TrialState.DIVERGED, None, 1)
     assert not run.of(TrialRetried)
@@ -605,7 +605,7 @@ def test_a_diverged_trial_trains_on_where_the_study_says_so():
     attempt = run.running("a")
     for i in range(2):
         run.it.report(attempt, {"loss": math.nan})
-        assert attempt.goes_on(i)
+        assert attempt.continues(i)
     run.end("a")
     assert [result.state for result in run.results] == [TrialState.DIVERGED]
 
@@ -614,12 +614,12 @@ def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial()
     run = one_running(in_lockstep=True)
     trial, attempt = run.it.trial("a"), run.running("a")
     run.it.report(attempt, {"epoch": 1})
-    run.it.follow(trial, 0)
+    trial.follow(0)
     assert trial.has_news(0) and not attempt.is_decided(0)
-    run.it.follow(trial, 1)
+    trial.follow(1)
     assert attempt.is_decided(0) and not attempt.is_decided(1)
     run.it.release("a", let_finish=True)
-    assert attempt.is_decided(1) and attempt.goes_on(1)  # to its end without Tune
+    assert attempt.is_decided(1) and attempt.continues(1)  # to its end without Tune
     run.end("a")
     assert run.results[0].state is TrialState.FINISHED and run.it.trial("a") is None
 
@@ -654,7 +654,7 @@ def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
     run = one_running()
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     trial = run.it.trial("a")
-    run.it.follow(trial, 0)
+    trial.follow(0)
     run.wait(LEASE_S * 2)
     run.it.check()
     assert not trial.stop_requested
@@ -672,7 +672,7 @@ def test_after_the_close_nothing_starts_and_what_runs_is_killed():
     run.it.close()
     assert attempt.kill_requested
     assert [gang.is_closing for gang in run.pool.gangs.values()] == [True]
-    run.end("a", RankEnd(failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(failure=KILLED, was_killed=True))
     run.define("c")
     assert attempt.gang.phase is GangPhase.CLOSING and len(run.started) == 1
     assert [result.state for result in run.results] == [TrialState.FAILED]
@@ -684,11 +684,11 @@ def test_events_come_in_one_order_until_they_are_acknowledged():
     run.end("a")
     run.wait(5.0)
     assert not attempt.kill_requested  # it ended in time
-    events = run.it.events(0)
+    events = run.it.events.take(0)
     assert [type(e) for _, e in events] == [GangStarting, GangReady, TrialStarted, TrialEnded]
     assert [uid for uid, _ in events] == ["", "", "a", "a"]
-    assert run.it.events(3) == events[3:] and run.it.has_events(3)
-    assert not run.it.has_events(4) and run.it.events(4) == []
+    assert run.it.events.take(3) == events[3:] and run.it.events.has_more(3)
+    assert not run.it.events.has_more(4) and run.it.events.take(4) == []
 
 
 def test_a_gang_of_fresh_interpreters_serves_once():
@@ -729,22 +729,21 @@ def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go
 
 
 @pytest.mark.parametrize(
-    ("messages", "has_reported", "num_attempts"),
+    ("messages", "num_attempts", "kind", "has_reported"),
     [
-        (["rank 0 ended with exit code 3", "rank 1 ended with exit code 3"], False, 2),
-        (["rank 0 ended with exit code 3"] * 4, True, 4),
-        (["rank 0 ended with exit code 3", "rank 0 ended with exit code 4"] * 2, False, 4),
-        (["rank 0 was killed by SIGSEGV"] * 2, False, 2),
-        ([f"RuntimeError: DataLoader worker (pid {n}) exited unexpectedly" for n in range(2)], False, 2),
-        (["rank 0 was killed by SIGKILL"] * 4, False, 4),  # by whom, and would they again?
+        (["rank 0 ended with exit code 3", "rank 1 ended with exit code 3"], 2, FailureKind.CRASH, False),
+        (["rank 0 ended with exit code 3"] * 4, 4, FailureKind.CRASH, True),
+        (["rank 0 ended with exit code 3", "rank 0 ended with exit code 4"] * 2, 4, FailureKind.CRASH, False),
+        ([f"DataLoader worker (pid {n}) exited unexpectedly" for n in range(2)], 2, FailureKind.CRASH, False),
+        (["rank 0 was killed by SIGKILL"] * 4, 4, FailureKind.KILLED, False),
     ],
 )
-def test_a_crash_that_comes_again_at_once_is_not_retried_for_ever(messages, has_reported, num_attempts):
+def test_a_crash_that_repeats_before_any_report_is_retried_once(messages, num_attempts, kind, has_reported):
     run = one_running(max_retries=3)
     for message in messages:
         if has_reported:
             run.it.report(run.running("a"), {"epoch": 1.0})
-        run.end("a", RankEnd(failure=replace(EXITED, message=message)))
+        run.end("a", RankEnd(failure=Failure(kind, message, 0)))
     (result,) = run.results
     assert result.attempts == num_attempts and len(run.of(TrialRetried)) == num_attempts - 1
     assert (result.failure.message, len(run.of(Notice))) == (messages[-1], num_attempts == 2)

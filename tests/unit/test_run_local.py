@@ -19,7 +19,7 @@ from raypar.train.affinity import host_cores
 from raypar.train.job import RankOutcome, RunSettings
 
 DONE = RankEnd(RankOutcome())
-KILLED = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL")
+KILLED = Failure(FailureKind.KILLED, "rank 0 was killed by SIGKILL")
 
 
 class Process:
