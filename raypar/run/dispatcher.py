@@ -44,7 +44,7 @@ COME_BACK_S = 60.0  # how long a trial waits for lost nodes to return if no othe
 LEASE_S = 60.0  # a Tune trainable that makes no call for this long counts as lost
 GANG_START_S = 10.0  # assumed start-up time of a gang, before any has started
 CORES_POLL_S = 5.0  # time between attempts to get cores that another study holds
-NOT_KEPT = "{}: what it kept was not stored, {}; it is in {} on {}"
+NOT_KEPT = "{}: its artifacts were not stored, {}; they are in {} on {}"
 WAITING_FOR_CORES = "a trial waits for cores: {}"
 HORIZON = 500  # maximum number of queued trials that a decision considers
 

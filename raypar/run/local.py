@@ -98,7 +98,7 @@ class LocalRunner:
                 return address
         modules = listed(revision.preload, 5) or "torch"
         problem = f"the process that imports {modules} and starts ranks ended {MAX_SERVER_STARTS} times in a row"
-        raise BrokeOff(problem, hint="`--isolation fresh` starts every rank in an interpreter of its own")
+        raise BrokeOff(problem, hint="`--isolation fresh` starts every rank in a new interpreter")
 
 
 class _Run:

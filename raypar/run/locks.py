@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Self
 
 from raypar import units
 from raypar.errors import RayparError, cut
@@ -54,7 +55,7 @@ class Holder:
         return cls(study, os.getpid(), _user(), cut(masked(shlex.join(command)), _MAX_CHARS))
 
     @classmethod
-    def parse(cls, text: bytes) -> Holder | None:
+    def parse(cls, text: bytes) -> Self | None:
         """Return the holder that a lock file names; None if it names none. Other users may have written anything."""
         try:
             stored = json.loads(text)
@@ -163,7 +164,7 @@ def _open(name: str, *, create: bool) -> int:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             os.close(fd)
-            raise OSError(0, f"{name} is no plain file")
+            raise OSError(0, f"{name} is not a regular file")
     except OSError as error:
         hint = f"have that fixed by its owner, or name another folder for all users in {FOLDER_VARIABLE}"
         raise RayparError(f"{folder}: studies can't lock cores there: {error.strerror}", hint=hint) from error
@@ -201,8 +202,8 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
     if not lock.acquire():
         by = lock.holder()
         who = f"{by.process} (`{by.command}`)" if by else "another process"
-        hint = "wait for its end, or end it: finished trials are kept"
-        raise RayparError(f"study `{me.study}` is being run already, by {who}", hint=hint)
+        hint = "wait until it ends, or stop it: finished trials are kept"
+        raise RayparError(f"study `{me.study}` is already running in {who}", hint=hint)
     try:
         lock.sign(me)
         yield

@@ -19,7 +19,8 @@ import psutil
 from raypar.errors import BrokeOff, ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
-from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, job_config, shut_down, watch_of_own
+from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, job_config, shut_down
+from raypar.run.watch import NAMES, watch_of_own
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, raise_again, reinstall_handlers
 from raypar.trace import mark

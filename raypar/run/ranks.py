@@ -469,7 +469,10 @@ def supervise(
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:
     kind, how = FailureKind.CRASH, f"ended with exit code {code}"
     if code == -signal.SIGKILL and took_too_much:
-        kind, how = FailureKind.OUT_OF_MEMORY, "was killed by the kernel: the machine, or its group, is out of memory"
+        kind, how = (
+            FailureKind.OUT_OF_MEMORY,
+            "was killed by the kernel: the machine or its control group is out of memory",
+        )
     elif code is not None and code < 0:
         kind = FailureKind.KILLED if -code in SENT_BY_OTHERS else FailureKind.CRASH
         how = f"was killed by {signal.Signals(-code).name}"

@@ -90,9 +90,9 @@ More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # varying parts of an error's message
 NUM_ALIKE = 2  # after this many attempts with the same error, a third would fail too
-SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
+SKIPPED = "not run: the first {} attempts at its point failed with one error: {}"
 NOT_RUN = "not run: its point does not fit: {}"
-STOPPED = "{} stopped: its first {} attempts failed alike: {}"
+STOPPED = "{} stopped: its first {} attempts failed with one error: {}"
 
 
 class Runner(Protocol):

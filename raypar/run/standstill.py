@@ -15,8 +15,8 @@ from raypar.units import listed
 DIFFER_S = 45.0  # ranks in different operations for this long are deadlocked; until then, one may be slow
 UNEVEN = "uneven numbers of batches per rank: {}"
 FIX = (
-    "give every rank as many batches as the others (DistributedSampler, drop_last=True), or let those that are done "
-    "wait in torch.distributed.algorithms.join.Join"
+    "give all ranks the same number of batches (DistributedSampler, drop_last=True), or let finished ranks wait in "
+    "torch.distributed.algorithms.join.Join"
 )
 GLOO_MISMATCH = "Is there a distributed collective mismatch in your code?"
 # Such a pair matches.

@@ -168,7 +168,7 @@ class Inbox:
             OSError: it can't be written.
         """
         if identity not in self._open:
-            raise ValueError("nothing more of it is taken")
+            raise ValueError("no further pieces are accepted")
         partial, folder = self._partial(identity), self._log_dir / identity / ARTIFACT_FOLDER
         if piece is not None:
             append_piece(partial, piece)
@@ -355,10 +355,10 @@ class TuneRunner:
                 num_lost = 1 if len(ended) > num_before else num_lost + 1
                 num_before = len(ended)
                 if num_lost == MAX_LOST:
-                    message = f"the broker of the trials was lost {num_lost} times, one after the other"
-                    hint = "is the head node short of memory? what has ended is kept"
+                    message = f"the broker of the trials was lost {num_lost} times in a row"
+                    hint = "the head node may be short of memory; finished trials are kept"
                     raise ClusterError(message, hint=hint) from lost
-                listen(Notice("the broker of the trials was lost; what ran is run again"))
+                listen(Notice("the broker of the trials was lost; running trials start again"))
 
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None) -> None:
         """Raises BrokerLost."""

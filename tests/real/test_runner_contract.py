@@ -158,7 +158,8 @@ def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(r
     assert [e.spec for e in events.of(TrialStarted)] == [r.spec for r in events.results if r not in bad[2:]]
     (notice,) = events.of(Notice)
     assert (
-        notice.text == "act=raise num_samples=64 stopped: its first 2 attempts failed alike: ValueError: no such luck"
+        notice.text
+        == "act=raise num_samples=64 stopped: its first 2 attempts failed with one error: ValueError: no such luck"
     )
 
 

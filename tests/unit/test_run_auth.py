@@ -114,12 +114,12 @@ WRONG = {TOKEN: "wrong" * 5}
 @pytest.mark.parametrize(
     ("environment", "parts"),
     [
-        ({}, ("asks for a token", "given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
-        (WRONG, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
-        (WRONG | {MODE: "token"}, ("doesn't take the token from RAY_AUTH_TOKEN",)),
-        (WRONG | {MODE: "disabled"}, ("asks for a token", "leave RAY_AUTH_MODE=disabled out")),
-        ({MODE: "token"}, ("RAY_AUTH_MODE=token asks for a token, and there is none", "ray get-auth-token")),
-        ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: there is no token in it",)),
+        ({}, ("requires a token, and none was found", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
+        (WRONG, ("rejects the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
+        (WRONG | {MODE: "token"}, ("rejects the token from RAY_AUTH_TOKEN",)),
+        (WRONG | {MODE: "disabled"}, ("requires a token", "unset RAY_AUTH_MODE=disabled")),
+        ({MODE: "token"}, ("RAY_AUTH_MODE=token needs a token, and there is none", "ray get-auth-token")),
+        ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: the file has no token",)),
     ],
 )
 def test_a_refusal_says_what_is_missing_and_how_to_give_it(environment, parts, monkeypatch):

@@ -175,8 +175,11 @@ def no_file(aws, monkeypatch):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (no_token, "no ~/.ray/auth_token to copy to it\n  → create the token: (umask 077 && ray get-auth-token --gen"),
-        (no_file, "no no/such/data to copy to it\n  → create it, or take it out of file_mounts"),
+        (
+            no_token,
+            "can't copy ~/.ray/auth_token to it: no such file\n  → create the token: (umask 077 && ray get",
+        ),
+        (no_file, "can't copy no/such/data to it: no such file\n  → create it, or remove it from file_mounts"),
         (no_image, f"images: {REGION} has no /aws/service/"),
         (no_credentials, "there are no AWS credentials\n  → run `aws configure`"),
     ],

@@ -24,8 +24,9 @@ from raypar.cli.app import app
 from raypar.errors import ClusterError
 from raypar.execution.machine import cluster_for
 from raypar.run import auth, cluster, jobs
-from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types, watch_of_cluster, watch_of_own
+from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types
 from raypar.run.private_ray import processes_noted
+from raypar.run.watch import watch_of_cluster, watch_of_own
 from raypar.signals import abort_reason, handle_signals
 from raypar.study.trial import Placement
 from raypar.workloads import digits
@@ -59,11 +60,11 @@ def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions()
 
 
 def test_a_ray_that_does_not_come_up_is_given_up(monkeypatch):
-    monkeypatch.setattr(cluster, "START_LIMIT_S", 0.0)
+    monkeypatch.setattr("raypar.run.watch.START_LIMIT_S", 0.0)
     with a_process() as stopped, handle_signals():
         stopped.send_signal(signal.SIGSTOP)
         watch = watch_of_own({"gcs_server": stopped.pid}, lambda: False)
-        with watch.watching(), pytest.raises(KeyboardInterrupt, match="Ray has not come up within"):
+        with watch.watching(), pytest.raises(KeyboardInterrupt, match="Ray did not start within"):
             work()
         assert isinstance(abort_reason(), ClusterError)
         stopped.kill()
@@ -113,7 +114,7 @@ def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_
             for _ in range(3):  # it is asked, and again
                 head.accept()[0].close()
             head.close()
-            with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can't be reached any more"):
+            with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can no longer be reached"):
                 work()
         assert watch.lost
     patient = watch_of_cluster(address, patience_s=3600.0)
@@ -313,7 +314,7 @@ def test_a_cluster_of_this_machine_alone_and_a_token_in_the_environment_are_of_n
     monkeypatch.setattr(cluster, "admitted", lambda address: contextlib.nullcontext(False))
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        with pytest.raises(ClusterError, match="from this machine alone"):
+        with pytest.raises(ClusterError, match="only from this machine"):
             cluster.contact(address)
     monkeypatch.setenv(auth.TOKEN, "t" * 20)
     with pytest.raises(ClusterError, match="from which no other machine can copy it"):
@@ -324,7 +325,7 @@ STUCK = """
 import sys, time
 from pathlib import Path
 from raypar.cli.common import quiet
-from raypar.run import cluster as head
+from raypar.run import watch as head
 from raypar.signals import handle_signals, uninterrupted
 
 head.GRACE_S = 0.0

@@ -535,14 +535,14 @@ def test_what_the_driver_can_not_store_stays_on_its_node_and_costs_one_notice_an
     attempt = run.running("a")
     for _ in range(2):
         run.it.send(attempt, ["reference"])
-    for problem in ("OSError: no space", "ValueError: nothing more of it is taken"):
+    for problem in ("OSError: no space", "ValueError: no further pieces are accepted"):
         run.it.piece_taken(attempt, problem)
     assert not attempt.takes_artifacts and attempt.artifacts.num_pieces == 0
     run.end("a")
     (notice,) = run.of(Notice)
     (result,) = run.results
     folder = f"/logs/{result.spec.identity}/artifacts"
-    text = f"what it kept was not stored, OSError: no space; it is in {folder} on n0"
+    text = f"its artifacts were not stored, OSError: no space; they are in {folder} on n0"
     assert notice.text == f"{result.spec.label}: {text}"
     assert result.state is TrialState.FINISHED
 
@@ -701,7 +701,7 @@ def test_a_gang_of_fresh_interpreters_serves_once():
 
 
 RAISED, EXITED = Failure(FailureKind.ERROR, "ValueError: no such act\nat 0", 0), Failure(FailureKind.CRASH, "", 0)
-ALIKE = "the first 2 attempts at its point failed alike: "
+ALIKE = "the first 2 attempts at its point failed with one error: "
 
 
 def repeats(num, *num_workers):
@@ -716,7 +716,7 @@ def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go
     for uid in "abcd":
         run.end(uid, RankEnd(failure=RAISED)) if uid in "ac" else run.end(uid)
     assert [e.text for e in run.of(Notice)] == [
-        "num_workers=1 stopped: its first 2 attempts failed alike: ValueError: no such act"
+        "num_workers=1 stopped: its first 2 attempts failed with one error: ValueError: no such act"
     ]
     run.end("f")
     run.end("h")

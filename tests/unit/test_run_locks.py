@@ -89,7 +89,7 @@ def test_a_second_execution_is_refused_with_process_and_command_of_the_first_unt
     line_of(first)
     with pytest.raises(RayparError) as refused, one_execution(me("mine"), "store"):
         pass
-    words = f"study `mine` is being run already, by process {first.pid} (`raypar study mine.py`)"
+    words = f"study `mine` is already running in process {first.pid} (`raypar study mine.py`)"
     assert refused.value.message == words
     with one_execution(me("other"), "store"), one_execution(me("mine"), "another store"):
         pass
