@@ -1,4 +1,4 @@
-"""Ray's token authentication: a random token for a private Ray, the user's token for a cluster.
+"""Ray's token authentication, with a random token for a private Ray and the user's token for a cluster.
 
 Ray's rules (https://docs.ray.io/en/latest/ray-security/token-auth.html): Ray looks for the token in RAY_AUTH_TOKEN,
 then in the file that RAY_AUTH_TOKEN_PATH names, then in ~/.ray/auth_token. It sends it only with RAY_AUTH_MODE=token.

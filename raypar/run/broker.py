@@ -1,7 +1,7 @@
-"""The broker actor: driver, Tune's trials and gang workers reach a run's dispatcher through it.
+"""The broker actor, through which the driver, Tune's trials and gang workers reach a run's dispatcher.
 
-All methods run on one event loop, so a method is never interrupted between two awaits. `raypar.run.dispatcher` keeps
-and changes the state. This module only waits for changes.
+All methods run on one event loop, so a method is never interrupted between two awaits. `raypar.run.dispatcher` holds
+the state. This module only waits for changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_PIECES = 4  # artifact pieces of a trial that may be in flight to the driver
 
 
 class Broker:
-    """See the module."""
+    """Remote interface of a run's dispatcher."""
 
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config

@@ -28,8 +28,8 @@ from raypar.signals import Interrupted, reinstall_handlers
 from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 
-# Train reads these in the processes that start gangs. The first sets how late a dead gang is noticed: polling more
-# often would slow down the trials that are being timed.
+# Train reads these in the processes that start gangs. The first sets how soon a dead gang is noticed; more frequent
+# polls would slow down the trials that are being timed.
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -55,7 +55,7 @@ class NodeType:
 
     Attributes:
         min_count: number of nodes that are always up or being started.
-        resources: totals of each node; empty: known only once a node is up.
+        resources: totals of each node; empty: unknown until a node is up.
         labels: Ray labels of each node.
     """
 
@@ -75,16 +75,27 @@ def _shape(resources: Mapping[str, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Resources to run on."""
+    """Resources to run on.
 
-    nodes: tuple[Mapping[str, float], ...]  # the totals of each node, ``{"CPU": 8, "GPU": 1}``
-    is_own: bool  # no one else uses it
-    node_types: tuple[NodeType, ...] = ()  # what an autoscaler starts
-    cores: tuple[Core, ...] | None = None  # what workers can be pinned to; None: only the machines know
-    has_mps: bool = False  # there is an Apple GPU
-    labels: tuple[Mapping[str, str], ...] = ()  # Ray labels of each node; empty if no node has any
-    takes_everybody: bool = False  # it runs code of any client, without a token
-    gpu_problem: str = ""  # why torch can't use the GPUs, as far as this process can see
+    Attributes:
+        nodes: totals of each node, ``{"CPU": 8, "GPU": 1}``.
+        is_own: nobody else uses it.
+        node_types: nodes that an autoscaler starts.
+        cores: cores that workers can be pinned to; None: only the machines know.
+        has_mps: it has an Apple GPU.
+        labels: Ray labels of each node; empty if no node has any.
+        takes_everybody: it runs code of any client, without a token.
+        gpu_problem: why torch can't use the GPUs, as far as this process can see.
+    """
+
+    nodes: tuple[Mapping[str, float], ...]
+    is_own: bool
+    node_types: tuple[NodeType, ...] = ()
+    cores: tuple[Core, ...] | None = None
+    has_mps: bool = False
+    labels: tuple[Mapping[str, str], ...] = ()
+    takes_everybody: bool = False
+    gpu_problem: str = ""
 
     @property
     def num_cpus(self) -> float:
@@ -125,7 +136,7 @@ class Cluster:
 
     @property
     def cores_per_gpu(self) -> int | None:
-        """Cores that the worker of each GPU can have to itself on any node; None: there is no GPU."""
+        """Number of cores for the worker of each GPU, on the node with the fewest; None: there is no GPU."""
         shapes = set(map(_shape, self.nodes_to_be))
         return min((max(1, int(cpu // gpu)) for cpu, gpu in shapes if cpu >= 1 and gpu >= 1), default=None)
 
@@ -184,13 +195,13 @@ def is_of_others(address: str) -> bool:
         each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses
     }
     if not host.startswith("127.") and host.strip("[]") not in {"localhost", *addresses_here}:
-        return True  # on another machine: only the user can know
+        return True  # on another machine
     try:
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
         pids = {c.pid for c in listening if c.laddr and c.laddr.port == int(port)}
         return any(pid is None or psutil.Process(pid).username() != psutil.Process().username() for pid in pids)
-    except psutil.Error:  # the system doesn't say
-        return True
+    except psutil.Error:
+        return True  # unknown
 
 
 def _resolved(address: str) -> str:
@@ -218,10 +229,10 @@ def reach(address: str) -> str:
 
 
 def node_types() -> tuple[NodeType, ...]:
-    """Return the node types that the joined cluster's autoscaler starts; empty if there are none or they are unknown.
+    """Return the node types that the joined cluster's autoscaler starts; empty: none, or unknown.
 
-    Some platforms report them to Ray. The autoscaler that `ray up` starts doesn't, so its configuration file is read,
-    which works only on the head.
+    Some platforms report them to Ray. For a cluster of `ray up`, they come from the autoscaler's configuration file,
+    which is on the head.
     """
     import ray
     from ray._private.state import state
@@ -255,7 +266,7 @@ def _limited(count: int) -> int:
 
 
 def _autoscaling_file(gcs_address: str) -> Path | None:
-    """Return the configuration file of the autoscaler of this address, if it runs on this machine."""
+    """Return the configuration file of this address's autoscaler, if it runs on this machine."""
     flag = "--autoscaling-config="
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -274,7 +285,7 @@ class _NoFolders(list[str]):
 
 
 def job_config() -> Any:
-    """Return a job configuration that keeps Ray's workers from importing from the current folder.
+    """Return a job configuration with which Ray's workers don't import from the current folder.
 
     Ray puts that folder first on the path, before its own late imports. Trials get the study's folder from `put_first`.
     """
@@ -309,7 +320,7 @@ def _errors_reported(address: str) -> Iterator[None]:
     """Raise a ClusterError for any error that keeps this process from connecting."""
     try:
         yield
-    except SystemExit:  # Ray's own answer to SIGTERM
+    except SystemExit:  # raised by Ray on SIGTERM
         raise Interrupted(signal.SIGTERM) from None
     except ClusterError:
         raise
@@ -361,7 +372,7 @@ def _as_it_is(cluster: Cluster) -> Cluster:
 
 
 def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], object]) -> Cluster:
-    """Wait up to `NODES_TIMEOUT_S` for the joined cluster to have `num_nodes` nodes; return it with its nodes then.
+    """Wait up to `NODES_TIMEOUT_S` for the joined cluster to have `num_nodes` nodes; return it with its new nodes.
 
     Args:
         notice: called with a line whenever nodes have joined.
@@ -380,7 +391,7 @@ def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], obj
 
 
 def shut_down(timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-    """Leave Ray. If it was lost, don't wait for an answer."""
+    """Leave Ray, without waiting for an answer of a lost Ray."""
     import ray
 
     def leave() -> None:

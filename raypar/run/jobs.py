@@ -1,7 +1,7 @@
-"""Studies as Ray jobs: submitted, followed and stopped through the dashboard of a cluster's head.
+"""Studies as Ray jobs, submitted, followed and stopped through the dashboard of a cluster's head.
 
-The job is a `raypar study` on the head, so a study doesn't depend on the machine that submitted it. It runs in the
-study's folder in the head's home: Ray removes the uploaded files when the job is over, and a store must outlive it.
+The job is a `raypar study` on the head, so a study doesn't depend on the machine that submitted it. It runs in a folder
+in the head's home, since Ray removes the uploaded files when the job is over, and the store must remain.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ UPLOAD_HINT = (
 )
 ANSWER_TIMEOUT_S = 4.0
 _DASHBOARD = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/@:?#\[\]]+)(:\d{1,5})?/?")
-OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray prefers them to the address that it is given
+OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # they override the address that Ray's client is given
 # These loggers report every upload and every file that Ray skips.
 _TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env")
 
 STUDIES = "raypar-studies"  # in the head's home
-# Read by `raypar study` on the head: the command that submitted it, which also continues it.
+# Variable for `raypar study` on the head: the command that submitted it, which also continues it.
 SUBMITTED_AS = "RAYPAR_SUBMITTED_AS"
 STUDY_KEY = "raypar_study"
 # A stopping study ends its trials, sends its records and writes a report. Ray's default wait is 3 s.
 STOP_WAIT_S = 120
-# Where cluster.yaml installs raypar. It is not on the PATH of a Ray that was started by its full path.
+# cluster.yaml installs raypar here. It is not on the PATH of a Ray that was started by its full path.
 USUAL_BIN = "$HOME/venv/bin"
 # In addition to .git, .venv, venv, __pycache__ and .gitignore or .rayignore. `.*` would match the folder itself.
 EXCLUDED = (".?*", "*.pem", "*.key", "*.pyc", "node_modules", "mlflow.db*", "mlruns", "mlartifacts")

@@ -1,6 +1,6 @@
-"""Trials on this machine without Ray: ranks are forked directly. For tests, debugging, and machines without Ray.
+"""Trials on this machine without Ray, for tests, debugging, and machines without Ray. Ranks are forked directly.
 
-`raypar.run.dispatcher` decides what runs when and what follows. Its gangs are threads of this process here.
+`raypar.run.dispatcher` decides what runs. Its gangs are threads of this process here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from raypar.units import listed
 
 MAX_SERVER_STARTS = 5  # consecutive starts of a fork server that ends before it is ready
 HERE = Node("here", "here", {"CPU": sys.maxsize, "GPU": sys.maxsize})  # ranks may share cores and GPUs
-# Not passed on: gangs start instantly, and artifacts are in their place already.
-UNTOLD = (GangStarting, GangReady, ArtifactPiece)
+# Events that are not passed on: gangs start instantly, and artifacts are in their place already.
+HIDDEN = (GangStarting, GangReady, ArtifactPiece)
 
 
 class LocalRunner:
@@ -125,7 +125,7 @@ class _Run:
         with self._lock, uninterrupted():
             for _, event in self._dispatcher.events.take(self._num_events):
                 self._num_events += 1
-                if not isinstance(event, UNTOLD):
+                if not isinstance(event, HIDDEN):
                     self._listener(event)
 
     def run(self, spec: TrialSpec) -> None:
@@ -168,7 +168,7 @@ class _Run:
                 ]
                 for each in ranks:
                     each.result()
-            except BaseException:  # inside: at its end, the executor waits for its threads, which wait for the ranks
+            except BaseException:  # here, since the executor waits at its end for its threads, which wait for the ranks
                 with self._lock:
                     attempt.kill()
                     attempt.end()

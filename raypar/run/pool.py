@@ -25,19 +25,26 @@ from raypar.train.job import RankContext, RunSettings, TrialJob
 
 MIN_FREE_MEMORY = 0.25  # if less of this machine's memory is free, a new gang replaces an idle one
 MACHINE_LABEL = "raypar-machine"  # names a node's machine if its host name doesn't (pods, simulated clusters)
-TINY_CPU = 0.001  # what a worker reserves in Ray if only the broker assigns cores
+TINY_CPU = 0.001  # reservation of a worker in Ray if only the broker assigns cores
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """A gang's worker and its machine, as the worker describes them to the dispatcher."""
+    """A gang's worker and its machine, as the worker describes them to the dispatcher.
+
+    Attributes:
+        host: the machine; nodes of one host share its cores.
+        context: context of its ranks, without the parts that depend on the turn.
+        cores: cores of the host.
+        near: numbers of the cores of its GPU's NUMA node; empty: no GPU, or unknown.
+    """
 
     node_id: str
-    host: str  # the machine: nodes of one host share its cores
+    host: str
     hostname: str
-    context: RankContext  # of its ranks, without the parts that depend on the turn
-    cores: tuple[Core, ...]  # of the host
-    near: frozenset[int] = frozenset()  # numbers of the cores of its GPU's NUMA node; empty: no GPU, or unknown
+    context: RankContext
+    cores: tuple[Core, ...]
+    near: frozenset[int] = frozenset()
     placement_group: Any = None
 
 
@@ -60,7 +67,7 @@ class Turn:
 def start_rank(
     job: TrialJob, turn: Turn, context: RankContext, forks: ForkClient | None, listen: socket.socket
 ) -> tuple[RankProcess, RankContext]:
-    """Start a rank of a turn; return it with its complete context. Raises the errors of `ForkClient.fork`.
+    """Start a rank of a turn; return it with its complete context. Raises ForkServerLost.
 
     Args:
         job: the turn's job on this node.
@@ -84,13 +91,21 @@ def start_rank(
 
 @dataclass(frozen=True)
 class GangPolicy:
-    """Resources of gangs."""
+    """Resources of gangs.
 
-    owns_cluster: bool  # this Ray was started for the run, on one machine
-    max_parked: int  # idle gangs on a machine; to start another, the one needed last is closed
-    fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
-    cores: Sequence[Core] | None = None  # cores that trials may use; None: all of each machine
-    is_local: bool = False  # a gang is part of the driver's process and serves one trial
+    Attributes:
+        owns_cluster: this Ray was started for the run, on one machine.
+        max_parked: maximum number of idle gangs on a machine. To start another, the one needed last is closed.
+        fork_addresses: addresses of the driver's fork servers, by revision.
+        cores: cores that trials may use; None: all of each machine.
+        is_local: a gang is part of the driver's process and serves one trial.
+    """
+
+    owns_cluster: bool
+    max_parked: int
+    fork_addresses: Mapping[str, str] = field(default_factory=dict)
+    cores: Sequence[Core] | None = None
+    is_local: bool = False
 
 
 @dataclass(eq=False)
@@ -150,7 +165,7 @@ class Gang(GangState):
             self.phase = GangPhase.CLOSING
 
 
-# Called with a gang after its end, the reason for its loss in one line, and the whole error.
+# Called after a gang's end, with the reason for its loss in one line, and the whole error.
 OnEnd: TypeAlias = Callable[[Gang, str, str], object]
 
 
@@ -200,7 +215,7 @@ class Pool:
         return bool(memory.available < MIN_FREE_MEMORY * memory.total)
 
     def reserved(self, placement: Placement) -> dict[str, float]:
-        """Return what a gang's worker reserves in Ray: what it needs, or a sliver if leases keep trials apart."""
+        """Return the resources that a gang's worker reserves in Ray: a sliver of a CPU if leases keep trials apart."""
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
         return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 

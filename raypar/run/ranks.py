@@ -2,7 +2,7 @@
 
 The fork server is a single-threaded process that only imports torch and the packages that the study's files import.
 Its forks skip torch's 1-3 s of imports and are otherwise pristine: generators, default dtype, threads, environment,
-working folder and memory are those of the server, which no trial has touched.
+working folder and memory are those of the server, which runs no trial.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Failures that the loss of a rank causes: its own, and those of its peers. A kill by raypar looks the same.
 OF_LOST_RANKS = (FailureKind.KILLED, FailureKind.CRASH, FailureKind.PEER_LOST)
 
-# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors are returned to the kernel
-# and paged in again in each step, which takes a varying share of its time, up to a third.
+# With these glibc settings, a rank keeps the memory that it frees. By default, large tensors are returned to the kernel
+# and paged in again in each step, which takes up to a third of its time.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
 
 
@@ -64,7 +64,7 @@ class RankProcess:
         resources: closed when it has ended.
 
     Args:
-        exit_code: waits for its end, up to a number of seconds (None: still running).
+        exit_code: waits up to a number of seconds for its end; returns None while it runs.
     """
 
     def __init__(self, pid: int, connection: socket.socket, exit_code: Callable[[float], int | None]) -> None:
@@ -87,7 +87,7 @@ class RankProcess:
 
 
 class ForkServerLost(ConnectionError):
-    """The fork server ended before it answered."""
+    """The fork server has ended."""
 
     def __init__(self) -> None:
         super().__init__("the fork server, the process that starts ranks, has ended")
@@ -103,7 +103,7 @@ def _loss_noticed() -> Iterator[None]:
 
 
 class ForkClient:
-    """A connection to a fork server on this machine. The ranks forked through it die with it.
+    """Connection to a fork server on this machine. Its ranks end when it closes.
 
     Raises:
         ForkServerLost: the server has ended.
@@ -304,14 +304,21 @@ def spawn(log_path: Path, listen: socket.socket | None = None, revision: Revisio
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of a rank: an outcome, a failure, or that it could not begin."""
+    """End of a rank: an outcome or a failure. Both are missing if it could not begin.
+
+    Attributes:
+        cores_held_by: the study that holds cores which it needs, so it could not begin.
+        was_killed: raypar killed it, so its end explains nothing.
+        load: load of its machine, from the first rank there.
+        position: its last known position in its collective operations.
+    """
 
     outcome: RankOutcome | None = None
     failure: Failure | None = None
-    cores_held_by: str = ""  # another study that has cores of its machine, so that it could not begin
-    was_killed: bool = False  # by raypar, so its end explains nothing
-    load: tuple[LoadSample, ...] = ()  # of its machine, from the first rank there
-    position: Position = field(default_factory=Position)  # in its collective operations, as last said
+    cores_held_by: str = ""
+    was_killed: bool = False
+    load: tuple[LoadSample, ...] = ()
+    position: Position = field(default_factory=Position)
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
@@ -348,14 +355,14 @@ def trial_result(
         metric: the study's.
         started_at: Unix time.
         conditions: conditions known to the runner, without those of the ranks.
-        failure: why the trial as a whole failed, or does not fit; None: it did not fail if a rank has an outcome, or it
+        failure: why the trial failed or does not fit. None: it fails only if no rank has an outcome and it has not
             diverged.
     """
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None and not end.outcome.is_idle]
     ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
     ended = end_state(ended, reports, metric)
     if ended is TrialState.DIVERGED:
-        # A rank that waits for stopped ranks loses its connections or is killed.
+        # A rank that waits for stopped ranks loses its connections, or is killed.
         failure = None if failure and failure.kind in OF_LOST_RANKS else failure
     elif failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
@@ -378,7 +385,7 @@ def trial_result(
         **combined,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
-        # Of a command, the first machine's alone.
+        # For a command, only the first machine has any.
         step_times_s=tuple(o.step_times_s for o in outcomes if o.step_times_s or o.conditions.steps_from is None),
         energy_j=energy_j,
         conditions=conditions,
@@ -469,14 +476,12 @@ def supervise(
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:
     kind, how = FailureKind.CRASH, f"ended with exit code {code}"
     if code == -signal.SIGKILL and took_too_much:
-        kind, how = (
-            FailureKind.OUT_OF_MEMORY,
-            "was killed by the kernel: the machine or its control group is out of memory",
-        )
+        kind = FailureKind.OUT_OF_MEMORY
+        how = "was killed by the kernel: the machine or its control group is out of memory"
     elif code is not None and code < 0:
         kind = FailureKind.KILLED if -code in SENT_BY_OTHERS else FailureKind.CRASH
         how = f"was killed by {signal.Signals(-code).name}"
-    log_end = ""  # a crash leaves no traceback
+    log_end = ""  # in place of a traceback
     with contextlib.suppress(OSError):
         log_end = log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
     return Failure(kind, f"rank {rank} {how}", rank, log_end, str(log_path))

@@ -203,7 +203,7 @@ def test_what_the_repository_around_a_study_ignores_is_not_uploaded(folder, tmp_
 
 def test_a_home_folder_is_not_uploaded(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(RayparError, match="give the study a folder of its own"):
+    with pytest.raises(RayparError, match="move the study to a separate folder"):
         uploaded(folder, tmp_path)
 
 
