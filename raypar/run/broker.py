@@ -62,8 +62,8 @@ class Broker:
 
         A larger `after` means that Tune lets the trial continue past the earlier reports.
         """
-        await self._until(lambda: self._dispatcher.trial(uid) is not None, POLL_S)
-        if (trial := self._dispatcher.trial(uid)) is None:
+        await self._until(lambda: self._dispatcher.trials.get(uid) is not None, POLL_S)
+        if (trial := self._dispatcher.trials.get(uid)) is None:
             return [], None
         trial.follow(after)
         self._notify()
@@ -82,7 +82,7 @@ class Broker:
 
     async def piece_taken(self, uid: str, attempt: int, problem: str) -> None:
         """Note that the driver accepted a piece of a trial's artifacts (empty problem), or refuses further ones."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
             self._dispatcher.piece_taken(running, problem)
 
     async def close(self) -> None:
@@ -109,7 +109,7 @@ class Broker:
 
     async def note_position(self, uid: str, attempt: int, rank: int, position: Position) -> None:
         """Note that a rank stands still, has moved again, or has left its loop."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
             self._dispatcher.note_position(running, rank, position)
 
     async def report(
@@ -122,7 +122,7 @@ class Broker:
         position: Position,
     ) -> bool:
         """Accept a rank's report. Returns whether to continue: the same for all ranks, decided on rank 0's report."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
             return False
         if rank == 0 and metrics is not None:
             self._dispatcher.report(running, metrics)
@@ -136,7 +136,7 @@ class Broker:
 
     async def wait_for_kill(self, uid: str, attempt: int) -> bool:
         """Return True when a rank has to be killed, False when its trial ends without that."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
             return False
         await self._until(lambda: running.kill_requested or running.is_over)
         return running.kill_requested
@@ -154,7 +154,7 @@ class Broker:
         Returns:
             False if the driver refuses further pieces.
         """
-        running = self._dispatcher.attempt(uid, attempt)
+        running = self._dispatcher.trials.attempt(uid, attempt)
         if running is None or not running.takes_artifacts:
             return False
         self._dispatcher.send(running, piece)
@@ -164,7 +164,7 @@ class Broker:
 
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
         """Note the end of a rank."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
             self._dispatcher.rank_ended(running, rank, end)
 
     # ---- inside

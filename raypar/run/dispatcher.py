@@ -4,7 +4,7 @@
 gangs hold none.
 
 All specs that are known in advance are queued at the start, since good scheduling needs several trials to choose from.
-Each Tune trial is bound to the next spec to start. Nothing here blocks or calls Ray.
+Nothing here blocks or calls Ray.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raypar.run.runner import (
 )
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.run.standstill import explained
-from raypar.run.trials import Attempt, Timer, Trial, TrialPhase, note_company
+from raypar.run.trials import Attempt, Timer, Trial, TrialPhase, Trials, note_company
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 from raypar.train.position import Position
@@ -181,12 +181,9 @@ class Dispatcher:
         call_later: Callable[[float, Callable[[], None]], Timer],
         on_change: Callable[[], None],
     ) -> None:
-        self.events, self.durations = EventLog(), Durations()
+        self.trials, self.events, self.durations = Trials(specs), EventLog(), Durations()
         self._config, self._pool, self._places = config, pool, Places(pool)
         self._call_later, self._on_change = call_later, on_change
-        self._queue = [Trial(spec) for spec in specs]  # in their order
-        self._unbound: list[str] = []  # Tune trials that run the next spec to start
-        self._trials: dict[str, Trial] = {}  # by Tune trial
         self._stopped = StoppedPoints()
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
         self._is_paused = False  # while another study holds cores of a trial
@@ -198,40 +195,21 @@ class Dispatcher:
         """Number of trials that can run at a time. A `ClusterChanged` event reports changes."""
         return self._config.max_trials or max(1, num_machines(self._pool.nodes))
 
-    def trial(self, uid: str) -> Trial | None:
-        """Return the trial of a Tune trial; None if it is not bound to one, or both were dropped."""
-        return self._trials.get(uid)
-
-    def attempt(self, uid: str, number: int) -> Attempt | None:
-        """Return a trial's attempt of this number; None if it is not the running one."""
-        trial = self._trials.get(uid)
-        attempt = trial.attempt if trial else None
-        return attempt if attempt and attempt.number == number and not attempt.is_over else None
-
     # ---- calls from Tune and the driver
 
     def define(self, uid: str, spec: TrialSpec | None) -> None:
         """Add a Tune trial. It runs the spec, or the next of the specs known in advance."""
-        if spec is None:
-            self._unbound.append(uid)
-        else:
-            self._trials[uid] = Trial(spec, uid)
-            self._queue.append(self._trials[uid])
+        self.trials.define(uid, spec)
         self.dispatch()
 
     def release(self, uid: str, *, let_finish: bool) -> None:
         """End a trial that Tune no longer needs, unless it may finish or hasn't begun. Drop it once it is over."""
-        trial = self._trials.get(uid)
-        if trial is None:  # not bound yet: it stands for the next unbound trial
-            trial = next((trial for trial in self._queue if not trial.uid), None)
-            if uid not in self._unbound or trial is None:
-                return
-            self._unbound.remove(uid)
-            trial.uid = uid
-            self._trials[uid] = trial
+        trial = self.trials.get(uid) or self.trials.bind_next(uid)
+        if trial is None:
+            return
         trial.released = True
         if trial.phase is TrialPhase.OVER:
-            del self._trials[uid]
+            self.trials.drop(trial)
         elif not let_finish:
             self._stop(trial)
         self.dispatch()
@@ -239,16 +217,16 @@ class Dispatcher:
     def check(self) -> None:
         """Stop trials whose Tune trainable was lost, and check which nodes have joined or were lost."""
         now_s = time.monotonic()
-        for trial in list(self._trials.values()):
+        for trial in self.trials.bound():
             if not trial.released and now_s - trial.followed_s > LEASE_S:
                 self._stop(trial)
         self.dispatch()
 
     def close(self) -> None:
         """Stop running trials and close the gangs."""
-        self._queue = [trial for trial in self._queue if trial.uid]  # Tune has not started the others yet
+        self.trials.queue = [trial for trial in self.trials.queue if trial.uid]  # Tune has not started the others yet
         self._pool.request_nodes(())
-        for trial in list(self._trials.values()):
+        for trial in self.trials.bound():
             self._stop(trial)
             if trial.attempt is not None:
                 trial.attempt.kill()
@@ -328,16 +306,16 @@ class Dispatcher:
 
     def gang_ended(self, gang: Gang, reason: str, error: str) -> None:
         """Note the end of a gang that was closed, was lost or failed to start (the reason, and the whole error)."""
-        trial = self._trials.get(gang.turn.job.uid) if gang.turn else None
+        trial = self.trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
             failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, error)
             self._retry_or_conclude(trial, failure)
         elif not gang.num_turns and not gang.is_closing:
             # It never served a trial, so retrying forever would not help.
-            same = (trial for trial in self._queue[:HORIZON] if trial.spec.placement == gang.placement)
-            if (first := next(filter(self._bind, same), None)) is not None:
-                self._queue.remove(first)
+            same = (trial for trial in self.trials.queue[:HORIZON] if trial.spec.placement == gang.placement)
+            if (first := next(filter(self.trials.bind, same), None)) is not None:
+                self.trials.queue.remove(first)
                 first.num_attempts += 1
                 failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {reason}", None, error)
                 self._retry_or_conclude(first, failure)
@@ -347,18 +325,18 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Start all trials and gangs that can be started."""
-        if self._queue and not self._is_paused:
+        if self.trials.queue and not self._is_paused:
             self._dispatch()
         self._on_change()
 
     def _dispatch(self) -> None:
         if self._pool.refresh():
             self.events.add(ClusterChanged(len(self._pool.nodes), self.num_slots))
-        head = self._queue[:HORIZON]
+        head = self.trials.queue[:HORIZON]
         refused, lacking = self._places.refusals(dict.fromkeys(trial.spec.placement for trial in head))
         failures = {trial: self._stopped.refusal(trial.spec) or refused.get(trial.spec.placement) for trial in head}
         candidates = [trial for trial, failure in failures.items() if failure is None]
-        for attempt in self._running():
+        for attempt in self.trials.running():
             attempt.expect_end(self.durations.of_trial(attempt.trial.spec))
         decisions = decide(
             [Waiting(t.spec.placement, self.durations.of_trial(t.spec), self._places.avoided(t)) for t in candidates],
@@ -376,10 +354,10 @@ class Dispatcher:
                 failure = Failure(FailureKind.REFUSED, reason)
             elif not is_turn:
                 failure = None
-            if (gang is None and failure is None) or not self._bind(trial):
+            if (gang is None and failure is None) or not self.trials.bind(trial):
                 is_turn = False
             elif failure is not None:
-                self._queue.remove(trial)
+                self.trials.queue.remove(trial)
                 self._conclude(trial, failure)
             elif gang is not None:
                 self._start(trial, gang)
@@ -391,32 +369,19 @@ class Dispatcher:
         for placement in self._pool.request_nodes(lacking):
             self.events.add(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
-    def _running(self) -> list[Attempt]:
-        trials = self._trials.values()
-        return [trial.attempt for trial in trials if trial.attempt and trial.phase is TrialPhase.RUNNING]
-
-    def _bind(self, trial: Trial) -> bool:
-        """Bind a Tune trial to it. Returns False if none is left."""
-        if not trial.uid and self._unbound:
-            trial.uid = self._unbound.pop(0)
-            trial.unfollow()
-        if trial.uid:
-            self._trials[trial.uid] = trial
-        return bool(trial.uid)
-
     def _start(self, trial: Trial, gang: Gang) -> None:
         """Start a queued trial in the gang if the cores that it needs are free."""
         cores = self._pool.lease(gang, trial.spec)
         if cores is None:
             return
-        self._queue.remove(trial)
+        self.trials.queue.remove(trial)
         trial.num_attempts += 1
         job = self._config.settings.job(trial.spec, trial.num_attempts, self._config.workload, trial.uid)
         to_lock = self._pool.to_lock(gang, None if self._policy.exclusive else cores)
         gang.begin(Turn(job, gang.master_address, cores, to_lock))
         trial.phase = TrialPhase.RUNNING
         trial.attempt = attempt = Attempt(trial, job.attempt, gang)
-        note_company(self._running())
+        note_company(self.trials.running())
         self.events.add(TrialStarted(trial.spec, job.attempt), trial.uid)
         limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
@@ -437,7 +402,7 @@ class Dispatcher:
             return
         trial.stop_requested = True
         if trial.attempt is None:
-            self._queue.remove(trial)
+            self.trials.queue.remove(trial)
             self._conclude(trial, None)
         else:
             self._kill_later(trial.attempt, self._config.settings.stop_grace_s)
@@ -455,8 +420,7 @@ class Dispatcher:
                 workers = trial.attempt.gang.workers
                 on = [workers[failure.rank]] if failure.rank in workers else workers.values()
                 trial.failed_on |= {worker.host for worker in on}
-            trial.phase, trial.attempt = TrialPhase.QUEUED, None
-            self._queue.insert(0, trial)
+            self.trials.requeue(trial)
         else:
             self._conclude(trial, failure)
         if notice is not None:
@@ -471,12 +435,12 @@ class Dispatcher:
 
         trial, hostnames = attempt.trial, attempt.gang.hostnames
         attempt.end()
-        trial.phase, trial.attempt, trial.num_attempts = TrialPhase.QUEUED, None, trial.num_attempts - 1
+        trial.num_attempts -= 1
         held = (f"{end.cores_held_by} on {hostnames[rank]}" for rank, end in attempt.ends.items() if end.cores_held_by)
         if (text := WAITING_FOR_CORES.format(", ".join(dict.fromkeys(held)))) != self._last_wait:
             self._last_wait = text
             self.events.add(Notice(text))
-        self._queue.insert(0, trial)
+        self.trials.requeue(trial)
         self._is_paused = True
         self._call_later(CORES_POLL_S, resume)
 
@@ -499,4 +463,4 @@ class Dispatcher:
         self.durations.note_end(result)
         self.events.add(TrialEnded(result), trial.uid)
         if trial.released:
-            del self._trials[trial.uid]
+            self.trials.drop(trial)

@@ -133,7 +133,7 @@ class _Run:
         with self._lock:
             self._dispatcher.define(spec.identity, spec)
             self._dispatcher.release(spec.identity, let_finish=True)  # drop it once it is over
-        while self._dispatcher.trial(spec.identity) is not None:
+        while self._dispatcher.trials.get(spec.identity) is not None:
             (gang,) = self._pool.gangs.values()
             self._serve(gang)
             del self._pool.gangs[gang.id]
@@ -158,7 +158,7 @@ class _Run:
                 self._run_turn(gang, gang.turn, address, listen)
 
     def _run_turn(self, gang: Gang, turn: Turn, fork_address: str, listen: socket.socket) -> None:
-        self._attempt = attempt = self._dispatcher.attempt(turn.job.uid, turn.job.attempt)
+        self._attempt = attempt = self._dispatcher.trials.attempt(turn.job.uid, turn.job.attempt)
         assert attempt is not None
         with ThreadPoolExecutor(len(gang.workers)) as executor:
             try:

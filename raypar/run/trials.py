@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
@@ -151,3 +151,68 @@ def note_company(attempts: Collection[Attempt]) -> None:
             num_sharing=max(before.num_sharing or 0, num_sharing),
             num_sharing_network=max(before.num_sharing_network or 0, num_spread - 1 if len(mine) > 1 else 0),
         )
+
+
+class Trials:
+    """Trials of a run: those that are queued, in their order, and those that are bound to Tune trials.
+
+    Args:
+        specs: trials that are known in advance. Each Tune trial without a spec is bound to the next one to start.
+    """
+
+    def __init__(self, specs: Sequence[TrialSpec]) -> None:
+        self.queue = [Trial(spec) for spec in specs]
+        self._unbound: list[str] = []  # Tune trials without a spec
+        self._bound: dict[str, Trial] = {}  # by Tune trial
+
+    def get(self, uid: str) -> Trial | None:
+        """Return the trial of a Tune trial; None if it is not bound to one, or both were dropped."""
+        return self._bound.get(uid)
+
+    def attempt(self, uid: str, number: int) -> Attempt | None:
+        """Return a trial's attempt of this number; None if it is not the running one."""
+        trial = self._bound.get(uid)
+        attempt = trial.attempt if trial else None
+        return attempt if attempt and attempt.number == number and not attempt.is_over else None
+
+    def bound(self) -> list[Trial]:
+        return list(self._bound.values())
+
+    def running(self) -> list[Attempt]:
+        trials = self._bound.values()
+        return [trial.attempt for trial in trials if trial.attempt and trial.phase is TrialPhase.RUNNING]
+
+    def define(self, uid: str, spec: TrialSpec | None) -> None:
+        """Add a Tune trial with its spec; None: one of those known in advance."""
+        if spec is None:
+            self._unbound.append(uid)
+        else:
+            self._bound[uid] = Trial(spec, uid)
+            self.queue.append(self._bound[uid])
+
+    def bind(self, trial: Trial) -> bool:
+        """Bind a Tune trial to a queued trial. Returns False if none is left."""
+        if not trial.uid and self._unbound:
+            trial.uid = self._unbound.pop(0)
+            trial.unfollow()
+        if trial.uid:
+            self._bound[trial.uid] = trial
+        return bool(trial.uid)
+
+    def bind_next(self, uid: str) -> Trial | None:
+        """Bind this Tune trial to the next queued trial without one; None: it is unknown, or no such trial is left."""
+        trial = next((trial for trial in self.queue if not trial.uid), None)
+        if trial is not None and uid in self._unbound:
+            self._unbound.remove(uid)
+            trial.uid = uid
+            self._bound[uid] = trial
+            return trial
+        return None
+
+    def requeue(self, trial: Trial) -> None:
+        """Queue a trial again, as the first."""
+        trial.phase, trial.attempt = TrialPhase.QUEUED, None
+        self.queue.insert(0, trial)
+
+    def drop(self, trial: Trial) -> None:
+        del self._bound[trial.uid]

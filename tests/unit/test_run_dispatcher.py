@@ -116,8 +116,8 @@ class Run:
             self.it.worker_is_ready(gang.id, rank, ("host", 1) if rank == 0 else None)
 
     def running(self, uid):
-        assert self.it.trial(uid).phase is TrialPhase.RUNNING
-        return self.it.trial(uid).attempt
+        assert self.it.trials.get(uid).phase is TrialPhase.RUNNING
+        return self.it.trials.get(uid).attempt
 
     def end(self, uid, *ends):
         """The ranks end in their order; the gang is ready for the next trial."""
@@ -326,7 +326,7 @@ def test_a_trial_whose_gpu_failed_is_retried_on_another_machine_even_if_its_gang
     run.workers_come_up()
     first, second = run.running("a").gang, run.running("b").gang
     run.end("a", RankEnd(), RankEnd(failure=ECC))
-    assert first.phase is GangPhase.IDLE and run.it.trial("a").phase is TrialPhase.QUEUED
+    assert first.phase is GangPhase.IDLE and run.it.trials.get("a").phase is TrialPhase.QUEUED
     run.end("b")
     assert run.running("a").gang is second
     run.end("a", RankEnd(), RankEnd(failure=ECC))
@@ -365,7 +365,7 @@ def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
     gang, other = run.running("a").gang, "study `b` (process 7)"
     for _ in range(2):
         run.end("a", RankEnd(cores_held_by=other), RankEnd(failure=KILLED, was_killed=True))
-        assert gang.turn is None and run.it.trial("a").phase is TrialPhase.QUEUED
+        assert gang.turn is None and run.it.trials.get("a").phase is TrialPhase.QUEUED
         run.it.check()
         assert gang.turn is None
         run.wait(CORES_POLL_S)
@@ -416,7 +416,7 @@ def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
     assert attempt.kill_requested and not run.results  # they may hang in a collective
     run.it.rank_ended(attempt, 0, RankEnd(failure=KILLED, was_killed=True))
     assert run.results[0].failure == error and not run.of(TrialRetried)
-    assert run.it.attempt("a", 1) is None  # it is over: what comes late is not for it
+    assert run.it.trials.attempt("a", 1) is None  # it is over: what comes late is not for it
 
 
 def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_that_was_closed_fails_nobody():
@@ -451,7 +451,7 @@ def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up,
     _, new = run.pool.gangs.values()
     assert gone not in new.nodes
     run.comes_up(new)
-    assert run.it.trial("a").phase is TrialPhase.RUNNING
+    assert run.it.trials.get("a").phase is TrialPhase.RUNNING
     run.lose_gang(lost, OSError("no such node"))  # a minute later
     run.end("a")
     assert [result.state for result in run.results] == [TrialState.FINISHED] and not run.of(TrialRetried)
@@ -503,7 +503,7 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
         assert attempt.kill_requested is is_killed
     run.end("a", RankEnd(RankOutcome(stopped=True), failure=KILLED, was_killed=True))
     assert (run.results[0].state, run.results[0].failure) == (TrialState.STOPPED, None)
-    assert run.it.trial("a") is None and run.of(TrialRetried) == []
+    assert run.it.trials.get("a") is None and run.of(TrialRetried) == []
 
 
 @pytest.mark.parametrize("end", ["timeout", "stop"])
@@ -580,7 +580,7 @@ def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_las
         assert not await broker.send("a", 1, ["more"]) and not await broker.send("b", 1, ["of another"])
 
     asyncio.run(send_all())
-    assert run.it.attempt("a", 1).artifacts.num_pieces == 0
+    assert run.it.trials.attempt("a", 1).artifacts.num_pieces == 0
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
@@ -612,7 +612,7 @@ def test_a_diverged_trial_trains_on_where_the_study_says_so():
 
 def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial():
     run = one_running(in_lockstep=True)
-    trial, attempt = run.it.trial("a"), run.running("a")
+    trial, attempt = run.it.trials.get("a"), run.running("a")
     run.it.report(attempt, {"epoch": 1})
     trial.follow(0)
     assert trial.has_news(0) and not attempt.is_decided(0)
@@ -621,7 +621,7 @@ def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial()
     run.it.release("a", let_finish=True)
     assert attempt.is_decided(1) and attempt.continues(1)  # to its end without Tune
     run.end("a")
-    assert run.results[0].state is TrialState.FINISHED and run.it.trial("a") is None
+    assert run.results[0].state is TrialState.FINISHED and run.it.trials.get("a") is None
 
 
 def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same():
@@ -636,7 +636,7 @@ def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same()
     run.end("lost")
     run.end("a")
     assert [(result.spec, result.state) for result in run.results] == [(spec, TrialState.FINISHED) for spec in trials]
-    assert run.it.trial("lost") is None
+    assert run.it.trials.get("lost") is None
 
 
 def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it():
@@ -653,7 +653,7 @@ def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it
 def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
     run = one_running()
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
-    trial = run.it.trial("a")
+    trial = run.it.trials.get("a")
     trial.follow(0)
     run.wait(LEASE_S * 2)
     run.it.check()
