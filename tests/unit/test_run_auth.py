@@ -31,7 +31,7 @@ def in_file(path, text="t" * 20):
     return path
 
 
-def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(monkeypatch, tmp_path):
+def test_a_private_rays_token_is_random_and_private(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "the cluster's")
     monkeypatch.setenv(MODE, "disabled")
     tokens = set()
@@ -49,9 +49,7 @@ def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited
 
 
 @pytest.mark.parametrize(("error", "is_kept"), [(None, False), (KeyboardInterrupt, False), (ClusterError, True)])
-def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs_explain_a_loss(
-    error, is_kept, monkeypatch, tmp_path
-):
+def test_a_private_rays_folder_is_private_and_kept_after_a_loss(error, is_kept, monkeypatch, tmp_path):
     parent = tmp_path / "a name too long for sockets"
     monkeypatch.setenv("RAY_TMPDIR", str(parent))
     most = len(str(parent / "raypar-12345678" / "")) + 1 + private_ray.RAY_SOCKET_LENGTH
@@ -69,7 +67,7 @@ def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs
         assert folder.parent == Path("/tmp")
 
 
-def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch, tmp_path):
+def test_the_token_is_found_in_rays_order(monkeypatch, tmp_path):
     assert token_source() is None
     default = in_file(tmp_path / ".ray" / "auth_token")
     assert token_source() == str(default)
@@ -100,7 +98,7 @@ class Gate:
 
 
 @pytest.mark.parametrize(("wants", "modes"), [(False, [None]), (True, [None, "token"])])
-def test_the_token_is_shown_only_where_the_cluster_asks_for_it(wants, modes, tmp_path):
+def test_the_token_is_sent_only_if_the_cluster_requires_it(wants, modes, tmp_path):
     in_file(tmp_path / ".ray" / "auth_token")
     gate = Gate(wants=wants)
     with admitted("head:6379", gate) as takes_everybody:
@@ -122,7 +120,7 @@ WRONG = {TOKEN: "wrong" * 5}
         ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: the file has no token",)),
     ],
 )
-def test_a_refusal_says_what_is_missing_and_how_to_give_it(environment, parts, monkeypatch):
+def test_a_refusal_has_the_reason_and_the_fix(environment, parts, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError) as refused, admitted("head:6379", Gate(wants=True, takes=False)):

@@ -119,7 +119,7 @@ def role_of_head(monkeypatch):
     boto3.setup_default_session()
 
 
-def test_the_head_starts_workers_from_plain_image_ids_since_its_role_can_look_up_none(aws, monkeypatch):
+def test_the_head_starts_workers_from_resolved_image_ids(aws, monkeypatch):
     code, output = ray("up")
     assert code == 0, output
     config = AutoscalingConfig(Updater.configs[0], skip_content_hash=True).get_raw_config_mutable()  # as the head does
@@ -184,7 +184,7 @@ def no_file(aws, monkeypatch):
         (no_credentials, "there are no AWS credentials\n  → run `aws configure`"),
     ],
 )
-def test_what_is_missing_is_named_before_a_machine_costs_money(aws, monkeypatch, spoil, message):
+def test_missing_requirements_are_named_before_a_machine_starts(aws, monkeypatch, spoil, message):
     spoil(aws, monkeypatch)
     code, output = ray("up")
     assert code == 1 and message in output and "Traceback" not in output, output
@@ -192,7 +192,7 @@ def test_what_is_missing_is_named_before_a_machine_costs_money(aws, monkeypatch,
     assert instances() == []
 
 
-def test_a_cluster_is_taken_down_without_the_token_or_the_images(aws, monkeypatch):
+def test_ray_down_needs_neither_token_nor_images(aws, monkeypatch):
     up()
     no_token(aws, monkeypatch)
     no_image(aws, monkeypatch)
@@ -200,7 +200,7 @@ def test_a_cluster_is_taken_down_without_the_token_or_the_images(aws, monkeypatc
     assert code == 0 and instances() == [], output
 
 
-def test_the_file_names_the_rights_that_ray_uses(aws, monkeypatch):
+def test_the_file_lists_the_rights_that_ray_uses(aws, monkeypatch):
     assert ray("up")[0] == ray("down")[0] == 0
     named = set(re.findall(r"\b(?:ec2|iam|ssm):\w+", CLUSTER.read_text())) - {"ssm:GetParameters"}
     used = {call for call in aws.calls if call.split(":")[0] in ("ec2", "iam")}

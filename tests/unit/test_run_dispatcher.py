@@ -142,15 +142,7 @@ class Run:
         return [event.spec for event in self.of(TrialStarted)]
 
 
-def test_a_worker_gets_the_cores_that_are_near_to_its_gpu():
-    run = Run(specs(1))
-    run.near = frozenset({2, 3})
-    run.define("a")
-    run.workers_come_up()
-    assert run.running("a").gang.turn.cores == {0: (2,)}
-
-
-def test_a_notice_that_every_worker_has_is_shown_once():
+def test_a_notice_from_several_workers_is_shown_once():
     run = Run()
     for text in ("a touched CUDA", "a touched CUDA", "b touched CUDA"):
         run.it.notify(text)
@@ -169,7 +161,7 @@ def one_running(num_workers=1, stop_on_nan=True, **options):
     return run
 
 
-def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
+def test_trials_start_in_order_once_a_tune_trial_is_bound_to_them():
     trials = specs(1, 1, 1)
     run = Run(trials, cluster(4, 4))
     assert [gang.nodes for gang in run.pool.gangs.values()] == [{"n1": 1}, {"n0": 1}]  # before Tune has a trial
@@ -186,7 +178,7 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
 
 
 @pytest.mark.parametrize(("num_spread", "num_sharing_network"), [(1, 0), (2, 1)])
-def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kind_only(num_spread, num_sharing_network):
+def test_trials_over_several_machines_share_the_network_with_each_other(num_spread, num_sharing_network):
     run = Run([*specs(*[2] * num_spread, nodes=2), *specs(1)], cluster(4, 4, 4, 4, 4))
     run.workers_come_up()
     run.define(*"abc"[: num_spread + 1])
@@ -195,20 +187,7 @@ def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kin
     assert [getattr(single, key) for key in COMPANY] == [num_spread, 0, 0]
 
 
-def test_gangs_of_all_placements_start_at_once_and_no_trial_begins_before_the_last_on_its_machine_is_ready():
-    run = Run(specs(1, 2))
-    run.define("a", "b")
-    one, two = run.pool.gangs.values()
-    assert (one.placement.num_workers, two.placement.num_workers) == (1, 2)
-    run.comes_up(one)
-    assert one.phase is GangPhase.IDLE and not run.started
-    run.comes_up(two)
-    assert run.started == run.specs[:1]
-    run.end("a")
-    assert run.started == run.specs and run.pool.num_started == 2
-
-
-def test_a_start_is_expected_to_take_as_long_as_those_since_the_first_gang_was_ready(monkeypatch):
+def test_expected_gang_start_comes_from_gangs_started_after_the_first(monkeypatch):
     run = Run(specs(1, 1), cluster(1, 1))
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     for gang in run.pool.gangs.values():
@@ -226,26 +205,26 @@ def test_a_start_is_expected_to_take_as_long_as_those_since_the_first_gang_was_r
     assert [event.seconds for event in run.of(GangReady)] == [60.0, 60.0, 3.0, 3.0]
 
 
-def test_a_job_carries_the_trial_and_each_ranks_cores():
-    run = one_running(2)
-    (gang,) = run.pool.gangs.values()
-    job = gang.turn.job
-    assert (job.spec, job.attempt, job.uid) == (run.specs[0], 1, "a")
-    assert (gang.turn.master_address, gang.turn.cores) == (("host", 1), {0: (0,), 1: (1,)})
-    run.end("a")
-    assert gang.phase is GangPhase.IDLE and gang.turn is None
-
-
-def test_trials_stay_on_the_cores_that_the_study_has_of_its_machine():
-    run = Run(specs(1))
-    run.pool._policy = GangPolicy(True, 4, cores=[Core(2, 0, 2)])
+@pytest.mark.parametrize(
+    ("near", "allowed", "cores"),
+    [
+        (frozenset(), None, {0: (0,), 1: (1,)}),
+        (frozenset({2, 3}), None, {0: (2,), 1: (3,)}),
+        (frozenset(), [Core(1, 0, 1), Core(3, 0, 3)], {0: (1,), 1: (3,)}),
+    ],
+    ids=["any", "near the GPU", "of the study"],
+)
+def test_a_turn_has_the_trial_and_the_cores_of_each_rank(near, allowed, cores):
+    run = Run(specs(2))
+    run.near, run.pool._policy = near, GangPolicy(True, 4, cores=allowed)
     run.define("a")
     run.workers_come_up()
-    (gang,) = run.pool.gangs.values()
-    assert gang.turn.cores == {0: (2,)}
+    turn = run.running("a").gang.turn
+    assert (turn.job.spec, turn.job.attempt, turn.job.uid) == (run.specs[0], 1, "a")
+    assert (turn.master_address, turn.cores) == (("host", 1), cores)
 
 
-def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_by_then():
+def test_a_trial_that_can_never_run_is_refused_at_its_turn():
     trials = specs(1, 9, 9)
     run = Run(trials)
     run.define("a", "b")
@@ -257,14 +236,14 @@ def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_b
     assert result.failure == Failure(FailureKind.REFUSED, "needs 9 CPUs in one gang, the cluster has 4")
 
 
-def test_cores_that_a_machine_lacks_are_refused():
+def test_a_trial_on_missing_cores_is_refused():
     run = Run(specs(1, cpu_affinity=(1, 4000)))
     run.define("a")
     run.workers_come_up()
     assert run.results[0].failure == Failure(FailureKind.REFUSED, "there is no core 4000: the machine's are 0-3")
 
 
-def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypatch):
+def test_a_trial_waits_a_while_for_lost_nodes(monkeypatch):
     run = Run(specs(4))
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     run.define("a")
@@ -280,7 +259,7 @@ def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypat
     assert [(e.num_nodes, e.num_slots) for e in run.of(ClusterChanged)] == [(1, 1), (2, 2), (1, 1)]
 
 
-def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_needed():
+def test_nodes_are_requested_from_a_growing_cluster_while_needed():
     run = Run()
     run.pool.may_grow = True
     run.it.define("a", specs(9)[0])
@@ -297,7 +276,7 @@ GANG_LOST = Failure(FailureKind.GANG_LOST, REASON, None, str(LOST))
 
 
 @pytest.mark.parametrize("failure", [KILLED, GANG_LOST])
-def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failure):
+def test_a_crashed_trial_is_retried_first_up_to_its_last_attempt(failure):
     run = Run(specs(1, 1), max_retries=1)
     run.define("a", "b")
     for number in (1, 2):
@@ -320,7 +299,7 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
 ECC = Failure(FailureKind.DEVICE, "AcceleratorError: CUDA error: uncorrectable ECC error encountered", 1)
 
 
-def test_a_trial_whose_gpu_failed_is_retried_on_another_machine_even_if_its_gang_is_idle_sooner():
+def test_after_a_gpu_failure_a_trial_is_retried_on_another_machine_if_one_can_hold_it():
     run = Run(specs(2, 2), cluster(2, 2), max_retries=2)
     run.define("a", "b")
     run.workers_come_up()
@@ -337,7 +316,7 @@ def test_a_trial_whose_gpu_failed_is_retried_on_another_machine_even_if_its_gang
 
 
 @pytest.mark.parametrize(("rank", "nodes"), [(0, {"n1": 1, "n2": 1}), (1, {"n0": 1, "n2": 1})])
-def test_of_a_gang_over_several_machines_the_one_whose_gpu_failed_is_left(rank, nodes):
+def test_after_a_gpu_failure_in_a_gang_only_the_failed_machine_is_avoided(rank, nodes):
     run = Run(specs(2, nodes=2), cluster(1, 1))
     run.define("a")
     run.workers_come_up()
@@ -351,16 +330,7 @@ def test_of_a_gang_over_several_machines_the_one_whose_gpu_failed_is_left(rank, 
     assert machine not in again.nodes and set(again.nodes) == set(nodes)
 
 
-def test_a_trial_whose_gpu_failed_is_retried_there_where_no_other_machine_can_hold_it():
-    run = Run(specs(2), cluster(2, 1))
-    run.define("a")
-    run.workers_come_up()
-    gang = run.running("a").gang
-    run.end("a", RankEnd(failure=ECC), RankEnd())
-    assert run.running("a").gang is gang and run.running("a").number == 2
-
-
-def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
+def test_a_trial_waits_for_cores_of_another_study_without_using_an_attempt():
     run = one_running(num_workers=2, nodes=cluster(2))
     gang, other = run.running("a").gang, "study `b` (process 7)"
     for _ in range(2):
@@ -376,14 +346,14 @@ def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
     assert not run.of(TrialRetried)
 
 
-def test_a_trial_that_is_stopped_while_another_study_has_its_cores_is_over():
+def test_a_trial_stopped_while_it_waits_for_cores_is_over():
     run = one_running()
     run.it.release("a", let_finish=False)
     run.end("a", RankEnd(cores_held_by="study `b` (process 7)"))
     assert run.results[0].state is TrialState.FAILED and not run.of(Notice)
 
 
-def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_machine_or_the_cores_of_all_its_ranks():
+def test_on_a_cluster_the_first_rank_of_each_machine_locks_cores_for_all():
     run = one_running(num_workers=3, nodes=cluster(2, 1))
     gang, pool = run.running("a").gang, run.pool
     assert pool.to_lock(gang, gang.turn.cores) == {}  # nobody else is on a machine of its own
@@ -396,7 +366,7 @@ def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_machine_or_the_co
     assert pool.to_lock(gang, gang.turn.cores) == {}
 
 
-def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
+def test_the_reason_of_a_lost_gang_names_every_node():
     killed = "The actor died unexpectedly.\n\tclass_name: W\n\tpid: 7\nIts process has died.\n" + "Exit detail. " * 60
     died = WorkerHealthCheckFailedError("Worker info: …", RayActorError(None, killed))
     own = UserExceptionWithTraceback(RuntimeError("the fork server has ended"), "Traceback …")
@@ -409,7 +379,7 @@ def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
     assert loss_reason(None, {}) == "its workers have left"
 
 
-def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
+def test_an_error_in_the_code_is_not_retried_and_kills_the_peers():
     run = one_running(2)
     attempt, error = run.running("a"), Failure(FailureKind.ERROR, "ValueError: no", 1)
     run.it.rank_ended(attempt, 1, RankEnd(failure=error))
@@ -419,7 +389,7 @@ def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
     assert run.it.trials.attempt("a", 1) is None  # it is over: what comes late is not for it
 
 
-def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_that_was_closed_fails_nobody():
+def test_a_gang_that_never_started_fails_its_trial_unless_it_was_closed():
     run = Run(specs(1), max_retries=1)
     run.define("a")
     (gang,) = run.pool.gangs.values()
@@ -434,7 +404,7 @@ def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_th
 
 
 @pytest.mark.parametrize("num_up", [0, 1])
-def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up, monkeypatch):
+def test_a_gang_starting_on_a_lost_node_delays_no_trial(num_up, monkeypatch):
     freed = []
     monkeypatch.setattr("ray.util.remove_placement_group", freed.append)
     run = Run(specs(2), cluster(1, 1, 1), max_retries=0)
@@ -457,7 +427,7 @@ def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up,
     assert [result.state for result in run.results] == [TrialState.FINISHED] and not run.of(TrialRetried)
 
 
-def test_a_trial_whose_ranks_wait_in_vain_is_killed_and_not_retried():
+def test_a_deadlocked_trial_is_killed_and_not_retried():
     run = one_running(num_workers=2)
     attempt = run.running("a")
     run.it.note_position(attempt, 1, Position({"0": 10}, is_out=True))
@@ -471,7 +441,7 @@ def test_a_trial_whose_ranks_wait_in_vain_is_killed_and_not_retried():
     assert result.failure.message.startswith("uneven numbers of batches per rank: rank 0 in backward waits for rank 1")
 
 
-def test_a_rank_that_lost_one_that_had_left_is_not_retried():
+def test_a_connection_lost_to_a_finished_rank_is_not_retried():
     run = one_running(num_workers=2)
     lost = Failure(FailureKind.PEER_LOST, "RuntimeError: Connection closed by peer", 1)
     left = RankEnd(RankOutcome(), position=Position({"0": 20}, is_out=True, has_left=True))
@@ -480,7 +450,7 @@ def test_a_rank_that_lost_one_that_had_left_is_not_retried():
     assert not run.of(TrialRetried)
 
 
-def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
+def test_a_trial_over_its_time_limit_is_killed_as_hung():
     run = one_running(trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     for is_killed in (False, True):
@@ -491,7 +461,7 @@ def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
     assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", log_path=log)
 
 
-def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
+def test_a_stopped_trial_ends_at_its_next_report_or_is_killed():
     run = one_running()
     attempt = run.running("a")
     assert attempt.continues(0)
@@ -507,7 +477,7 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
 
 
 @pytest.mark.parametrize("end", ["timeout", "stop"])
-def test_a_trial_that_has_trained_is_not_killed_while_it_sends_what_it_keeps(end):
+def test_a_trained_trial_is_not_killed_while_it_sends_artifacts(end):
     run = one_running(2, trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     run.it.rank_ended(attempt, 1, DONE)
@@ -522,7 +492,7 @@ def test_a_trial_that_has_trained_is_not_killed_while_it_sends_what_it_keeps(end
     assert kinds[-2:] == [ArtifactPiece, TrialEnded]
 
 
-def test_of_a_trial_that_fails_after_all_nothing_more_is_sent():
+def test_artifacts_of_a_failing_trial_are_not_accepted():
     run = one_running(2, trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     run.it.send(attempt, ["reference"])
@@ -530,7 +500,7 @@ def test_of_a_trial_that_fails_after_all_nothing_more_is_sent():
     assert attempt.kill_requested and not attempt.takes_artifacts
 
 
-def test_what_the_driver_can_not_store_stays_on_its_node_and_costs_one_notice_and_no_result():
+def test_artifacts_that_the_driver_cant_store_cost_one_notice_and_no_result():
     run = one_running()
     attempt = run.running("a")
     for _ in range(2):
@@ -547,7 +517,7 @@ def test_what_the_driver_can_not_store_stays_on_its_node_and_costs_one_notice_an
     assert result.state is TrialState.FINISHED
 
 
-def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_last_answer_comes_after_all(monkeypatch):
+def test_a_worker_sends_the_next_piece_after_the_driver_has_taken_one(monkeypatch):
     monkeypatch.setattr(module, "_import_trainer", lambda: None)
     run = one_running()
 
@@ -584,7 +554,7 @@ def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_las
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
-def test_a_trial_whose_loss_is_not_finite_stops_at_that_report_on_every_rank(in_lockstep):
+def test_a_trial_with_a_loss_that_is_not_finite_stops_on_every_rank(in_lockstep):
     run = one_running(2, in_lockstep=in_lockstep)
     attempt = run.running("a")
     run.it.report(attempt, {"train_loss": 1.0})
@@ -600,7 +570,7 @@ def test_a_trial_whose_loss_is_not_finite_stops_at_that_report_on_every_rank(in_
     assert not run.of(TrialRetried)
 
 
-def test_a_diverged_trial_trains_on_where_the_study_says_so():
+def test_with_stop_on_nan_off_a_diverged_trial_continues():
     run = one_running(1, stop_on_nan=False)
     attempt = run.running("a")
     for i in range(2):
@@ -610,7 +580,7 @@ def test_a_diverged_trial_trains_on_where_the_study_says_so():
     assert [result.state for result in run.results] == [TrialState.DIVERGED]
 
 
-def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial():
+def test_in_lockstep_a_rank_waits_for_tunes_decision():
     run = one_running(in_lockstep=True)
     trial, attempt = run.it.trials.get("a"), run.running("a")
     run.it.report(attempt, {"epoch": 1})
@@ -624,7 +594,7 @@ def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial()
     assert run.results[0].state is TrialState.FINISHED and run.it.trials.get("a") is None
 
 
-def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same():
+def test_a_trial_runs_although_its_tune_trial_was_lost():
     trials = specs(1, 1)
     run = Run(trials)
     run.define("a", "lost")
@@ -639,7 +609,7 @@ def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same()
     assert run.it.trials.get("lost") is None
 
 
-def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it():
+def test_a_trial_stopped_before_its_turn_ends_alone():
     trials = specs(1, 1)
     run = Run(trials)
     run.define("a", "stopped")
@@ -650,7 +620,7 @@ def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it
     assert run.started == [trials[1]]
 
 
-def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
+def test_a_trial_without_a_follower_is_stopped(monkeypatch):
     run = one_running()
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     trial = run.it.trials.get("a")
@@ -664,7 +634,7 @@ def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
     assert trial.stop_requested
 
 
-def test_after_the_close_nothing_starts_and_what_runs_is_killed():
+def test_closing_kills_running_trials_and_starts_no_others():
     run = Run(specs(1, 1))
     run.define("a", "b")
     run.workers_come_up()
@@ -678,7 +648,7 @@ def test_after_the_close_nothing_starts_and_what_runs_is_killed():
     assert [result.state for result in run.results] == [TrialState.FAILED]
 
 
-def test_events_come_in_one_order_until_they_are_acknowledged():
+def test_events_keep_their_order_until_acknowledged():
     run = one_running(trial_timeout_s=5.0)
     attempt = run.running("a")
     run.end("a")
@@ -709,7 +679,7 @@ def repeats(num, *num_workers):
     return [make_result({"num_workers": n}, repeat, 1.0).spec for repeat in range(num) for n in num_workers]
 
 
-def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go_on():
+def test_a_point_whose_first_trials_raise_one_error_stops():
     run = Run(repeats(4, 1, 2))
     run.define(*"abcdefgh")
     run.workers_come_up()
@@ -749,7 +719,7 @@ def test_a_crash_that_repeats_before_any_report_is_retried_once(messages, num_at
     assert (result.failure.message, len(run.of(Notice))) == (messages[-1], num_attempts == 2)
 
 
-def test_a_trial_that_ran_when_its_point_was_stopped_is_not_retried_and_keeps_its_own_failure():
+def test_a_trial_running_when_its_point_stops_keeps_its_own_failure():
     run = Run(repeats(3, 1), cluster(1, 1, 1))
     run.define(*"abc")
     run.workers_come_up()
@@ -764,7 +734,7 @@ def test_a_trial_that_ran_when_its_point_was_stopped_is_not_retried_and_keeps_it
 
 
 @pytest.mark.parametrize("other", [DONE, RankEnd(failure=replace(RAISED, message="ValueError: another"))])
-def test_a_point_that_fails_in_two_ways_goes_on(other):
+def test_a_point_with_different_failures_continues(other):
     run = Run(repeats(4, 1))
     run.define(*"abcd")
     run.workers_come_up()

@@ -23,7 +23,7 @@ from results import make_spec
 from raypar.errors import ClusterError
 from raypar.run import ranks
 from raypar.run.gang import gpus_of_gang
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, num_memory_kills, supervise
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, supervise
 from raypar.run.runner import is_retried
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind
@@ -33,7 +33,7 @@ from raypar.train.worker import failure_kind
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="no waitid here, which waits for an end and leaves it to others")
-def test_a_process_runs_until_it_has_ended_reaped_or_not():
+def test_a_zombie_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert is_running(process.pid)
         process.kill()
@@ -43,7 +43,7 @@ def test_a_process_runs_until_it_has_ended_reaped_or_not():
         assert not is_running(process.pid)
 
 
-def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
+def test_a_fork_server_is_ready_after_its_imports(tmp_path):
     (tmp_path / "comes_last.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
     server = ForkServer(("comes_last",), (str(tmp_path),))
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
@@ -52,9 +52,7 @@ def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
         client.fork(tmp_path / "log").kill()  # and it goes on as before
 
 
-def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_server_and_its_ranks_import(
-    tmp_path, monkeypatch
-):
+def test_files_beside_a_study_hide_no_imports_of_fork_server_and_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {*sys.stdlib_module_names, "torch", "numpy", "psutil", "cloudpickle", "packaging"} - {"antigravity", "this"}
     for name in names:
@@ -71,7 +69,7 @@ def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_serve
     assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
 
 
-def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket(tmp_path, monkeypatch):
+def test_a_fork_server_starts_with_a_tmpdir_too_long_for_a_socket(tmp_path, monkeypatch):
     (long := tmp_path / ("x" * 100)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     server = ForkServer(base_preload=())
@@ -80,7 +78,7 @@ def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long
     assert not Path(server.address).parent.exists() and list(long.iterdir()) == []
 
 
-def test_a_check_that_waits_is_forked_before_the_module_that_only_ranks_need(tmp_path, monkeypatch):
+def test_a_waiting_check_is_forked_before_the_late_import(tmp_path, monkeypatch):
     os.mkfifo(gate := tmp_path / "gate")
     (tmp_path / "waits.py").write_text(f"open({str(gate)!r}).read()")
     sent, send_handle = [], ranks.send_handle
@@ -104,7 +102,7 @@ def test_a_check_that_waits_is_forked_before_the_module_that_only_ranks_need(tmp
             assert seen.read_text() == str(not is_check), (tmp_path / "log").read_text()
 
 
-def test_a_fork_server_that_is_told_to_end_takes_its_ranks_along(tmp_path):
+def test_sigterm_ends_a_fork_server_and_its_ranks(tmp_path):
     server = ForkServer(base_preload=())
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         rank = client.fork(tmp_path / "log")
@@ -113,7 +111,7 @@ def test_a_fork_server_that_is_told_to_end_takes_its_ranks_along(tmp_path):
         assert not Path(server.address).parent.exists()
 
 
-def test_a_rank_whose_client_has_closed_its_connection_has_ended(tmp_path):
+def test_a_rank_ends_when_its_client_closes(tmp_path):
     server = ForkServer(base_preload=())
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         rank = client.fork(tmp_path / "log")
@@ -173,7 +171,7 @@ def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
 
 @needs_cuda_build
 @pytest.mark.parametrize("has_gpu", [True, False])
-def test_ranks_can_use_a_gpu_though_a_preloaded_module_touches_cuda_which_is_named(tmp_path, monkeypatch, has_gpu):
+def test_ranks_can_use_a_gpu_after_a_preloaded_module_touched_cuda(tmp_path, monkeypatch, has_gpu):
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     (tmp_path / "before.py").touch()
     # Where NVML answers, is_available() does no harm; here there is none.
@@ -191,7 +189,7 @@ def test_ranks_can_use_a_gpu_though_a_preloaded_module_touches_cuda_which_is_nam
 
 
 @pytest.mark.parametrize("given", [None, "0"])
-def test_imports_look_for_gpus_by_nvml_and_ranks_as_the_user_has_it(tmp_path, monkeypatch, given):
+def test_imports_use_the_nvml_check_and_ranks_the_users_setting(tmp_path, monkeypatch, given):
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     if given is not None:
         monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", given)
@@ -202,7 +200,7 @@ def test_imports_look_for_gpus_by_nvml_and_ranks_as_the_user_has_it(tmp_path, mo
     assert (seen, notice) == (expected, "")
 
 
-def test_who_waits_for_a_fork_server_that_dies_is_told():
+def test_waiting_for_a_fork_server_that_dies_raises():
     with contextlib.closing(ForkServer()) as server, contextlib.closing(ForkClient(server.address)) as client:
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):
@@ -221,7 +219,7 @@ class Leaves:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process adopts the orphans of its descendants")
 @pytest.mark.parametrize("first", ["client", "server"])
-def test_what_a_rank_has_started_ends_when_nobody_waits_for_the_rank_any_more(tmp_path, first):
+def test_processes_of_a_rank_end_with_its_client_or_server(tmp_path, first):
     os.mkfifo(tmp_path / "fifo")
     server = ForkServer(base_preload=())
     client = ForkClient(server.address)
@@ -273,7 +271,7 @@ def test_an_exception_has_a_kind(error, kind):
 
 
 @pytest.mark.parametrize("make", [torch.empty, np.empty, bytes])
-def test_memory_that_runs_out_is_a_kind(make):
+def test_an_allocation_failure_is_out_of_memory(make):
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         make(1 << 50)
     assert failure_kind(caught.value) is FailureKind.OUT_OF_MEMORY
@@ -294,7 +292,7 @@ LOST, CRASH, ERROR = (Failure(kind, kind) for kind in (FailureKind.PEER_LOST, Fa
         ([RankEnd(), RankEnd()], None),
     ],
 )
-def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_heard_first(ends, why):
+def test_the_rank_that_failed_first_explains_the_trials_failure(ends, why):
     failure = None
     for end in ends:
         failure = cause(failure, end)
@@ -302,7 +300,7 @@ def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_h
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_failures_that_another_attempt_may_not_repeat_are_retried(kind):
+def test_failures_of_the_infrastructure_are_retried(kind):
     final = ("error", "does_not_fit", "out_of_memory", "refused", "skipped", "invalid")
     is_final = kind in final
     assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is not is_final
@@ -325,7 +323,7 @@ LONG = "starts, " + "x" * 8_000_000 + " at http://me:secret@host, ends"
     ],
     ids=["long", "unprintable"],
 )
-def test_a_failure_has_its_exceptions_type_and_the_ends_of_what_is_long(error, name, message, monkeypatch, capfd):
+def test_a_failure_has_its_exceptions_type_and_a_shortened_message(error, name, message, monkeypatch, capfd):
     def fail(*_):
         raise error
 
@@ -349,7 +347,7 @@ def answer_of_a_rank(folder, job):
         return rank.connection.recv(), rank.join(60)
 
 
-def test_what_cannot_be_unpickled_in_a_rank_is_reported_with_its_text(tmp_path):
+def test_an_unpickling_error_in_a_rank_is_reported(tmp_path):
     answer, code = answer_of_a_rank(tmp_path, Runs("import no_such_module"))
     assert answer[:4] == ("error", FailureKind.ERROR, "ModuleNotFoundError", "No module named 'no_such_module'")
     assert code == 0 and "no_such_module" in (tmp_path / "log").read_text()
@@ -375,13 +373,13 @@ worker.run_rank = lambda *_: list(DataLoader(Exits(), num_workers=NUM))
 
 
 @pytest.mark.parametrize("num_workers", ["1", "3"])
-def test_a_loader_process_that_exits_is_named_whatever_the_rank_notices_first(tmp_path, num_workers):
+def test_a_loader_process_that_exits_is_a_crash(tmp_path, num_workers):
     answer, _ = answer_of_a_rank(tmp_path, Runs(LOADER.replace("NUM", num_workers)))
     assert answer[:3] == ("error", FailureKind.CRASH, "RuntimeError")
     assert re.search(r"DataLoader worker .* exited unexpectedly", answer[3])
 
 
-def test_an_error_that_the_rank_could_not_report_is_in_its_log(tmp_path):
+def test_an_error_that_a_rank_cant_report_is_in_its_log(tmp_path):
     code = "from raypar.train import worker; worker.cut = None; worker.run_rank = None"
     server = ForkServer(base_preload=())
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
@@ -401,7 +399,7 @@ os._exit(3)
 """
 
 
-def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, monkeypatch):
+def test_a_long_log_keeps_both_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "LOG_HEAD_BYTES", 1_000_000)
     monkeypatch.setattr(ranks, "LOG_TAIL_BYTES", 2_000_000)
     job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path))
@@ -419,7 +417,7 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
     assert len(text) == pytest.approx(3_000_000, abs=100)
 
 
-def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path, monkeypatch):
+def test_artifacts_are_sent_unless_the_node_can_write_to_the_drivers_folder(tmp_path, monkeypatch):
     driver_dir, logs = tmp_path / "driver", tmp_path / "logs"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     job = TrialJob(make_spec({}), 1, b"", RunSettings(Path("/of/the/driver/logs"), driver_dir=driver_dir))
@@ -431,11 +429,6 @@ def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_
     assert here.log_path(0).is_relative_to(logs)
     here = TrialJob(make_spec({}), 1, b"", RunSettings(logs)).on_this_node()  # which runs on the driver's machine
     assert not here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
-
-
-def test_the_kernels_count_of_memory_kills_does_not_fall():
-    before = num_memory_kills()
-    assert 0 <= before <= num_memory_kills()
 
 
 @pytest.fixture
@@ -467,7 +460,7 @@ def a_rank(rank=0, size=2, *, local_rank=0, local_size=1, node_ip="10.0.0.7", **
         ),
     ],
 )
-def test_a_rank_without_a_gpu_says_which_it_may_see(monkeypatch, variables, num_gpus, given, message):
+def test_a_rank_without_a_gpu_names_its_visible_gpus(monkeypatch, variables, num_gpus, given, message):
     variables.update(given)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(worker, "torch_problem", lambda _: None if num_gpus else "this machine has no GPU")
@@ -476,7 +469,7 @@ def test_a_rank_without_a_gpu_says_which_it_may_see(monkeypatch, variables, num_
     assert message in caught.value.message
 
 
-def test_a_ranks_gpu_is_the_one_of_its_number_on_the_node(monkeypatch):
+def test_the_local_rank_numbers_a_ranks_gpu(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -484,7 +477,7 @@ def test_a_ranks_gpu_is_the_one_of_its_number_on_the_node(monkeypatch):
     assert devices == chosen == [torch.device("cuda", i) for i in range(4)]
 
 
-def test_ranks_share_gpus_where_nccl_is_set_to_allow_it(monkeypatch, variables):
+def test_ranks_share_gpus_if_nccl_allows_it(monkeypatch, variables):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     variables[worker.SHARED_GPU] = "1"
@@ -508,9 +501,7 @@ ADDRESSES = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth1": ["10
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-def test_ranks_on_several_nodes_speak_over_the_interface_that_ray_has_there(
-    monkeypatch, variables, context, given, interfaces, device
-):
+def test_ranks_on_several_nodes_use_rays_interface(monkeypatch, variables, context, given, interfaces, device):
     joined = []
     listed = {name: [SimpleNamespace(address=each) for each in all_of] for name, all_of in ADDRESSES.items()}
     monkeypatch.setattr(worker.psutil, "net_if_addrs", lambda: listed)
@@ -537,5 +528,5 @@ def test_ranks_on_several_nodes_speak_over_the_interface_that_ray_has_there(
         ({"HIP_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}),
     ],
 )
-def test_a_rank_sees_the_gpus_of_its_gang_that_its_worker_was_given(of_worker, of_rank):
+def test_a_rank_sees_its_gangs_gpus(of_worker, of_rank):
     assert gpus_of_gang({**of_worker, "PATH": "/bin"}) == of_rank

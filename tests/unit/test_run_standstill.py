@@ -67,7 +67,7 @@ def noted(positions):
 
 
 @pytest.mark.parametrize("name", HOPELESS)
-def test_ranks_that_wait_in_vain_are_named_with_cause_and_fix(name):
+def test_deadlocked_ranks_are_named_with_cause_and_fix(name):
     positions, text = HOPELESS[name]
     failure = noted(positions)
     assert re.match(
@@ -77,11 +77,11 @@ def test_ranks_that_wait_in_vain_are_named_with_cause_and_fix(name):
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_ranks_that_may_go_on_are_left_alone(name):
+def test_ranks_that_may_continue_are_not_reported(name):
     assert noted(FINE[name]) is None
 
 
-def test_a_rank_that_has_moved_again_is_left_alone():
+def test_a_rank_that_moves_again_is_not_reported():
     standstill = Standstill(2, "log")
     standstill.note(0, stands(11))
     standstill.note(0, at(12))
@@ -105,7 +105,7 @@ ABORTED = Failure(
         (ABORTED, at(21), at(21), "rank 1 was in another collective operation than the rest"),
     ],
 )
-def test_a_lost_connection_to_a_rank_that_had_left_its_loop_is_explained(failure, first, second, text):
+def test_a_lost_connection_to_a_finished_rank_is_explained(failure, first, second, text):
     ends = {0: RankEnd(position=first), 1: RankEnd(failure=failure, position=second)}
     answer = explained(failure, ends)
     if text:

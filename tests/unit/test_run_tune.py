@@ -26,7 +26,7 @@ class Waits(BaseException):
     """The callback waits for an event that never comes."""
 
 
-def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch, tmp_path):
+def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
     events = [[(uid, TrialEnded(trial_result(make_spec({}, i), {}))) for i, uid in enumerate(("first", "second"))]]
 
     def wait(_, timeout):
@@ -76,7 +76,7 @@ def folder_after(tmp_path, *events):
     return below / ARTIFACT_FOLDER, [answer[2] for answer in answers], sorted(p.name for p in below.rglob("*"))
 
 
-def test_what_a_trial_sends_is_in_its_place_once_it_is_complete(tmp_path):
+def test_artifacts_are_moved_into_place_once_complete(tmp_path):
     rest = FilePiece("model/weights.pt", 7, b" of 2 GB")
     assert folder_after(tmp_path, "started", WEIGHTS, rest, "ended")[1:] == (["", ""], [])
     folder, answers, names = folder_after(tmp_path, "started", WEIGHTS, rest, "end", "ended")
@@ -84,7 +84,7 @@ def test_what_a_trial_sends_is_in_its_place_once_it_is_complete(tmp_path):
     assert (folder / "model" / "weights.pt").read_bytes() == b"weights of 2 GB"
 
 
-def test_a_trial_that_is_done_again_replaces_what_it_sent_before(tmp_path):
+def test_a_retried_trial_replaces_its_artifacts(tmp_path):
     other = FilePiece("other", 0, b"")
     folder, answers, names = folder_after(
         tmp_path, "started", WEIGHTS, other, "end", "started", other, "started", WEIGHTS, "end", "ended"
@@ -102,7 +102,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("problem", "bad"), BAD.items(), ids=BAD)
-def test_after_a_piece_that_could_not_be_taken_none_is_and_the_incomplete_is_removed(tmp_path, problem, bad):
+def test_after_a_bad_piece_all_artifacts_are_dropped(tmp_path, problem, bad):
     folder, answers, names = folder_after(tmp_path, "started", WEIGHTS, bad, FilePiece("z", 0, b""), "end", "ended")
     assert [bool(answer) for answer in answers] == [False, True, True, True] and names == [] and not folder.exists()
     assert answers[1].startswith(problem)
@@ -143,7 +143,7 @@ def given_out(searcher, ended, num_slots=1):
 
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 1, 3)])
-def test_blocks_are_given_out_one_after_the_other_each_once_all_before_have_ended(sizes, num_slots):
+def test_each_block_starts_after_the_end_of_the_last(sizes, num_slots):
     blocks, ended = Blocks(*sizes), [0]
     specs = list(blocks.make(3))
     asked_at = []
@@ -159,7 +159,7 @@ def test_blocks_are_given_out_one_after_the_other_each_once_all_before_have_ende
     assert asked_at == [3 + sum(sizes[:n]) for n in range(len(sizes) + 1)]
 
 
-def test_more_is_asked_for_only_when_every_result_was_passed_on():
+def test_more_is_called_after_every_result_was_passed_on():
     blocks, num_ended = Blocks(1), [0]
     searcher = module.BlockSearcher(list(blocks.make(1)), blocks, lambda: num_ended[0], 1)
     assert searcher.suggest("a") == {"order": 0}
@@ -169,14 +169,14 @@ def test_more_is_asked_for_only_when_every_result_was_passed_on():
     assert searcher.suggest("b") == {"order": 1} and blocks.num_asked == 1
 
 
-def test_more_slots_give_out_more_at_a_time():
+def test_more_slots_allow_more_trials_at_a_time():
     searcher = module.BlockSearcher(list(Blocks().make(3)), Blocks(), lambda: 0, 1)
     assert searcher.suggest("a") == {"order": 0} and searcher.suggest("b") is None
     searcher.max_concurrent = 2  # nodes have joined
     assert searcher.suggest("b") == {"order": 1} and searcher.suggest("c") is None
 
 
-def test_tune_takes_the_searcher_and_what_it_holds_need_not_be_pickled():
+def test_tune_accepts_the_searcher_without_pickling_its_state():
     searcher = module.BlockSearcher(list(Blocks().make(1)), lambda: (), lambda: 1, 1)
     searcher._lock = (each for each in "not to be pickled")
     cloudpickle.dumps(searcher)  # as the Tuner's state
