@@ -1,4 +1,4 @@
-"""Tokens: a private Ray's, the user's for a cluster, and the messages of a refusal. No Ray is started here."""
+"""Tokens of a private Ray and of clusters, and the messages of a refusal. No Ray is started here."""
 
 import contextlib
 import os
@@ -60,7 +60,7 @@ def test_a_private_rays_folder_is_private_and_kept_after_a_loss(error, is_kept, 
         if error is not None:
             raise error("lost")
     assert (folder / "ray").is_dir() == is_kept
-    remove_abandoned(parent)  # what this process has kept is not
+    remove_abandoned(parent)  # a folder of this process isn't abandoned
     assert (folder / "ray").is_dir() == is_kept
     monkeypatch.setattr(scratch, "MAX_SOCKET_LENGTH", most - 1)
     with private_ray.private_folder() as folder:
@@ -82,10 +82,7 @@ def test_the_token_is_found_in_rays_order(monkeypatch, tmp_path):
 
 
 class Gate:
-    """A cluster's answers, as no cluster is started here: it takes who sends a token, if that is the right one.
-
-    `asked` has the mode of each time.
-    """
+    """Stands in for a cluster that may require a token and reject it. `asked` lists the mode of each connection."""
 
     def __init__(self, *, wants, takes=True):
         self.wants, self.takes = wants, takes

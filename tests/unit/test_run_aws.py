@@ -1,4 +1,4 @@
-"""`ray up cluster.yaml` on a mocked AWS (moto), which enforces the policies of roles; SSH to the nodes is left out."""
+"""`ray up cluster.yaml` on a mocked AWS (moto) that enforces the policies of roles, without SSH to the nodes."""
 
 import json
 import re
@@ -30,10 +30,10 @@ IMAGES = {"canonical": "ami-0000000000000ubun", "deeplearning": "ami-00000000000
 
 
 class Updater:
-    """In the place of Ray's, which sets a node up over SSH."""
+    """Stands in for Ray's updater, which sets up a node over SSH."""
 
     exitcode = 0
-    configs = ()  # that heads got; a list in each test
+    configs = ()  # those of heads; a list in each test
 
     def __init__(self, file_mounts, **_):
         self.configs.append(json.loads(Path(file_mounts["~/ray_bootstrap_config.yaml"]).read_text()))
@@ -47,7 +47,7 @@ class Updater:
 
 @pytest.fixture
 def aws(tmp_path, monkeypatch):
-    """A new account, and `ray` with a home of its own in which there is a token; lists the calls to AWS."""
+    """Make a new account, and a home with a token; yield the token, the calls to AWS and its parameters."""
     for name, value in (("ACCESS_KEY_ID", "mine"), ("SECRET_ACCESS_KEY", "mine"), ("DEFAULT_REGION", REGION)):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -103,7 +103,7 @@ def instances():
 
 @contextmanager
 def role_of_head(monkeypatch):
-    """Be the head: its role's credentials, whose policies hold."""
+    """Use the credentials and rights of the head's role."""
     (head,) = instances()
     (role,) = boto3.client("iam").get_instance_profile(
         InstanceProfileName=head["IamInstanceProfile"]["Arn"].split("/")[-1]
@@ -124,7 +124,7 @@ def test_the_head_starts_workers_from_resolved_image_ids(aws, monkeypatch):
     assert code == 0, output
     config = AutoscalingConfig(Updater.configs[0], skip_content_hash=True).get_raw_config_mutable()  # as the head does
     (head,) = instances()
-    assert head["ImageId"].startswith("resolve:ssm:")  # by the user's rights; as long as it is the same, it is kept
+    assert head["ImageId"].startswith("resolve:ssm:")  # a changed id would replace the head
 
     @set_initial_no_auth_action_count(0)
     def launch():

@@ -1,4 +1,4 @@
-"""Clusters that don't answer, and processes of a Ray that ended: the study ends with one message, and in time."""
+"""Clusters that don't answer and lost processes of Ray end a study in time, with one message."""
 
 import contextlib
 import getpass
@@ -41,7 +41,7 @@ def work():
         try:
             time.sleep(0.01)
         except Exception as error:
-            raise AssertionError("what would tidy up caught it") from error
+            raise AssertionError("the abort was caught as an Exception") from error
 
 
 def test_a_killed_head_aborts_the_work():
@@ -53,7 +53,7 @@ def test_a_killed_head_aborts_the_work():
         reason = abort_reason()
     assert abort_reason() is None
     with handle_signals():
-        assert abort_reason() is None  # none is left from an earlier loss
+        assert abort_reason() is None  # an earlier loss is forgotten
     assert isinstance(reason, ClusterError)
     assert reason.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
     assert watch.lost
@@ -111,7 +111,7 @@ def test_an_unreachable_cluster_head_aborts_the_work_after_a_while():
         address = f"127.0.0.1:{head.getsockname()[1]}"
         watch = watch_of_cluster(address, patience_s=0.2)
         with watch.watching():
-            for _ in range(3):  # it is asked, and again
+            for _ in range(3):
                 head.accept()[0].close()
             head.close()
             with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can no longer be reached"):
@@ -125,11 +125,11 @@ def test_an_unreachable_cluster_head_aborts_the_work_after_a_while():
 
 @contextlib.contextmanager
 def black_hole(takes_connections):
-    """The address of a host that says nothing: it accepts, or drops what would connect."""
+    """Yield the address of a host that accepts or drops connections and never answers."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=50 if takes_connections else 0))
         address = server.getsockname()
-        for _ in range(0 if takes_connections else 4):  # its queue is full: the kernel drops what comes
+        for _ in range(0 if takes_connections else 4):  # with a full queue, the kernel drops connections
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
@@ -161,19 +161,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def autoscaler(config):
-    """A process with the command line of Ray's, on the head of head:1; no autoscaler is started."""
+    """Run a process with the command line of Ray's autoscaler for head:1."""
     flags = ["--gcs-address=head:1", f"--autoscaling-config={config}"]
     with subprocess.Popen([sys.executable, "-c", "input()", *flags], stdin=subprocess.PIPE) as process:
         until_s = time.monotonic() + 20
         while flags[0] not in psutil.Process(process.pid).cmdline() and time.monotonic() < until_s:
-            time.sleep(0.01)  # it is still a copy of this process
+            time.sleep(0.01)  # before its exec
         yield
         process.communicate(b"\n")
 
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Ray's answers as those of head:1, which is joined; its nodes can be set."""
+    """Replace Ray's answers by those of a joined cluster, head:1, whose nodes can be set."""
     answers = SimpleNamespace(nodes=[], now_s=0.0, joins={}, config=None)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="head:1"))
     monkeypatch.setattr("ray._private.state.state.get_cluster_config", lambda: answers.config)
@@ -194,7 +194,7 @@ def joined(monkeypatch):
 def test_node_types_come_from_the_autoscalers_file_on_the_head():
     assert node_types() == ()
     with autoscaler(REPOSITORY / "cluster-local.yaml"):
-        assert node_types() == (NodeType(2, 2),)  # whose resources only the machines know
+        assert node_types() == (NodeType(2, 2),)
     with autoscaler(REPOSITORY / "cluster.yaml"):
         by_shape = {each.shape: (each.min_count, each.max_count) for each in node_types()}
     assert by_shape == {(0, 0): (0, 0), (8, 0): (0, 8), (2, 1): (0, 4)}
@@ -229,7 +229,7 @@ def test_nodes_that_may_be_added_count_for_placements():
         ([(8, 1)], [NodeType(0, 3, {"CPU": 6, "GPU": 2})], 3),  # it may still be added
         ([(8, 0)], [NodeType(1, 1, {"CPU": 6, "GPU": 2})], 3),
         ([(2, 4)], (), 1),
-        ([(0, 4)], (), None),  # a head that runs nothing
+        ([(0, 4)], (), None),  # a head without CPUs
         ([(0.5, 1), (8, 2)], (), 4),
     ],
 )
@@ -267,7 +267,7 @@ def test_waiting_for_nodes_ends_when_they_join_or_time_is_up(joined):
     ("space", "min_nodes", "num_awaited"),
     [
         ({"num_workers": 1, "device": "cpu"}, None, 0),
-        ({"num_workers": 1}, None, 3),  # those to come may have GPUs
+        ({"num_workers": 1}, None, 3),  # nodes to come may have GPUs
         ({"num_workers": 2}, None, 3),
         ({"num_workers": 2, "nodes": "spread"}, None, 3),
         ({"num_workers": 1, "device": "cpu"}, 2, 2),
@@ -331,7 +331,7 @@ from raypar.signals import handle_signals, uninterrupted
 head.GRACE_S = 0.0
 with handle_signals(), quiet(Path(sys.argv[2])):
     with head.watch_of_own({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
-        time.sleep(60)  # as a call that looks after no signal
+        time.sleep(60)  # stands in for a call that ignores signals
 """
 
 

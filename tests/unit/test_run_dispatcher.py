@@ -1,4 +1,4 @@
-"""A run's trials through all their states, with gangs on paper and a clock of its own."""
+"""All states of a run's trials, with simulated gangs and a simulated clock."""
 
 import asyncio
 import math
@@ -71,7 +71,7 @@ class PaperPool(GangPool):
 
 
 class Run:
-    """A dispatcher with what surrounds it. Times are seconds from the start."""
+    """A dispatcher with a pool and a clock. Times are seconds."""
 
     def __init__(self, specs=(), nodes=FOUR_CPUS, *, max_retries=1, in_lockstep=False, trial_timeout_s=None):
         self.specs, self.pool = specs, PaperPool(nodes)
@@ -98,7 +98,7 @@ class Run:
             self.it.define(uid, None)
 
     def workers_come_up(self):
-        """All gangs that are starting are ready for their first trial."""
+        """Make all starting gangs ready for their first trial."""
         for gang in [gang for gang in self.pool.gangs.values() if gang.phase is GangPhase.STARTING]:
             self.comes_up(gang)
 
@@ -120,7 +120,7 @@ class Run:
         return self.it.trials.get(uid).attempt
 
     def end(self, uid, *ends):
-        """The ranks end in their order; the gang is ready for the next trial."""
+        """End the ranks in order, and make the gang ready for the next trial."""
         attempt = self.running(uid)
         for rank, end in enumerate(ends or [DONE] * attempt.gang.placement.num_workers):
             self.it.rank_ended(attempt, rank, end)
@@ -228,7 +228,7 @@ def test_a_trial_that_can_never_run_is_refused_at_its_turn():
     trials = specs(1, 9, 9)
     run = Run(trials)
     run.define("a", "b")
-    assert not run.results  # the first one waits for its gang
+    assert not run.results  # the first trial waits for its gang
     run.workers_come_up()
     assert run.started == trials[:1]
     (result,) = run.results
@@ -310,7 +310,7 @@ def test_after_a_gpu_failure_a_trial_is_retried_on_another_machine_if_one_can_ho
     assert run.running("a").gang is second
     run.end("a", RankEnd(), RankEnd(failure=ECC))
     run.workers_come_up()
-    assert run.running("a").gang in (first, second)  # no other machine is left that could
+    assert run.running("a").gang in (first, second)  # no other machine is left
     run.end("a")
     assert run.results[-1].attempts == 3 and len(run.of(TrialRetried)) == 2
 
@@ -356,7 +356,7 @@ def test_a_trial_stopped_while_it_waits_for_cores_is_over():
 def test_on_a_cluster_the_first_rank_of_each_machine_locks_cores_for_all():
     run = one_running(num_workers=3, nodes=cluster(2, 1))
     gang, pool = run.running("a").gang, run.pool
-    assert pool.to_lock(gang, gang.turn.cores) == {}  # nobody else is on a machine of its own
+    assert pool.to_lock(gang, gang.turn.cores) == {}  # the driver has locked its own machine
     pool._policy = GangPolicy(False, 4)
     assert [gang.hosts[rank] for rank in range(3)] == ["m0", "m0", "m1"]
     assert pool.to_lock(gang, None) == {0: (0, 1, 2, 3), 2: (0, 1, 2, 3)}
@@ -386,7 +386,7 @@ def test_an_error_in_the_code_is_not_retried_and_kills_the_peers():
     assert attempt.kill_requested and not run.results  # they may hang in a collective
     run.it.rank_ended(attempt, 0, RankEnd(failure=KILLED, was_killed=True))
     assert run.results[0].failure == error and not run.of(TrialRetried)
-    assert run.it.trials.attempt("a", 1) is None  # it is over: what comes late is not for it
+    assert run.it.trials.attempt("a", 1) is None  # late messages are ignored
 
 
 def test_a_gang_that_never_started_fails_its_trial_unless_it_was_closed():
@@ -466,7 +466,7 @@ def test_a_stopped_trial_ends_at_its_next_report_or_is_killed():
     attempt = run.running("a")
     assert attempt.continues(0)
     run.it.release("a", let_finish=False)
-    assert attempt.continues(0)  # another rank gets the answer that the first one got
+    assert attempt.continues(0)  # every rank gets the same answer
     assert not attempt.continues(1)
     for is_killed in (False, True):
         run.wait(9.9)
@@ -563,7 +563,7 @@ def test_a_trial_with_a_loss_that_is_not_finite_stops_on_every_rank(in_lockstep)
     assert not attempt.is_reported(1)  # rank 1 is there first, and waits for rank 0
     run.it.report(attempt, {"train_loss": math.nan})
     assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.continues(1)
-    # Rank 1, which made no such report, waited for rank 0 in vain and was killed.
+    # Rank 1, without such a report, waited for rank 0 and was killed.
     run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=KILLED, was_killed=True))
     (result,) = run.results
     assert (result.state, result.failure, result.attempts) == (TrialState.DIVERGED, None, 1)
@@ -589,7 +589,7 @@ def test_in_lockstep_a_rank_waits_for_tunes_decision():
     trial.follow(1)
     assert attempt.is_decided(0) and not attempt.is_decided(1)
     run.it.release("a", let_finish=True)
-    assert attempt.is_decided(1) and attempt.continues(1)  # to its end without Tune
+    assert attempt.is_decided(1) and attempt.continues(1)  # without Tune
     run.end("a")
     assert run.results[0].state is TrialState.FINISHED and run.it.trials.get("a") is None
 
@@ -723,7 +723,7 @@ def test_a_trial_running_when_its_point_stops_keeps_its_own_failure():
     run = Run(repeats(3, 1), cluster(1, 1, 1))
     run.define(*"abc")
     run.workers_come_up()
-    for uid in "abca":  # the first one is running again when the second one ends
+    for uid in "abca":  # the first trial is running again when the second ends
         run.end(uid, RankEnd(failure=replace(EXITED, message="rank 0 ended with exit code 3")))
     assert len(run.of(TrialRetried)) == 1 and len(run.of(Notice)) == 1
     assert [(r.spec.repeat, r.attempts, r.failure.kind) for r in run.results] == [

@@ -1,4 +1,4 @@
-"""Studies as jobs of a cluster, without a cluster: addresses, commands, logs, and what is uploaded."""
+"""Studies as jobs of a cluster, without a cluster: addresses, commands, logs and uploads."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def test_a_malformed_dashboard_address_is_refused(address):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """No token, and no address that Ray would take instead."""
+    """Remove the token and Ray's own settings of an address."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.skip("a Ray in this process would lose its token, and end the process")
     for name in (*VARIABLES, *OVERRIDES):
@@ -92,12 +92,12 @@ def test_a_jobs_output_is_filtered_for_the_terminal(capsys):
 
 
 def job(submission_id, metadata, status="RUNNING", start_time=1000, driver_exit_code=None, message=None):
-    """A job, as Ray describes it."""
+    """Return a job like Ray's."""
     return SimpleNamespace(**{**locals(), "status": JobStatus(status)})
 
 
 class Client:
-    """Stands in for Ray's client of a cluster, which takes seconds to start."""
+    """Stands in for Ray's client of a cluster."""
 
     def __init__(self, jobs=(), log=()):
         self.jobs, self.log, self.submitted = list(jobs), log, {}

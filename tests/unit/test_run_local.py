@@ -1,4 +1,4 @@
-"""Trials without Ray, one after the other: their fork servers and ranks, and Ctrl-C."""
+"""Trials without Ray: their fork servers and ranks, and Ctrl-C."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ KILLED = Failure(FailureKind.KILLED, "rank 0 was killed by SIGKILL")
 
 
 class Process:
-    """A rank on paper."""
+    """Stands in for a rank."""
 
     def __init__(self):
         self.is_killed = threading.Event()
@@ -33,7 +33,7 @@ class Process:
 
 
 def played(monkeypatch, run):
-    """Replace the ranks by `run`, which gets a job and a process, and returns the rank's end."""
+    """Replace the ranks by `run`, which takes a job and a process and returns the rank's end."""
     monkeypatch.setattr(local, "start_rank", lambda job, turn, context, forks, listen: (Process(), context))
     monkeypatch.setattr(local, "supervise", lambda process, job, *_: run(job, process))
 
@@ -72,7 +72,7 @@ def test_a_killed_fork_server_is_replaced(monkeypatch, tmp_path, servers):
     def run(job, _):
         if job.attempt == 1:
             kill(servers[-1])
-        fails = job.attempt == 1 and job.spec.repeat == 0  # the other is over when its server is killed
+        fails = job.attempt == 1 and job.spec.repeat == 0  # the other ends as its server is killed
         return RankEnd(failure=KILLED) if fails else DONE
 
     played(monkeypatch, run)

@@ -1,7 +1,4 @@
-"""Locks between studies, held by real processes: one execution of a study, one study on the cores, one on a GPU.
-
-The GPUs are made up: a lock needs their names only.
-"""
+"""Locks between studies, held by real processes. The GPUs are made up, since a lock needs only their names."""
 
 import contextlib
 import json
@@ -50,7 +47,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def start():
-    """Start a process that runs a study on the first cores of a machine; it prints what it waits for, then "has"."""
+    """Start a process that runs a study on the first cores of a machine. It prints its waits, then "has"."""
     with contextlib.ExitStack() as stack:
 
         def started(name, *numbers, share=0, code=HOLDS):
@@ -74,7 +71,7 @@ def me(study="s"):
 
 
 def other(study):
-    """Somebody else: a process that runs as long as this one."""
+    """Return a holder whose process outlives this one."""
     return Holder(study, os.getppid(), me().user, "raypar")
 
 
@@ -332,12 +329,12 @@ def test_every_user_can_lock_and_read_whatever_the_umask(folder):
 
 @pytest.fixture
 def every_users_folder():
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are one user's
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are private
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be two users")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as two users")
 def test_another_user_can_take_a_released_lock(monkeypatch, every_users_folder):
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(every_users_folder / "locks"))
     lock = Lock("core-0")
@@ -345,7 +342,7 @@ def test_another_user_can_take_a_released_lock(monkeypatch, every_users_folder):
     lock.sign(me())
     as_nobody = """
 import os
-import psutil  # while this process may read it
+import psutil  # while this process can still read it
 from raypar.run.locks import Holder, Lock
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 lock = Lock("core-0")

@@ -1,4 +1,4 @@
-"""What can never run is refused with the numbers; cores are leased to one rank at a time."""
+"""Placements that can never run are refused, and a core is leased to one rank at a time."""
 
 import itertools
 
@@ -20,18 +20,18 @@ PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampl
 
 
 def machine(sockets, cores, threads):
-    """As most systems count: every core's first thread before any core's second."""
+    """Return cores numbered as on most systems: every core's first thread before any core's second."""
     count = sockets * cores
     return tuple(Core(n, n % count // cores, n % count) for n in range(count * threads))
 
 
 def numbered(*numbers):
-    """Cores of which no more than the number is known."""
+    """Return cores of one socket."""
     return tuple(Core(n, 0, n) for n in numbers)
 
 
 def placed_by_hand(placement, nodes):
-    """Whether some assignment of the workers to the nodes holds, by trying them all."""
+    """Return whether some assignment of the workers to the nodes works, by trying all."""
 
     def holds(nodes_of_workers):
         counts = [nodes_of_workers.count(i) for i in range(len(nodes))]
@@ -109,7 +109,7 @@ class Leases(RuleBasedStateMachine):
     def start(self):
         self.cores = {"a": (0, 1, 4, 5, 7), "b": (0, 1, 2)}
         self.leases = CoreLeases()
-        for host, cores in (*self.cores.items(), *self.cores.items()):  # a known machine again
+        for host, cores in (*self.cores.items(), *self.cores.items()):  # each host twice
             self.leases.add_host(host, numbered(*cores))
         self.held: list[tuple[dict[int, str], dict[int, tuple[int, ...]]]] = []
 
@@ -127,7 +127,7 @@ class Leases(RuleBasedStateMachine):
         cores = self.leases.lease(by_rank, num_cores, affinity)
         need = {host: hosts.count(host) * num_cores for host in hosts}
         if any(need[host] > len(self.cores[host]) for host in need):
-            assert cores == {}  # never: it runs unpinned
+            assert cores == {}  # it runs unpinned
         elif any(need[host] > self.free(host) for host in need):
             assert cores is None  # not now
         else:
@@ -183,10 +183,10 @@ TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 
         ((), 3, (0, 1, 2), (0, 4, 1)),
         ((), 6, (0, 4, 1, 2, 6, 3), (0, 4, 1, 5, 2, 6)),
         ((), 8, (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
-        # Socket 0 has only core 0's second thread: compact leaves whole what is larger than it needs.
+        # Socket 0 has only core 0's second thread. compact keeps larger sockets whole.
         ((0, 1, 5), 2, (4, 2), (2, 6)),
         ((0, 1, 5), 5, (4, 2, 6, 3, 7), (2, 6, 3, 7, 4)),
-        # Socket 0 has one core with two threads: spread prefers a core of its own to a socket of its own.
+        # Socket 0 has one core with two threads. spread prefers a separate core to a separate socket.
         ((1, 5), 3, (0, 2, 3), (2, 6, 3)),
     ],
 )
@@ -239,7 +239,7 @@ NODES_CORES = (
 
 
 def near_of(*nodes):
-    """Return the cores near to the GPU of each rank, by the NUMA node that it is on."""
+    """Return the cores near each rank's GPU, given the GPU's NUMA node."""
     return {rank: NODES_CORES[node] for rank, node in enumerate(nodes)}
 
 
@@ -252,9 +252,9 @@ def near_of(*nodes):
         ((1, 1), 4, {0: (4, 5, 6, 7), 1: (12, 13, 14, 15)}),
         ((0, 0, 1, 1), 4, {0: (0, 1, 2, 3), 1: (8, 9, 10, 11), 2: (4, 5, 6, 7), 3: (12, 13, 14, 15)}),
         ((0, 0, 0, 0, 1, 1, 1, 1), 2, {rank: (n, n + 1) for rank, n in enumerate((0, 2, 8, 10, 4, 6, 12, 14))}),
-        # Four GPUs on a node with cores for two: the others get what is left, and nobody more than one share.
+        # Four GPUs on a NUMA node with cores for two: the other ranks get the remaining cores.
         ((1, 1, 1, 1), 4, {0: (4, 5, 6, 7), 1: (12, 13, 14, 15), 2: (0, 1, 2, 3), 3: (8, 9, 10, 11)}),
-        # Rank 0 has to take one of the other node: one that the other rank does not need.
+        # Each rank's own cores come first.
         ((0, 1), 7, {0: (0, 1, 2, 3, 8, 9, 10), 1: (4, 5, 6, 7, 12, 13, 14)}),
         ((0, 0), 5, {0: (0, 1, 2, 3, 8), 1: (9, 10, 11, 4, 5)}),
     ],

@@ -1,4 +1,4 @@
-"""Ranks: their processes, the fork servers that start them, and the kinds and causes of their failures."""
+"""Processes of ranks, their fork servers, and the kinds and causes of their failures."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def test_a_fork_server_is_ready_after_its_imports(tmp_path):
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         client.wait_until_ready()
         assert (tmp_path / "imported").exists()
-        client.fork(tmp_path / "log").kill()  # and it goes on as before
+        client.fork(tmp_path / "log").kill()
 
 
 def test_files_beside_a_study_hide_no_imports_of_fork_server_and_ranks(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_rank_ends_when_its_client_closes(tmp_path):
         assert rank.join(60) == -signal.SIGKILL
 
 
-# NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
+# Fake of NVIDIA's library with one card, which makes a fork server avoid CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
 NVML_DEVICE_MIG_ENABLE = 1
@@ -133,7 +133,7 @@ def nvmlDeviceGetUUID(handle): return "GPU-0"
 def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(busId="00000000:3B:00.0")
 def nvmlDeviceGetMigMode(handle): return (0, 0)
 """
-# What a rank has of its fork server.
+# Code of a rank that writes down what it inherited from its fork server.
 LOOK = """
 import json, os, sys, torch
 seen = {"bad_fork": torch.cuda._is_in_bad_fork(), "check": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")}
@@ -145,7 +145,7 @@ needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="torch 
 
 
 class Runs:
-    """Code that runs where this is unpickled."""
+    """Code that runs when this is unpickled."""
 
     def __init__(self, code):
         self.code = code
@@ -155,7 +155,7 @@ class Runs:
 
 
 def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
-    """Return what a rank sees of a server that was to import these modules of a folder, and the server's notice."""
+    """Return what a rank inherits from a server that imports these modules of a folder, and the server's notice."""
     (installed := folder / "installed").mkdir()
     (installed / "pynvml.py").write_text(pynvml)
     with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +174,7 @@ def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
 def test_ranks_can_use_a_gpu_after_a_preloaded_module_touched_cuda(tmp_path, monkeypatch, has_gpu):
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     (tmp_path / "before.py").touch()
-    # Where NVML answers, is_available() does no harm; here there is none.
+    # With a real NVML, is_available() would do no harm.
     code = "import os, torch; os.environ['OF_A_MODULE'] = 'set'; torch.cuda.is_available(); raise ImportError"
     (tmp_path / "touches.py").write_text(code)
     (tmp_path / "after.py").touch()
@@ -183,8 +183,8 @@ def test_ranks_can_use_a_gpu_after_a_preloaded_module_touched_cuda(tmp_path, mon
     if has_gpu:
         assert seen == {"bad_fork": False, "check": None, "imported": ["before"], "variable": None}
         assert notice.startswith("touches touched CUDA when imported; ranks import it")
-    else:  # there is nothing that ranks could use
-        imported = ["before", "after"]  # of one that fails, nothing stays
+    else:  # without a GPU, it doesn't matter
+        imported = ["before", "after"]
         assert (seen["imported"], notice) == (imported, "")
 
 
@@ -208,7 +208,7 @@ def test_waiting_for_a_fork_server_that_dies_raises():
 
 
 class Leaves:
-    """What starts a process in a session of its own where it is unpickled, and waits for it; its id into a FIFO."""
+    """When unpickled, starts a process in a new session, writes its id into a FIFO, and waits for it."""
 
     def __init__(self, fifo):
         self.fifo = fifo
@@ -232,7 +232,7 @@ def test_processes_of_a_rank_end_with_its_client_or_server(tmp_path, first):
 
 
 class DistBackendError(RuntimeError):
-    """NCCL's, which is not built everywhere."""
+    """Stands in for torch's error of NCCL, which not every build has."""
 
 
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77,"
@@ -427,13 +427,13 @@ def test_artifacts_are_sent_unless_the_node_can_write_to_the_drivers_folder(tmp_
     here = job.on_this_node()
     assert not here.sends_artifacts and here.artifact_dir == driver_dir / job.spec.identity / "artifacts"
     assert here.log_path(0).is_relative_to(logs)
-    here = TrialJob(make_spec({}), 1, b"", RunSettings(logs)).on_this_node()  # which runs on the driver's machine
+    here = TrialJob(make_spec({}), 1, b"", RunSettings(logs)).on_this_node()  # on the driver's machine
     assert not here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
 
 
 @pytest.fixture
 def variables(monkeypatch):
-    """The environment variables of a rank, none to begin with."""
+    """Environment variables of a rank, empty at first."""
     variables: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", variables)
     return variables
@@ -520,7 +520,7 @@ def test_ranks_on_several_nodes_use_rays_interface(monkeypatch, variables, conte
     ("of_worker", "of_rank"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": "0,2"}),
-        # On AMD's nodes Ray sets HIP's variable, which comes first there, and Ray Train shares CUDA's alone.
+        # On AMD's nodes Ray sets HIP's variable, which takes precedence, and Ray Train shares only CUDA's.
         (
             {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "2"},
             {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "0,2"},

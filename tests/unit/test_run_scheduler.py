@@ -1,4 +1,4 @@
-"""Trials side by side as far as isolation allows: none shares a machine, none waits for ever, little stands idle."""
+"""Scheduling of simulated trials: none shares a machine, none starves, and machines are rarely idle."""
 
 import itertools
 import random
@@ -34,7 +34,7 @@ def jobs_of(draw):
 
 
 def together(ran):
-    """Pairs that ran at the same time."""
+    """Return the pairs that ran at the same time."""
     pairs = itertools.combinations(ran, 2)
     return [(a, b) for a, b in pairs if a.begun_s < b.ended_s and b.begun_s < a.ended_s]
 
@@ -78,7 +78,7 @@ def test_a_trial_is_passed_only_by_nearby_trials(jobs, nodes, how):
     outcome = simulate(jobs, nodes, how)
     for late in outcome.ran:
         passed_by = [ran.nth - late.nth for ran in outcome.ran if ran.nth > late.nth and ran.begun_s < late.begun_s]
-        # What passes one that no place is kept for passes the first one that waits as well.
+        # A trial that passes one without a reservation also passes the first waiting one.
         assert all(ahead <= LOOKAHEAD * max(1, num_machines(nodes)) for ahead in passed_by)
 
 
@@ -106,12 +106,12 @@ def test_a_short_trial_is_backfilled():
     wide = Job(workers(3, nodes=3), 5.0, 5.0)
     jobs = [estimated(1.0), estimated(10.0), estimated(10.0), wide, estimated(10.1), estimated(8.9)]
     begun = {ran.nth: ran.begun_s for ran in simulate(jobs, cluster(1, 1, 1), rules()).ran}
-    assert begun[3] == 10.0  # nobody has delayed it
+    assert begun[3] == 10.0  # not delayed
     assert begun[5] == 1.0 and begun[4] == 15.0
     pair = Job(workers(2, nodes=2), 5.0, 5.0)
     jobs = [estimated(1.0), estimated(10.0), pair, estimated(9.9)]
     begun = {ran.nth: ran.begun_s for ran in simulate(jobs, cluster(1, 1), rules()).ran}
-    assert begun[3] == 1.0  # it ends with the one that is waited for, as far as anybody can say
+    assert begun[3] == 1.0  # it is expected to end together with the reservation's machine
 
 
 def gang(size, last_used_s=0.0, phase=GangPhase.IDLE):
@@ -179,10 +179,10 @@ ONE_CORE_HOSTS = cluster(1, 1, 1, 1)
 
 
 def blocks(points, num_repeats, seed):
-    """A study's trials: each block placement by placement, all in random order. How long they take, runs have to show.
+    """Return a study's trials, whose durations are unknown: each block placement by placement, in random order.
 
     Args:
-        points: the placement and the seconds of each.
+        points: placement and seconds of each.
     """
     jobs = []
     for block in range(num_repeats):
@@ -193,7 +193,7 @@ def blocks(points, num_repeats, seed):
 
 
 def in_random_order(jobs, draw):
-    """Placement by placement."""
+    """Return the jobs placement by placement, in random order."""
     groups = {}
     for job in jobs:
         groups.setdefault(job.placement, []).append(job)
@@ -205,7 +205,7 @@ def in_random_order(jobs, draw):
 
 
 def short_mix(seed):
-    """The trials of ``benchmarks/makespan.py --mixed``."""
+    """Return the trials of ``benchmarks/makespan.py --mixed``."""
     return blocks([(workers(count), 10.0) for count in (1, 2, 4)], 8, seed)
 
 
@@ -235,7 +235,7 @@ def test_random_mixes_finish_near_the_lower_bound():
     for jobs in map(random_mix, range(40)):
         least_s = bound_s(jobs, ONE_CORE_HOSTS, rules()) + 12.0 * len({job.placement for job in jobs})
         ratios.append(simulate(jobs, ONE_CORE_HOSTS, rules(), start_s=12.0).makespan_s / least_s)
-    # Gangs of 3 leave a host idle, which the bound doesn't know; a few trials can't be packed well.
+    # The bound ignores that gangs of 3 leave a host idle; few trials can't be packed well.
     assert statistics.median(ratios) <= 1.2 and max(ratios) <= 2.0
 
 
@@ -289,7 +289,7 @@ def test_a_trial_waits_for_a_gang_that_is_free_sooner_than_a_new_one():
     assert placements_opened([2], [busy]) == []
     assert placements_opened([2], [replace(busy, ends_in_s=6.0)]) == [(2, "n2", "n3")]
     assert placements_opened([2, 2], [busy]) == [(2, "n2", "n3")]  # the second one has none to wait for
-    # A trial of unknown length is expected to run as long again as it has.
+    # A trial of unknown length is expected to take its time so far once more.
     assert placements_opened([2], [replace(busy, ends_in_s=None, busy_s=4.0)]) == []
     assert placements_opened([2], [replace(busy, ends_in_s=None, busy_s=6.0)]) == [(2, "n2", "n3")]
     # The gang is idle, but another trial runs on one of its machines.
@@ -299,7 +299,7 @@ def test_a_trial_waits_for_a_gang_that_is_free_sooner_than_a_new_one():
 
 
 def mixed(seed):
-    """Sixty trials as a study has them: 20 points in three blocks, each placement by placement in random order."""
+    """Return sixty trials of a study: 20 points in three blocks, each placement by placement in random order."""
     draw = random.Random(seed)
     points = [(workers(draw.choice([1, 2, 4, 8])), draw.uniform(5, 20)) for _ in range(20)]
     jobs = []
@@ -314,7 +314,7 @@ def test_sixty_mixed_trials_on_four_machines_finish_near_the_lower_bound(max_tri
     how = rules(max_trials)
     studies = map(mixed, range(40))
     ratios = [max(r.ended_s for r in simulate(jobs, FOUR, how).ran) / bound_s(jobs, FOUR, how) for jobs in studies]
-    # Where trials share machines, what a large gang waits for can't always be filled: a random order has a long tail.
+    # On shared machines, the wait of a large gang can't always be filled: a random order has a long tail.
     few = 0 if max_trials is None else 2
     assert sum(ratio > 1.2 for ratio in ratios) <= few
     assert statistics.median(ratios) <= 1.1

@@ -1,4 +1,4 @@
-"""The lease of a study in its store's folder, for machines that have no lock in common."""
+"""The lease of a study in its store's folder, for machines without a common lock."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ def path(tmp_path):
 
 
 def left_by(path, age_s=0.0, **changes):
-    """A lease that some process has left, last renewed a while ago."""
+    """Write the lease of another process, last renewed `age_s` ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
     owner = dataclasses.replace(study_lease._Owner.of(ME), host="node7", token="theirs", **changes)
     path.write_text(json.dumps(dataclasses.asdict(owner)))
@@ -100,7 +100,7 @@ def test_the_owner_renews_its_lease_until_it_is_taken_over(path, monkeypatch):
     with leased_study(ME, path):
         assert renewed.wait(60)
         left_by(path, machine="another")
-    assert json.loads(path.read_text())["token"] == "theirs", "what is another's is not removed"
+    assert json.loads(path.read_text())["token"] == "theirs", "another's lease is not removed"
 
 
 def test_created_folders_are_removed_and_a_missing_store_has_no_lease(tmp_path, path):

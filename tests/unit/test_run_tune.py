@@ -1,7 +1,6 @@
-"""Tune's searcher and callback: further blocks are given out in one run, a listener that fails ends it once, and what
-trials keep arrives.
+"""Tune's searcher and callback: further blocks share one Tune run, a failing listener ends it, and artifacts arrive.
 
-Ray's calls are stood in for: which events come together is a matter of luck with a real broker.
+Ray's calls are replaced, since a real broker decides by chance which events come together.
 """
 
 from types import SimpleNamespace
@@ -56,7 +55,7 @@ WEIGHTS = FilePiece("model/weights.pt", 0, b"weights")
 
 
 def folder_after(tmp_path, *events):
-    """Pass events of a trial on; return its artifacts, the answers to its pieces, and all that is there of it."""
+    """Pass on events of a trial; return its artifact folder, the answers to its pieces, and the names in its folder."""
     answers, spec = [], make_spec({}, 0)
     broker = SimpleNamespace(piece_taken=SimpleNamespace(remote=lambda *answer: answers.append(answer)))
     broker.events = SimpleNamespace(remote=lambda _: None)
@@ -109,7 +108,7 @@ def test_after_a_bad_piece_all_artifacts_are_dropped(tmp_path, problem, bad):
 
 
 class Blocks:
-    """Further blocks, by the number of trials in each, and how often they were asked for."""
+    """Further blocks, by the number of trials in each, and the number of requests for one."""
 
     def __init__(self, *sizes):
         self.sizes, self.num_asked, self.num_made = list(sizes), 0, 0
@@ -124,7 +123,7 @@ class Blocks:
 
 
 def given_out(searcher, ended, num_slots=1):
-    """Return the trials' places in the order in which a searcher gives them out; each ends before the next but one."""
+    """Return the trials' places in the order in which a searcher suggests them."""
     places, live = [], []
     for number in range(1000):
         suggested = searcher.suggest(str(number))
