@@ -90,9 +90,9 @@ More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # ignored where messages are compared
 NUM_ALIKE = 2  # attempts with the same error, after which a third would fail too
-SKIPPED = "not run: the first {} attempts at its point failed with one error: {}"
+SKIPPED = "not run: the first {} attempts at its point failed with the same error: {}"
 NOT_RUN = "not run: its point does not fit: {}"
-STOPPED = "{} stopped: its first {} attempts failed with one error: {}"
+STOPPED = "{} stopped: its first {} attempts failed with the same error: {}"
 
 
 class Runner(Protocol):

@@ -159,7 +159,7 @@ def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(r
     (notice,) = events.of(Notice)
     assert (
         notice.text
-        == "act=raise num_samples=64 stopped: its first 2 attempts failed with one error: ValueError: no such luck"
+        == "act=raise num_samples=64 stopped: its first 2 attempts failed with the same error: ValueError: no such luck"
     )
 
 

@@ -671,7 +671,7 @@ def test_a_gang_of_fresh_interpreters_serves_once():
 
 
 RAISED, EXITED = Failure(FailureKind.ERROR, "ValueError: no such act\nat 0", 0), Failure(FailureKind.CRASH, "", 0)
-ALIKE = "the first 2 attempts at its point failed with one error: "
+ALIKE = "the first 2 attempts at its point failed with the same error: "
 
 
 def repeats(num, *num_workers):
@@ -686,7 +686,7 @@ def test_a_point_whose_first_trials_raise_one_error_stops():
     for uid in "abcd":
         run.end(uid, RankEnd(failure=RAISED)) if uid in "ac" else run.end(uid)
     assert [e.text for e in run.of(Notice)] == [
-        "num_workers=1 stopped: its first 2 attempts failed with one error: ValueError: no such act"
+        "num_workers=1 stopped: its first 2 attempts failed with the same error: ValueError: no such act"
     ]
     run.end("f")
     run.end("h")
