@@ -75,27 +75,16 @@ def _shape(resources: Mapping[str, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Resources to run on.
+    """Resources to run on."""
 
-    Attributes:
-        nodes: totals of each node, ``{"CPU": 8, "GPU": 1}``.
-        is_own: nobody else uses it.
-        node_types: nodes that an autoscaler starts.
-        cores: cores that workers can be pinned to; None: only the machines know.
-        has_mps: it has an Apple GPU.
-        labels: Ray labels of each node; empty if no node has any.
-        takes_everybody: it runs code of any client, without a token.
-        gpu_problem: why torch can't use the GPUs, as far as this process can see.
-    """
-
-    nodes: tuple[Mapping[str, float], ...]
-    is_own: bool
-    node_types: tuple[NodeType, ...] = ()
-    cores: tuple[Core, ...] | None = None
-    has_mps: bool = False
-    labels: tuple[Mapping[str, str], ...] = ()
-    takes_everybody: bool = False
-    gpu_problem: str = ""
+    nodes: tuple[Mapping[str, float], ...]  # totals of each node, ``{"CPU": 8, "GPU": 1}``
+    is_own: bool  # nobody else uses it
+    node_types: tuple[NodeType, ...] = ()  # nodes that an autoscaler starts
+    cores: tuple[Core, ...] | None = None  # cores that workers can be pinned to; None: only the machines know
+    has_mps: bool = False  # it has an Apple GPU
+    labels: tuple[Mapping[str, str], ...] = ()  # Ray labels of each node; empty if no node has any
+    takes_everybody: bool = False  # it runs code of any client, without a token
+    gpu_problem: str = ""  # why torch can't use the GPUs, as far as this process can see
 
     @property
     def num_cpus(self) -> float:

@@ -30,21 +30,14 @@ TINY_CPU = 0.001  # reservation of a worker in Ray if only the broker assigns co
 
 @dataclass(frozen=True)
 class Greeting:
-    """A gang's worker and its machine, as the worker describes them to the dispatcher.
-
-    Attributes:
-        host: the machine; nodes of one host share its cores.
-        context: context of its ranks, without the parts that depend on the turn.
-        cores: cores of the host.
-        near: numbers of the cores of its GPU's NUMA node; empty: no GPU, or unknown.
-    """
+    """A gang's worker and its machine, as the worker describes them to the dispatcher."""
 
     node_id: str
-    host: str
+    host: str  # the machine; nodes of one host share its cores
     hostname: str
-    context: RankContext
-    cores: tuple[Core, ...]
-    near: frozenset[int] = frozenset()
+    context: RankContext  # of its ranks, without the parts that depend on the turn
+    cores: tuple[Core, ...]  # of the host
+    near: frozenset[int] = frozenset()  # numbers of the cores of its GPU's NUMA node; empty: no GPU, or unknown
     placement_group: Any = None
 
 
@@ -91,21 +84,13 @@ def start_rank(
 
 @dataclass(frozen=True)
 class GangPolicy:
-    """Resources of gangs.
+    """Resources of gangs."""
 
-    Attributes:
-        owns_cluster: this Ray was started for the run, on one machine.
-        max_parked: maximum number of idle gangs on a machine. To start another, the one needed last is closed.
-        fork_addresses: addresses of the driver's fork servers, by revision.
-        cores: cores that trials may use; None: all of each machine.
-        is_local: a gang is part of the driver's process and serves one trial.
-    """
-
-    owns_cluster: bool
-    max_parked: int
-    fork_addresses: Mapping[str, str] = field(default_factory=dict)
-    cores: Sequence[Core] | None = None
-    is_local: bool = False
+    owns_cluster: bool  # this Ray was started for the run, on one machine
+    max_parked: int  # maximum number of idle gangs on a machine; to start another, the one needed last is closed
+    fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
+    cores: Sequence[Core] | None = None  # cores that trials may use; None: all of each machine
+    is_local: bool = False  # a gang is part of the driver's process and serves one trial
 
 
 @dataclass(eq=False)

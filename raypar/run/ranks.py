@@ -304,21 +304,14 @@ def spawn(log_path: Path, listen: socket.socket | None = None, revision: Revisio
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of a rank: an outcome or a failure. Both are missing if it could not begin.
-
-    Attributes:
-        cores_held_by: the study that holds cores which it needs, so it could not begin.
-        was_killed: raypar killed it, so its end explains nothing.
-        load: load of its machine, from the first rank there.
-        position: its last known position in its collective operations.
-    """
+    """End of a rank: an outcome or a failure. Both are missing if it could not begin."""
 
     outcome: RankOutcome | None = None
     failure: Failure | None = None
-    cores_held_by: str = ""
-    was_killed: bool = False
-    load: tuple[LoadSample, ...] = ()
-    position: Position = field(default_factory=Position)
+    cores_held_by: str = ""  # the study that holds cores which it needs, so it could not begin
+    was_killed: bool = False  # by raypar, so its end explains nothing
+    load: tuple[LoadSample, ...] = ()  # of its machine, from the first rank there
+    position: Position = field(default_factory=Position)  # the last known one in its collective operations
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
