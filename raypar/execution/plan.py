@@ -16,7 +16,7 @@ from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
 from raypar.execution.source import TrialSource, UntilSettled
 from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
-from raypar.run.placement import CoreLeases
+from raypar.run.placement import cores_of_trials
 from raypar.run.runner import StoppedPoints
 from raypar.study.blocks import block, num_first_blocks
 from raypar.study.options import ON_CPU, OPTIONS, Auto, listed_cores, resolve
@@ -25,7 +25,7 @@ from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
-from raypar.train.affinity import Core, cores_near_gpu
+from raypar.train.affinity import Core
 from raypar.units import counted
 
 T = TypeVar("T")
@@ -124,16 +124,8 @@ class ExecutionPlan:
         Args:
             machine: cores that the study may use; enough for its widest trial.
         """
-        chosen: set[int] = set()
-        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in self._to_place}:
-            leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
-            leases.add_host("here", machine)
-            near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
-            cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
-            chosen.update(*cores.values() if cores else [[core.number for core in machine]])
-        num_left_over = self._num_widest * (self.study.max_concurrent_trials or 1) - len(chosen)
-        others = [core.number for core in machine if core.number not in chosen]
-        return frozenset([*chosen, *others[: max(0, num_left_over)]])
+        placed = {(spec.placement, spec.config["cpu_affinity"]) for spec in self._to_place}
+        return cores_of_trials(placed, machine, self._num_widest * (self.study.max_concurrent_trials or 1))
 
     def with_more(self, specs: Sequence[TrialSpec]) -> ExecutionPlan:
         """Return the plan with further trials."""

@@ -17,10 +17,10 @@ from raypar.execution.plan import ExecutionPlan
 from raypar.execution.revisions import pickle_by_value, preload_of
 from raypar.files import make_private_folder
 from raypar.masking import secret_variables
-from raypar.run.cluster import watch_of_cluster
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkAgent, check_workload
 from raypar.run.runner import Runner
+from raypar.run.watch import watch_of_cluster
 from raypar.scratch import LOGS_PREFIX
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import point_label

@@ -1,4 +1,4 @@
-"""Ray's token authentication: a random token for a private Ray, the user's token for a cluster.
+"""Ray's token authentication, with a random token for a private Ray and the user's token for a cluster.
 
 Ray's rules (https://docs.ray.io/en/latest/ray-security/token-auth.html): Ray looks for the token in RAY_AUTH_TOKEN,
 then in the file that RAY_AUTH_TOKEN_PATH names, then in ~/.ray/auth_token. It sends it only with RAY_AUTH_MODE=token.
@@ -72,8 +72,8 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
     mode, source = os.environ.get(MODE, "").lower(), token_source()
     if mode == "token" and source is None:  # Ray would end this process
         path = os.environ.get(TOKEN_PATH)
-        lacking = f"{TOKEN_PATH}={path}: there is no token in it"
-        lacking = lacking if path else f"{MODE}=token asks for a token, and there is none"
+        lacking = f"{TOKEN_PATH}={path}: the file has no token"
+        lacking = lacking if path else f"{MODE}=token needs a token, and there is none"
         raise ClusterError(f"--address {address}: {lacking}", hint=GIVE_TOKEN)
     with _environment({}):
         refused = is_refused()
@@ -82,12 +82,12 @@ def admitted(address: str, connect: Callable[[str], object] | None = None) -> It
             _set({MODE: mode})
             refused = is_refused()
         if refused:
-            wrong, hint = "the cluster asks for a token, and you have given none", GIVE_TOKEN
+            wrong, hint = "the cluster requires a token, and none was found", GIVE_TOKEN
             if mode == "token":
-                wrong = f"the cluster doesn't take the token from {source}"
+                wrong = f"the cluster rejects the token from {source}"
             elif source is not None:
-                wrong = "the cluster asks for a token"
-                hint = f"leave {MODE}={os.environ[MODE]} out: it keeps back the token from {source}"
+                wrong = "the cluster requires a token"
+                hint = f"unset {MODE}={os.environ[MODE]}, which withholds the token from {source}"
             raise ClusterError(f"--address {address}: {wrong}", hint=hint)
         yield mode != "token"
 
@@ -106,7 +106,7 @@ def _connect(address: str) -> None:
         with _environment(dict(FIRST_CONTACT)), _silenced():
             raylet.GcsClient(address=address)
     except RpcError as error:
-        raise TimeoutError("it accepts connections, but does not answer as a Ray does") from error
+        raise TimeoutError("it accepts connections but does not answer like Ray") from error
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def token_source() -> str | None:
 def token_file() -> Path:
     """Return the file that holds the user's token. Raises ClusterError if the token is not in a file."""
     if token_source() == TOKEN:
-        hint = f"write it to ~/.ray/auth_token, for you alone to read, and unset {TOKEN}"
+        hint = f"write it to ~/.ray/auth_token, readable only by you, and unset {TOKEN}"
         raise ClusterError(f"the token is in {TOKEN}, from which no other machine can copy it", hint=hint)
     return Path(os.environ.get(TOKEN_PATH) or "~/.ray/auth_token").expanduser()
 

@@ -79,8 +79,8 @@ def check_files(paths: Iterable[str]) -> None:
     """Raise ClickException if a local file that nodes need is missing."""
     missing = [path for path in paths if not Path(path).expanduser().exists()]
     if missing:
-        hint = MAKE_TOKEN if TOKEN in missing else "create it, or take it out of file_mounts"
-        raise ClickException(f"no machine was started: there is no {', '.join(missing)} to copy to it\n  → {hint}")
+        hint = MAKE_TOKEN if TOKEN in missing else "create it, or remove it from file_mounts"
+        raise ClickException(f"no machine was started: can't copy {', '.join(missing)} to it: no such file\n  → {hint}")
 
 
 def resolve_images(images: Iterable[str], region: str, credentials: Mapping[str, str]) -> dict[str, str]:

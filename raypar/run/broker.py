@@ -1,7 +1,7 @@
-"""The broker actor: driver, Tune's trials and gang workers reach a run's dispatcher through it.
+"""The broker actor, through which the driver, Tune's trials and gang workers reach a run's dispatcher.
 
-All methods run on one event loop, so a method is never interrupted between two awaits. `raypar.run.dispatcher` keeps
-and changes the state. This module only waits for changes.
+All methods run on one event loop, so a method is never interrupted between two awaits. `raypar.run.dispatcher` holds
+the state. This module only waits for changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_PIECES = 4  # artifact pieces of a trial that may be in flight to the driver
 
 
 class Broker:
-    """See the module."""
+    """Remote interface of a run's dispatcher."""
 
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config
@@ -62,10 +62,11 @@ class Broker:
 
         A larger `after` means that Tune lets the trial continue past the earlier reports.
         """
-        await self._until(lambda: self._dispatcher.trial(uid) is not None, POLL_S)
-        if (trial := self._dispatcher.trial(uid)) is None:
+        await self._until(lambda: self._dispatcher.trials.get(uid) is not None, POLL_S)
+        if (trial := self._dispatcher.trials.get(uid)) is None:
             return [], None
-        self._dispatcher.follow(trial, after)
+        trial.follow(after)
+        self._notify()
         await self._until(lambda: trial.has_news(after), POLL_S)
         trial.unfollow()
         return trial.reports[after:], trial.result.state.value if trial.result else None
@@ -76,12 +77,12 @@ class Broker:
 
     async def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
         """Wait for events after the first `after`; return them with their Tune trials (or ""). Drop earlier events."""
-        await self._until(lambda: self._dispatcher.has_events(after), POLL_S)
-        return self._dispatcher.events(after)
+        await self._until(lambda: self._dispatcher.events.has_more(after), POLL_S)
+        return self._dispatcher.events.take(after)
 
     async def piece_taken(self, uid: str, attempt: int, problem: str) -> None:
         """Note that the driver accepted a piece of a trial's artifacts (empty problem), or refuses further ones."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
             self._dispatcher.piece_taken(running, problem)
 
     async def close(self) -> None:
@@ -108,7 +109,7 @@ class Broker:
 
     async def note_position(self, uid: str, attempt: int, rank: int, position: Position) -> None:
         """Note that a rank stands still, has moved again, or has left its loop."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
             self._dispatcher.note_position(running, rank, position)
 
     async def report(
@@ -121,7 +122,7 @@ class Broker:
         position: Position,
     ) -> bool:
         """Accept a rank's report. Returns whether to continue: the same for all ranks, decided on rank 0's report."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
             return False
         if rank == 0 and metrics is not None:
             self._dispatcher.report(running, metrics)
@@ -131,11 +132,11 @@ class Broker:
         self._dispatcher.note_position(running, rank, position)
         if self._config.in_lockstep:
             await self._until(lambda: running.is_decided(index))
-        return running.goes_on(index)
+        return running.continues(index)
 
     async def wait_for_kill(self, uid: str, attempt: int) -> bool:
         """Return True when a rank has to be killed, False when its trial ends without that."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
             return False
         await self._until(lambda: running.kill_requested or running.is_over)
         return running.kill_requested
@@ -153,17 +154,17 @@ class Broker:
         Returns:
             False if the driver refuses further pieces.
         """
-        running = self._dispatcher.attempt(uid, attempt)
+        running = self._dispatcher.trials.attempt(uid, attempt)
         if running is None or not running.takes_artifacts:
             return False
         self._dispatcher.send(running, piece)
         max_sent = MAX_PIECES - 1 if piece else 0
-        await self._until(lambda: running.num_pieces <= max_sent or not running.takes_artifacts)
+        await self._until(lambda: running.artifacts.num_pieces <= max_sent or not running.takes_artifacts)
         return running.takes_artifacts
 
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
         """Note the end of a rank."""
-        if (running := self._dispatcher.attempt(uid, attempt)) is not None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
             self._dispatcher.rank_ended(running, rank, end)
 
     # ---- inside

@@ -24,12 +24,12 @@ from raypar import gpus, provenance, units
 from raypar.errors import ClusterError, shortened
 from raypar.run.auth import admitted
 from raypar.run.placement import refusal
-from raypar.signals import Interrupted, abort, exit_now, is_running, reinstall_handlers
+from raypar.signals import Interrupted, reinstall_handlers
 from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 
-# Train reads these in the processes that start gangs. The first sets how late a dead gang is noticed: polling more
-# often would slow down the trials that are being timed.
+# Train reads these in the processes that start gangs. The first sets how soon a dead gang is noticed; more frequent
+# polls would slow down the trials that are being timed.
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -42,11 +42,10 @@ TRAIN_ENVIRONMENT = {
 }
 CONNECT_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
-START_LIMIT_S = 180.0  # for a private Ray, which takes 10 s, or a minute on a busy machine
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.5
 MAX_GROWTH = 1000  # nodes of one type, if the autoscaler has no limit
-CONNECT_HINT = "is the cluster up and the address right? Without --address, a local Ray is started"
+CONNECT_HINT = "check that the cluster is up and the address is right; without --address, raypar starts a local Ray"
 CLIENT_HINT = "from outside the cluster use --address http://HEAD:8265, on its head --address auto"
 
 
@@ -56,7 +55,7 @@ class NodeType:
 
     Attributes:
         min_count: number of nodes that are always up or being started.
-        resources: totals of each node; empty: known only once a node is up.
+        resources: totals of each node; empty: unknown until a node is up.
         labels: Ray labels of each node.
     """
 
@@ -78,11 +77,11 @@ def _shape(resources: Mapping[str, float]) -> tuple[float, float]:
 class Cluster:
     """Resources to run on."""
 
-    nodes: tuple[Mapping[str, float], ...]  # the totals of each node, ``{"CPU": 8, "GPU": 1}``
-    is_own: bool  # no one else uses it
-    node_types: tuple[NodeType, ...] = ()  # what an autoscaler starts
-    cores: tuple[Core, ...] | None = None  # what workers can be pinned to; None: only the machines know
-    has_mps: bool = False  # there is an Apple GPU
+    nodes: tuple[Mapping[str, float], ...]  # totals of each node, ``{"CPU": 8, "GPU": 1}``
+    is_own: bool  # nobody else uses it
+    node_types: tuple[NodeType, ...] = ()  # nodes that an autoscaler starts
+    cores: tuple[Core, ...] | None = None  # cores that workers can be pinned to; None: only the machines know
+    has_mps: bool = False  # it has an Apple GPU
     labels: tuple[Mapping[str, str], ...] = ()  # Ray labels of each node; empty if no node has any
     takes_everybody: bool = False  # it runs code of any client, without a token
     gpu_problem: str = ""  # why torch can't use the GPUs, as far as this process can see
@@ -126,7 +125,7 @@ class Cluster:
 
     @property
     def cores_per_gpu(self) -> int | None:
-        """Cores that the worker of each GPU can have to itself on any node; None: there is no GPU."""
+        """Number of cores for the worker of each GPU, on the node with the fewest; None: there is no GPU."""
         shapes = set(map(_shape, self.nodes_to_be))
         return min((max(1, int(cpu // gpu)) for cpu, gpu in shapes if cpu >= 1 and gpu >= 1), default=None)
 
@@ -162,13 +161,13 @@ def check_address(address: str) -> None:
     if address.startswith("ray://"):
         wrong, hint = "ray:// addresses are not supported", CLIENT_HINT
     elif address == "local":
-        wrong, hint = "is no cluster that is there", "leave it out: a local Ray is started"
+        wrong, hint = "names no running cluster", "leave it out: raypar then starts a local Ray"
     elif address.startswith(("http://", "https://")):
-        wrong = "is a dashboard, and no Ray"
+        wrong = "is a dashboard's address, not Ray's"
         hint = "`raypar study FILE --address URL` submits a study to it; finished trials are kept"
     else:
-        wrong = "is no host:port" if colon else "has no port"
-        hint = "write auto or host:6379, or leave it out: a local Ray is started"
+        wrong = "must be host:port" if colon else "has no port"
+        hint = "write auto or host:6379, or leave it out: raypar then starts a local Ray"
     raise ClusterError(f"--address {shortened(address)}: {wrong}", hint=hint)
 
 
@@ -185,13 +184,13 @@ def is_of_others(address: str) -> bool:
         each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses
     }
     if not host.startswith("127.") and host.strip("[]") not in {"localhost", *addresses_here}:
-        return True  # on another machine: only the user can know
+        return True  # on another machine
     try:
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
         pids = {c.pid for c in listening if c.laddr and c.laddr.port == int(port)}
         return any(pid is None or psutil.Process(pid).username() != psutil.Process().username() for pid in pids)
-    except psutil.Error:  # the system doesn't say
-        return True
+    except psutil.Error:
+        return True  # unknown
 
 
 def _resolved(address: str) -> str:
@@ -207,11 +206,11 @@ def _check_reachable(address: str) -> str:
     """Resolve ``auto``; raise OSError if nothing listens there, since `ray.init` would wait for minutes."""
     address = _resolved(address)
     if address.rpartition(":")[2].isdigit():  # otherwise Ray's own message is better
-        _connect(address)
+        reach(address)
     return address
 
 
-def _connect(address: str) -> str:
+def reach(address: str) -> str:
     """Return this machine's address as ``host:port`` sees it. Raises OSError if nothing listens there."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as connection:
@@ -219,10 +218,10 @@ def _connect(address: str) -> str:
 
 
 def node_types() -> tuple[NodeType, ...]:
-    """Return the node types that the joined cluster's autoscaler starts; empty if there are none or they are unknown.
+    """Return the node types that the joined cluster's autoscaler starts; empty: none, or unknown.
 
-    Some platforms report them to Ray. The autoscaler that `ray up` starts doesn't, so its configuration file is read,
-    which works only on the head.
+    Some platforms report them to Ray. For a cluster of `ray up`, they come from the autoscaler's configuration file,
+    which is on the head.
     """
     import ray
     from ray._private.state import state
@@ -256,7 +255,7 @@ def _limited(count: int) -> int:
 
 
 def _autoscaling_file(gcs_address: str) -> Path | None:
-    """Return the configuration file of the autoscaler of this address, if it runs on this machine."""
+    """Return the configuration file of this address's autoscaler, if it runs on this machine."""
     flag = "--autoscaling-config="
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -275,7 +274,7 @@ class _NoFolders(list[str]):
 
 
 def job_config() -> Any:
-    """Return a job configuration that keeps Ray's workers from importing from the current folder.
+    """Return a job configuration with which Ray's workers don't import from the current folder.
 
     Ray puts that folder first on the path, before its own late imports. Trials get the study's folder from `put_first`.
     """
@@ -310,7 +309,7 @@ def _errors_reported(address: str) -> Iterator[None]:
     """Raise a ClusterError for any error that keeps this process from connecting."""
     try:
         yield
-    except SystemExit:  # Ray's own answer to SIGTERM
+    except SystemExit:  # raised by Ray on SIGTERM
         raise Interrupted(signal.SIGTERM) from None
     except ClusterError:
         raise
@@ -343,12 +342,12 @@ def contact(address: str) -> Contact:
     check_address(address)
     with _errors_reported(address):
         address = _check_reachable(address)
-        from_ip = _connect(address)
+        from_ip = reach(address)
         with admitted(address) as takes_everybody:
             there = Contact(address, from_ip, takes_everybody)
     if ipaddress.ip_address(from_ip).is_loopback:
         hint = "start its head with --node-ip-address=IP, an address that other machines can reach"
-        raise ClusterError(f"--address {address}: can be reached from this machine alone", hint=hint)
+        raise ClusterError(f"--address {address}: can be reached only from this machine", hint=hint)
     return there
 
 
@@ -362,7 +361,7 @@ def _as_it_is(cluster: Cluster) -> Cluster:
 
 
 def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], object]) -> Cluster:
-    """Wait up to `NODES_TIMEOUT_S` for the joined cluster to have `num_nodes` nodes; return it with its nodes then.
+    """Wait up to `NODES_TIMEOUT_S` for the joined cluster to have `num_nodes` nodes; return it with its new nodes.
 
     Args:
         notice: called with a line whenever nodes have joined.
@@ -381,7 +380,7 @@ def wait_for_nodes(cluster: Cluster, num_nodes: int, notice: Callable[[str], obj
 
 
 def shut_down(timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-    """Leave Ray. If it was lost, don't wait for an answer."""
+    """Leave Ray, without waiting for an answer of a lost Ray."""
     import ray
 
     def leave() -> None:
@@ -427,94 +426,3 @@ def on_every_node(function: Callable[..., Any], *arguments: Any, timeout_s: floa
         if node["Alive"]
     }
     return dict(zip(answers, ray.get(list(answers.values()), timeout=timeout_s), strict=True))
-
-
-GRACE_S = 15.0
-PATIENCE_S = 20.0  # a shorter outage of the head goes unnoticed, as far as Ray can do without it
-CLUSTER_HINT = "start the cluster again: finished trials are kept"
-NAMES = {"gcs_server": "its head, gcs_server", "raylet": "its raylet"}
-
-
-class HeadWatch:
-    """Monitor of the processes that Ray depends on. Aborts the study if one is lost.
-
-    Args:
-        loss: returns what is lost; None while nothing is.
-        every_s: seconds between two calls of `loss`.
-    """
-
-    def __init__(self, loss: Callable[[], ClusterError | None], *, every_s: float) -> None:
-        self.lost = False  # a loss was noticed
-        self._loss, self._every_s = loss, every_s
-        self._over = threading.Event()
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._look, daemon=True, name="head-watch")
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
-            self.lost = self.lost or self._loss() is not None
-
-    def _look(self) -> None:
-        while not self._over.wait(self._every_s):
-            if (loss := self._loss()) is not None:
-                self.lost = True
-                if abort(loss) and not self._over.wait(GRACE_S):  # the main thread is stuck in foreign code
-                    exit_now(1, f"error: {loss}\nbroke off; `raypar store resume` runs the rest\n")
-                return
-
-
-def watch_of_own(pids: Mapping[str, int], is_up: Callable[[], bool] = lambda: True) -> HeadWatch:
-    """Return a monitor of a Ray that this process has started or is starting.
-
-    Args:
-        pids: process ids, by `NAMES`; may grow meanwhile.
-        is_up: returns whether Ray has started; there is a time limit for this.
-    """
-
-    begun_s = time.monotonic()
-
-    def loss() -> ClusterError | None:
-        ended = next((name for name, pid in list(pids.items()) if not is_running(pid)), None)
-        if ended is None:
-            if is_up() or time.monotonic() - begun_s < START_LIMIT_S:
-                return None
-            hint = "is this machine too busy for it? `top` shows what runs"
-            return ClusterError(f"Ray has not come up within {units.seconds(START_LIMIT_S)}", hint=hint)
-        message = f"Ray was lost: {NAMES[ended]} ended (process {pids[ended]})"
-        return ClusterError(message, hint="it was killed, or ran out of memory: `dmesg` shows the latter")
-
-    return HeadWatch(loss, every_s=0.25)
-
-
-def watch_of_cluster(address: str = "", patience_s: float = PATIENCE_S) -> HeadWatch:
-    """Return a monitor of a cluster whose head listens at ``host:port``.
-
-    By the time of a loss, Tune may be waiting in a call that can't be interrupted. The process then ends without a
-    report.
-
-    Args:
-        address: empty: the cluster that this process has joined.
-        patience_s: seconds after which an unreachable head counts as lost.
-    """
-    import ray
-
-    address = address or ray.get_runtime_context().gcs_address
-    last_s = time.monotonic()
-
-    def loss() -> ClusterError | None:
-        nonlocal last_s
-        try:
-            _connect(address)
-        except OSError:
-            if time.monotonic() - last_s < patience_s:
-                return None
-            return ClusterError(f"Ray was lost: its head at {address} can't be reached any more", hint=CLUSTER_HINT)
-        last_s = time.monotonic()
-        return None
-
-    return HeadWatch(loss, every_s=min(CONNECT_TIMEOUT_S, patience_s / 4))

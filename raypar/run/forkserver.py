@@ -1,8 +1,8 @@
 """Main function of a fork server, and of the ranks that it becomes.
 
 Processes that a rank starts end with it. A process group covers most of them, but not those in a new session. On
-Linux these become children of their rank when their parent ends, and of the server when the rank has ended. So every
-child of the server that is not a rank was left by one. (On other systems they keep running.)
+Linux, these become children of their rank when their parent ends, and children of the server when the rank has ended.
+So every child of the server that is not a rank was left behind by one. On other systems they keep running.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def serve() -> None:
 
     For each rank, a client sends the number of descriptors, whether it is a check, and the descriptors. The number 0
     asks whether the server is ready. The answers are pairs: a pid and None for a new rank, a pid and an exit code for
-    one that has ended, 0 and a notice when the server is ready. SIGTERM also ends the server and its ranks.
+    one that has ended, and 0 and a notice when the server is ready. SIGTERM also ends the server and its ranks.
     """
     mark("fork server: starts")
     if roots := os.environ.get(REPLACED_ROOT):

@@ -1,8 +1,8 @@
 """A gang: the workers of one TorchTrainer, which run one trial after another of the same placement.
 
-The Train workers themselves never train. Each takes one `TrialJob` after another from the broker, runs its rank in a
-separate process (see `raypar.run.ranks`), and passes back reports and the end. They don't import torch, so a gang
-starts in about a second and costs little while parked.
+The Train workers don't train themselves. Each takes one `TrialJob` after another from the broker, runs its rank in a
+separate process (see `raypar.run.ranks`), and returns reports and the end. They don't import torch, so a gang starts in
+about a second and costs little while parked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 
 
 class _SharedGpus(Backend):  # type: ignore[misc]
-    """Backend whose workers on a node see each other's GPUs, like TorchConfig's: LOCAL_RANK is a GPU's number."""
+    """Backend whose workers see all GPUs of their gang on the node, as with TorchConfig. LOCAL_RANK numbers them."""
 
     share_cuda_visible_devices = True
 
@@ -50,7 +50,7 @@ class GangBackend(BackendConfig):  # type: ignore[misc]
 
 
 def gpus_of_gang(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that make its gang's GPUs on this node visible to a rank.
+    """Return the environment variables that show a rank the GPUs that its gang has on this node.
 
     Args:
         environment: a gang worker's environment. With AMD GPUs, Ray leaves HIP's variable at the worker's own GPU.
@@ -111,7 +111,7 @@ def train_gang(
 
 
 def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> str:
-    """Return one line that says on which nodes a gang lost workers, and why.
+    """Return on which nodes a gang lost workers, and why, in one line.
 
     Args:
         error: error of `train_gang`; None: it returned.
@@ -229,14 +229,14 @@ def _send_artifacts(broker: Any, job: TrialJob) -> None:
     """Move a trial's artifacts to the driver, piece by piece. They stay here if the driver can't store them."""
     if not job.artifact_dir.is_dir():
         return
-    # The bytes go straight to the driver. The broker passes references, in a list so that Ray doesn't resolve them.
+    # The driver fetches the bytes from here. The broker passes references, in a list so that Ray doesn't resolve them.
     messages = chain(([ray.put(piece)] for piece in pieces(job.artifact_dir)), [[]])
     if all(ray.get(broker.send.remote(job.uid, job.attempt, message)) for message in messages):
         shutil.rmtree(job.artifact_dir, ignore_errors=True)
 
 
 def host_id() -> str:
-    """Return an id that is the same for all Ray nodes of one machine, and differs between machines."""
+    """Return an id of this machine, the same for all its Ray nodes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -27,7 +27,7 @@ RAY_DELAY_S = 3.0  # Ray shows an ended gang's resources as free within this tim
 
 
 class GangPool(Pool):
-    """See the module. Lives on the broker's event loop."""
+    """Pool of gangs in Ray. Runs on the broker's event loop."""
 
     def __init__(self, settings: RunSettings, policy: GangPolicy) -> None:
         super().__init__(alive_nodes(), settings, policy)
@@ -75,13 +75,13 @@ class GangPool(Pool):
         return new
 
     def _selection(self, placement: Placement, nodes: NodeAssignment) -> tuple[str, list[dict[str, str]]]:
-        """Return Ray's strategy and the labels of each worker's node. If others took the nodes, Ray chooses."""
+        """Return Ray's strategy and the labels of each worker's node. If other jobs took the nodes, Ray chooses."""
         if len(self.nodes) > 1 and (self._is_exclusive or self._are_free(placement, nodes)):
             return "PACK", [{NODE_ID_LABEL: node_id} for node_id, count in nodes.items() for _ in range(count)]
         return _strategy(placement) if len(self.nodes) > 1 else "PACK", _labels(placement) or []
 
     def _are_free(self, placement: Placement, nodes: NodeAssignment) -> bool:
-        """Return whether Ray's nodes have free what the gang reserves. Waits briefly, since Ray reports it late."""
+        """Return whether the nodes have the resources that the gang reserves. Waits briefly, as Ray reports late."""
         until_s = time.monotonic() + RAY_DELAY_S
         least = {kind: amount - ROUNDING for kind, amount in self.reserved(placement).items()}
         while True:
@@ -153,7 +153,7 @@ def _free_place(gang: Gang) -> None:
 
 
 def _strategy(placement: Placement) -> str:
-    """Return Ray's strategy name. Ray has none for several workers on each of several nodes."""
+    """Return Ray's strategy. "SPREAD" stands for several workers on each of several nodes, which Ray can't express."""
     if isinstance(nodes := placement.nodes, int):
         return "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD" if nodes == placement.num_workers else "SPREAD"
     return str(nodes).upper()

@@ -1,7 +1,7 @@
-"""Studies as Ray jobs: submitted, followed and stopped through the dashboard of a cluster's head.
+"""Studies as Ray jobs, submitted, followed and stopped through the dashboard of a cluster's head.
 
-The job is a `raypar study` on the head, so a study doesn't depend on the machine that submitted it. It runs in the
-study's folder in the head's home: Ray removes the uploaded files when the job is over, and a store must outlive it.
+The job is a `raypar study` on the head, so a study doesn't depend on the machine that submitted it. It runs in a folder
+in the head's home, since Ray removes the uploaded files when the job is over, and the store must remain.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 TUNNEL_HINT = (
-    "the dashboard listens on the head alone: `ray attach cluster.yaml -p 8265` or "
-    "`ssh -N -L 8265:127.0.0.1:8265 HEAD` brings it to http://127.0.0.1:8265"
+    "the dashboard listens only on the head: `ray attach cluster.yaml -p 8265` or "
+    "`ssh -N -L 8265:127.0.0.1:8265 HEAD` forwards it to http://127.0.0.1:8265"
 )
-FOLLOW_HINT = "the study runs as long as its cluster does: `raypar cluster attach` follows it again"
+FOLLOW_HINT = "the study continues on the cluster: `raypar cluster attach` follows it again"
 UPLOAD_HINT = (
-    "a .gitignore or .rayignore beside the study keeps out what it doesn't need; data that is on the cluster already "
-    "is named with --data-dir"
+    "a .gitignore or .rayignore beside the study excludes files that it doesn't need; --data-dir names data that is "
+    "already on the cluster"
 )
 ANSWER_TIMEOUT_S = 4.0
 _DASHBOARD = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/@:?#\[\]]+)(:\d{1,5})?/?")
-OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray prefers them to the address that it is given
+OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # they override the address that Ray's client is given
 # These loggers report every upload and every file that Ray skips.
 _TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env")
 
 STUDIES = "raypar-studies"  # in the head's home
-# Read by `raypar study` on the head: the command that submitted it, which also continues it.
+# Variable for `raypar study` on the head: the command that submitted it, which also continues it.
 SUBMITTED_AS = "RAYPAR_SUBMITTED_AS"
 STUDY_KEY = "raypar_study"
 # A stopping study ends its trials, sends its records and writes a report. Ray's default wait is 3 s.
 STOP_WAIT_S = 120
-# Where cluster.yaml installs raypar. It is not on the PATH of a Ray that was started by its full path.
+# cluster.yaml installs raypar here. It is not on the PATH of a Ray that was started by its full path.
 USUAL_BIN = "$HOME/venv/bin"
 # In addition to .git, .venv, venv, __pycache__ and .gitignore or .rayignore. `.*` would match the folder itself.
 EXCLUDED = (".?*", "*.pem", "*.key", "*.pyc", "node_modules", "mlflow.db*", "mlruns", "mlartifacts")
@@ -96,7 +96,7 @@ def connect(address: str, notice: Callable[[str], object]) -> JobSubmissionClien
     with requesting(address), admitted(address, lambda address: client(address).list_jobs()) as takes_everybody:
         if takes_everybody:
             notice(
-                f"the Ray at {address} runs the code of whoever reaches it: it asks for no token "
+                f"the Ray at {address} requires no token: anyone who can reach it can run code there "
                 "(start it with RAY_AUTH_MODE=token)"
             )
         return client(address)
@@ -127,13 +127,13 @@ def submit(client: JobSubmissionClient, study: str, file: Path, command: str, en
     """
     folder = file.parent
     if folder in (Path.home(), Path(folder.anchor)):
-        problem = f"{file}: lies in {folder}, and what lies beside a study is uploaded with it"
-        raise RayparError(problem, hint="give the study a folder of its own")
+        problem = f"{file}: raypar would upload the study's whole folder, {folder}"
+        raise RayparError(problem, hint="move the study to a separate folder")
     # Ray puts the folder into PYTHONPATH on the cluster, before anything else.
     modules = (each for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists())
     if hiding := sorted(each.stem for each in modules if is_reserved(each.stem)):
         names = " and ".join(f"the module `{name}` {owner_of(name)}" for name in hiding)
-        raise RayparError(f"{file}: what lies beside it hides {names} on the cluster", hint="rename the file")
+        raise RayparError(f"{file}: a file beside it hides {names} on the cluster", hint="rename the file")
     # Ray would follow links to other folders, and upload virtual environments with unusual names.
     folders = (path for path in folder.iterdir() if path.is_dir())
     others = [path for path in folders if path.is_symlink() or (path / "pyvenv.cfg").exists()]

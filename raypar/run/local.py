@@ -1,6 +1,6 @@
-"""Trials on this machine without Ray: ranks are forked directly. For tests, debugging, and machines without Ray.
+"""Trials on this machine without Ray, for tests, debugging, and machines without Ray. Ranks are forked directly.
 
-`raypar.run.dispatcher` decides what runs when and what follows. Its gangs are threads of this process here.
+`raypar.run.dispatcher` decides what runs. Its gangs are threads of this process here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from itertools import chain
 import cloudpickle
 
 from raypar.errors import BrokeOff
-from raypar.run.dispatcher import ArtifactPiece, Attempt, DispatchConfig, Dispatcher
+from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
 from raypar.run.placement import Node
 from raypar.run.pool import Gang, GangPolicy, Greeting, Pool, Turn, start_rank
 from raypar.run.ranks import ForkAgent, ForkClient, ForkServerLost, RankEnd, RankProcess, supervise
 from raypar.run.runner import GangReady, GangStarting, Listener, More
+from raypar.run.trials import Attempt
 from raypar.signals import uninterrupted
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
@@ -32,8 +33,8 @@ from raypar.units import listed
 
 MAX_SERVER_STARTS = 5  # consecutive starts of a fork server that ends before it is ready
 HERE = Node("here", "here", {"CPU": sys.maxsize, "GPU": sys.maxsize})  # ranks may share cores and GPUs
-# Not passed on: gangs start instantly, and artifacts are in their place already.
-UNTOLD = (GangStarting, GangReady, ArtifactPiece)
+# Events that are not passed on: gangs start instantly, and artifacts are in their place already.
+HIDDEN = (GangStarting, GangReady, ArtifactPiece)
 
 
 class LocalRunner:
@@ -97,7 +98,7 @@ class LocalRunner:
                 return address
         modules = listed(revision.preload, 5) or "torch"
         problem = f"the process that imports {modules} and starts ranks ended {MAX_SERVER_STARTS} times in a row"
-        raise BrokeOff(problem, hint="`--isolation fresh` starts every rank in an interpreter of its own")
+        raise BrokeOff(problem, hint="`--isolation fresh` starts every rank in a new interpreter")
 
 
 class _Run:
@@ -122,9 +123,9 @@ class _Run:
     def pass_on(self) -> None:
         """Pass on the dispatcher's events."""
         with self._lock, uninterrupted():
-            for _, event in self._dispatcher.events(self._num_events):
+            for _, event in self._dispatcher.events.take(self._num_events):
                 self._num_events += 1
-                if not isinstance(event, UNTOLD):
+                if not isinstance(event, HIDDEN):
                     self._listener(event)
 
     def run(self, spec: TrialSpec) -> None:
@@ -132,7 +133,7 @@ class _Run:
         with self._lock:
             self._dispatcher.define(spec.identity, spec)
             self._dispatcher.release(spec.identity, let_finish=True)  # drop it once it is over
-        while self._dispatcher.trial(spec.identity) is not None:
+        while self._dispatcher.trials.get(spec.identity) is not None:
             (gang,) = self._pool.gangs.values()
             self._serve(gang)
             del self._pool.gangs[gang.id]
@@ -157,7 +158,7 @@ class _Run:
                 self._run_turn(gang, gang.turn, address, listen)
 
     def _run_turn(self, gang: Gang, turn: Turn, fork_address: str, listen: socket.socket) -> None:
-        self._attempt = attempt = self._dispatcher.attempt(turn.job.uid, turn.job.attempt)
+        self._attempt = attempt = self._dispatcher.trials.attempt(turn.job.uid, turn.job.attempt)
         assert attempt is not None
         with ThreadPoolExecutor(len(gang.workers)) as executor:
             try:
@@ -167,7 +168,7 @@ class _Run:
                 ]
                 for each in ranks:
                     each.result()
-            except BaseException:  # inside: at its end, the executor waits for its threads, which wait for the ranks
+            except BaseException:  # here, since the executor waits at its end for its threads, which wait for the ranks
                 with self._lock:
                     attempt.kill()
                     attempt.end()
@@ -190,7 +191,7 @@ class _Run:
                     on_position(replace(position, is_out=True))
                     self._lock.wait_for(lambda: attempt.is_reported(index))
                 on_position(position)
-                return attempt.goes_on(index)
+                return attempt.continues(index)
 
         try:
             with contextlib.ExitStack() as stack:

@@ -1,7 +1,8 @@
-"""Locks between the studies of a machine: one execution of a study, and one study on the cores or on a GPU, at a time.
+"""Locks between the studies of a machine.
 
-A lock is a file in a folder that all users of the machine can write to. It is held with `flock(2)`, so it is released
-however its process ends. The file's text names the holder.
+At any time, a study has one execution, and a core or GPU has one study. A lock is a file in a folder that all users of
+the machine can write to. It is held with `flock(2)`, so it is released however its process ends. The file's text names
+the holder.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Self
 
 from raypar import units
 from raypar.errors import RayparError, cut
@@ -28,7 +30,7 @@ from raypar.run.runner import Listener, Notice
 from raypar.signals import is_running
 from raypar.train.affinity import Core
 
-# Not in the user's temporary folder: all users must use the same one.
+# All users must use the same folder, so it is not in TMPDIR.
 FOLDER = Path("/tmp/.raypar-locks")
 FOLDER_VARIABLE = "RAYPAR_LOCK_DIR"
 POLL_S = 1.0
@@ -54,8 +56,8 @@ class Holder:
         return cls(study, os.getpid(), _user(), cut(masked(shlex.join(command)), _MAX_CHARS))
 
     @classmethod
-    def parse(cls, text: bytes) -> Holder | None:
-        """Return the holder that a lock file names; None if it names none. Other users may have written anything."""
+    def parse(cls, text: bytes) -> Self | None:
+        """Return the holder that a lock file names, if any. The text is not trusted: other users can write it."""
         try:
             stored = json.loads(text)
             values = {name.name: stored[name.name] for name in fields(cls)}
@@ -110,7 +112,7 @@ class Lock:
         self._write(json.dumps(asdict(holder)).encode())
 
     def release(self, *, remove: bool = False) -> None:
-        """Release the lock if it is held here; `remove`: delete its file, since it may not be needed soon."""
+        """Release the lock if it is held here. With `remove`, delete its file."""
         if self._fd >= 0:
             self._write(b"")
             if remove:
@@ -125,7 +127,7 @@ class Lock:
             os.pwrite(self._fd, text, 0)
 
     def holder(self) -> Holder | None:
-        """Return the running process that signed it; None if there is none, or the file can't be read."""
+        """Return the running process that signed it; None: there is none, or the file can't be read."""
         try:
             fd = _open(self._name, create=False)
         except RayparError:  # tampering with the folder must not end a study
@@ -146,7 +148,7 @@ def _folder() -> Path:
 def _open(name: str, *, create: bool) -> int:
     """Open a lock's file; return -1 if it doesn't exist and `create` is False.
 
-    Refuses symbolic links and files with several hard links, since other users can put anything into the folder.
+    Refuses symbolic links and files with several hard links, which other users could have put into the folder.
     """
     folder = _folder()
     try:
@@ -163,7 +165,7 @@ def _open(name: str, *, create: bool) -> int:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             os.close(fd)
-            raise OSError(0, f"{name} is no plain file")
+            raise OSError(0, f"{name} is not a regular file")
     except OSError as error:
         hint = f"have that fixed by its owner, or name another folder for all users in {FOLDER_VARIABLE}"
         raise RayparError(f"{folder}: studies can't lock cores there: {error.strerror}", hint=hint) from error
@@ -192,7 +194,7 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
     """Hold the lock of a study's executions on this machine.
 
     Args:
-        store: where its results go. Studies in different stores are different studies.
+        store: store of its results. Studies in different stores are different studies.
 
     Raises:
         RayparError: another process runs the study.
@@ -201,8 +203,8 @@ def one_execution(me: Holder, store: str) -> Iterator[None]:
     if not lock.acquire():
         by = lock.holder()
         who = f"{by.process} (`{by.command}`)" if by else "another process"
-        hint = "wait for its end, or end it: finished trials are kept"
-        raise RayparError(f"study `{me.study}` is being run already, by {who}", hint=hint)
+        hint = "wait until it ends, or stop it: finished trials are kept"
+        raise RayparError(f"study `{me.study}` is already running in {who}", hint=hint)
     try:
         lock.sign(me)
         yield
@@ -221,8 +223,8 @@ def leased_cores(me: Holder, machine: Sequence[Core], notice: Listener, *, share
     Trials disturb each other through caches and memory even on separate cores, so a study holds all of them.
 
     Args:
-        machine: the cores that the study may use.
-        notice: called with the studies that this one waits for.
+        machine: cores that the study may use.
+        notice: called with a message that names the studies that this one waits for.
         share: hold only the free cores, without waiting for others.
 
     Raises:
@@ -274,7 +276,7 @@ def _leased(
             if has_turn:
                 turn.sign(me)
             ahead = None if has_turn else turn.holder()
-            if has_turn or ahead:  # otherwise another study is just taking its parts
+            if has_turn or ahead:  # otherwise another study is about to get its parts
                 if (text := _obstacles(kind, names, ahead)) != last_text:
                     notice(Notice(WAITING[kind].format(text) + INSTEAD_OF_WAITING))
                 last_text = text
@@ -343,7 +345,7 @@ def locked_cores(me: Holder, numbers: Collection[int]) -> Iterator[str]:
         The holder of a core that is not free; empty if the trial has its cores.
     """
     with contextlib.ExitStack() as stack:
-        for number in sorted(numbers):  # of two trials in need of the same cores, one gets all
+        for number in sorted(numbers):  # in order, so one of two trials that need the same cores gets all
             lock = Lock(_core_name(number))
             if not lock.acquire():
                 stack.close()

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from raypar.study.options import absent_cores, listed_cores, node_label_of
 from raypar.study.space import Value
 from raypar.study.trial import Placement
-from raypar.train.affinity import Core
+from raypar.train.affinity import Core, cores_near_gpu
 
 
 def eligible(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> tuple[Mapping[str, float], ...]:
-    """Return the nodes, with those that lack the placement's label as empty.
+    """Return the nodes, each without resources if it lacks the placement's label.
 
     Args:
         nodes: totals of each node, ``{"CPU": 8, "GPU": 1}``.
@@ -36,14 +36,13 @@ def shares(
 
     Args:
         need: resources of a worker.
-        free: free resources of each node.
+        free: free resources of each node, negative where a reservation takes more than is free.
     """
-    # A reservation for one trial may leave a node with negative resources for the others.
     room = [
         max(0, min((int(node.get(kind, 0) // amount) for kind, amount in need.items() if amount), default=0))
         for node in free
     ]
-    order = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike: largest first succeeds
+    order = sorted(range(len(room)), key=lambda i: (-room[i], i))  # workers are alike, so largest first succeeds
     counts, left = [0] * len(room), placement.num_workers
     if isinstance(placement.nodes, int):
         base, more = divmod(left, placement.nodes)
@@ -65,7 +64,7 @@ def shares(
 def refusal(
     placement: Placement, nodes: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]] | None = None
 ) -> str | None:
-    """Return why a gang of this placement can never run on these nodes, with numbers; None if it can."""
+    """Return why a gang of this placement can never run on these nodes; None if it can."""
     need, some = needed(placement), [node for node in eligible(placement, nodes, labels) if node]
     where = f"nodes with {placement.node_label}" if placement.node_label else "cluster"
     if not some and placement.node_label:
@@ -179,7 +178,7 @@ class CoreLeases:
         Every rank gets `num_cores` cores: the first free ones, preferably near its GPU, or those that the affinity
         "spread" or "compact" selects. If the affinity lists cores, they are divided among the ranks of each host, which
         must have them (see `refusal`). A gang that never fits a machine's cores (several simulated Ray nodes) gets none
-        and runs unpinned, which its results show.
+        and runs unpinned.
 
         Args:
             near: numbers of the cores near each rank's GPU.
@@ -210,6 +209,24 @@ class CoreLeases:
             free = self._free[hosts[rank]]
             free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
             free.sort(key=lambda core: core.number)
+
+
+def cores_of_trials(placed: Collection[tuple[Placement, Value]], machine: Sequence[Core], least: int) -> frozenset[int]:
+    """Return the numbers of the cores that trials may lease, each alone on the machine.
+
+    Args:
+        placed: placement and affinity of each trial.
+        least: number of cores to return at least, if the machine has them.
+    """
+    numbers, chosen = [core.number for core in machine], set[int]()
+    for placement, affinity in placed:
+        leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
+        leases.add_host("here", machine)
+        near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
+        cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
+        chosen.update(*cores.values() if cores else [numbers])
+    others = [number for number in numbers if number not in chosen]
+    return frozenset([*chosen, *others[: max(0, least - len(chosen))]])
 
 
 def _choose(free: Sequence[Core], count: int, affinity: Value) -> tuple[int, ...] | None:
@@ -270,9 +287,8 @@ class FreeResources:
     def find(self, placement: Placement) -> NodeAssignment | None:
         """Return nodes for a new gang; None if there are none now.
 
-        An exclusive trial gets as many nodes as on an empty cluster, so that the meaning of "pack" and "spread" doesn't
-        depend on what else is running. Among suitable nodes, the smallest are chosen, which leaves large ones for
-        others.
+        An exclusive trial gets as many nodes as on an empty cluster: the meaning of "pack" and "spread" doesn't depend
+        on other trials. The smallest suitable nodes are chosen, which leaves large ones for others.
         """
         labels = [node.labels for node in self._nodes]
         free = list(eligible(placement, [self._free(node.id) for node in self._nodes], labels))

@@ -25,7 +25,7 @@ from raypar.train.job import RankContext, RunSettings, TrialJob
 
 MIN_FREE_MEMORY = 0.25  # if less of this machine's memory is free, a new gang replaces an idle one
 MACHINE_LABEL = "raypar-machine"  # names a node's machine if its host name doesn't (pods, simulated clusters)
-TINY_CPU = 0.001  # what a worker reserves in Ray if only the broker assigns cores
+TINY_CPU = 0.001  # reservation of a worker in Ray if only the broker assigns cores
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Greeting:
     """A gang's worker and its machine, as the worker describes them to the dispatcher."""
 
     node_id: str
-    host: str  # the machine: nodes of one host share its cores
+    host: str  # the machine; nodes of one host share its cores
     hostname: str
     context: RankContext  # of its ranks, without the parts that depend on the turn
     cores: tuple[Core, ...]  # of the host
@@ -60,7 +60,7 @@ class Turn:
 def start_rank(
     job: TrialJob, turn: Turn, context: RankContext, forks: ForkClient | None, listen: socket.socket
 ) -> tuple[RankProcess, RankContext]:
-    """Start a rank of a turn; return it with its complete context. Raises the errors of `ForkClient.fork`.
+    """Start a rank of a turn; return it with its complete context. Raises ForkServerLost.
 
     Args:
         job: the turn's job on this node.
@@ -87,7 +87,7 @@ class GangPolicy:
     """Resources of gangs."""
 
     owns_cluster: bool  # this Ray was started for the run, on one machine
-    max_parked: int  # idle gangs on a machine; to start another, the one needed last is closed
+    max_parked: int  # maximum number of idle gangs on a machine; to start another, the one needed last is closed
     fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
     cores: Sequence[Core] | None = None  # cores that trials may use; None: all of each machine
     is_local: bool = False  # a gang is part of the driver's process and serves one trial
@@ -150,7 +150,7 @@ class Gang(GangState):
             self.phase = GangPhase.CLOSING
 
 
-# Called with a gang after its end, the reason for its loss in one line, and the whole error.
+# Called after a gang's end, with the reason for its loss in one line, and the whole error.
 OnEnd: TypeAlias = Callable[[Gang, str, str], object]
 
 
@@ -200,7 +200,7 @@ class Pool:
         return bool(memory.available < MIN_FREE_MEMORY * memory.total)
 
     def reserved(self, placement: Placement) -> dict[str, float]:
-        """Return what a gang's worker reserves in Ray: what it needs, or a sliver if leases keep trials apart."""
+        """Return the resources that a gang's worker reserves in Ray: a sliver of a CPU if leases keep trials apart."""
         gpu = {"GPU": 1.0} if placement.device == "cuda" else {}
         return {"CPU": TINY_CPU if self._is_exclusive else float(placement.cpus_per_worker), **gpu}
 

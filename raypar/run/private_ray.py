@@ -1,4 +1,4 @@
-"""Private Ray: started for one study on this machine, and stopped with all its processes in every case."""
+"""Private Ray, started for one study on this machine and always stopped with all its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import psutil
 from raypar.errors import BrokeOff, ClusterError
 from raypar.masking import secret_variables
 from raypar.run.auth import own_token
-from raypar.run.cluster import NAMES, TRAIN_ENVIRONMENT, Cluster, job_config, shut_down, watch_of_own
+from raypar.run.cluster import TRAIN_ENVIRONMENT, Cluster, job_config, shut_down
+from raypar.run.watch import NAMES, watch_of_own
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, raise_again, reinstall_handlers
 from raypar.trace import mark
@@ -44,12 +45,11 @@ AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "
 
 @contextlib.contextmanager
 def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
-    """Run a private Ray: loopback only, with its own token, quiet, without secrets, stopped at the end.
+    """Run a private Ray that listens on loopback only, with its own token and without secrets.
 
     Args:
         machine: result of `this_machine`.
-        taken: cores that trials will use. This process moves to other cores if it has any, and Ray's processes
-            inherit that.
+        taken: cores for trials. This process moves to other cores if it has any, and Ray's processes inherit that.
 
     Raises:
         ClusterError: Ray doesn't start.
@@ -101,7 +101,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, int]) -> None:
-    """Start Ray. The ids of its essential processes are added to `processes`, by `NAMES`, as soon as they exist."""
+    """Start Ray. Adds the ids of its essential processes to `processes`, by `NAMES`, as soon as they exist."""
     import ray
     from ray._private import ray_constants
 
@@ -122,7 +122,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(folder),  # Ray makes it accessible to all, but not its parent
             )
-    except SystemExit:  # Ray's own answer to SIGTERM
+    except SystemExit:  # raised by Ray on SIGTERM
         raise Interrupted(signal.SIGTERM) from None
     except Exception as error:
         hint = f"is /dev/shm large enough? Ray's logs are in {folder}/session_latest/logs"

@@ -2,7 +2,7 @@
 
 The fork server is a single-threaded process that only imports torch and the packages that the study's files import.
 Its forks skip torch's 1-3 s of imports and are otherwise pristine: generators, default dtype, threads, environment,
-working folder and memory are those of the server, which no trial has touched.
+working folder and memory are those of the server, which runs no trial.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,12 +53,14 @@ CLOSE_GRACE_S = 1.0
 EXIT_GRACE_S = 5.0
 CHECK_LIMIT_S = 60.0
 LOG_TAIL_CHARS = 4000
-# Kept of each rank's log, which is looked at so often while the rank runs.
-LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6
-LOG_CHECK_S = 1.0
+LOG_HEAD_BYTES = LOG_TAIL_BYTES = 5 * 10**6  # kept of each rank's log
+# Signals that a program hardly sends itself: the user, the system or raypar did.
+SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Failures that the loss of a rank causes: its own, and those of its peers. A kill by raypar looks the same.
+OF_LOST_RANKS = (FailureKind.KILLED, FailureKind.CRASH, FailureKind.PEER_LOST)
 
-# A rank keeps the memory that it frees (glibc; others ignore it). By default large tensors are returned to the kernel
-# and paged in again in each step, which takes a varying share of its time, up to a third.
+# With these glibc settings, a rank keeps the memory that it frees. By default, large tensors are returned to the kernel
+# and paged in again in each step, which takes up to a third of its time.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
 
 
@@ -72,7 +73,7 @@ class RankProcess:
         resources: closed when it has ended.
 
     Args:
-        exit_code: waits for its end, up to a number of seconds (None: still running).
+        exit_code: waits up to a number of seconds for its end; returns None while it runs.
     """
 
     def __init__(self, pid: int, connection: socket.socket, exit_code: Callable[[float], int | None]) -> None:
@@ -95,7 +96,7 @@ class RankProcess:
 
 
 class ForkServerLost(ConnectionError):
-    """The fork server ended before it answered."""
+    """The fork server has ended."""
 
     def __init__(self) -> None:
         super().__init__("the fork server, the process that starts ranks, has ended")
@@ -111,7 +112,7 @@ def _loss_noticed() -> Iterator[None]:
 
 
 class ForkClient:
-    """A connection to a fork server on this machine. The ranks forked through it die with it.
+    """Connection to a fork server on this machine. Its ranks end when it closes.
 
     Raises:
         ForkServerLost: the server has ended.
@@ -312,14 +313,14 @@ def spawn(log_path: Path, listen: socket.socket | None = None, revision: Revisio
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of a rank: an outcome, a failure, or that it could not begin."""
+    """End of a rank: an outcome or a failure. Both are missing if it could not begin."""
 
     outcome: RankOutcome | None = None
     failure: Failure | None = None
-    cores_held_by: str = ""  # another study that has cores of its machine, so that it could not begin
+    cores_held_by: str = ""  # the study that holds cores which it needs, so it could not begin
     was_killed: bool = False  # by raypar, so its end explains nothing
     load: tuple[LoadSample, ...] = ()  # of its machine, from the first rank there
-    position: Position = field(default_factory=Position)  # in its collective operations, as last said
+    position: Position = field(default_factory=Position)  # the last known one in its collective operations
 
 
 def cause(first: Failure | None, end: RankEnd) -> Failure | None:
@@ -356,15 +357,15 @@ def trial_result(
         metric: the study's.
         started_at: Unix time.
         conditions: conditions known to the runner, without those of the ranks.
-        failure: why the trial as a whole failed, or does not fit; None: it did not fail if a rank has an outcome, or it
+        failure: why the trial failed or does not fit. None: it fails only if no rank has an outcome and it has not
             diverged.
     """
     outcomes = [end.outcome for _, end in sorted(ends.items()) if end.outcome is not None and not end.outcome.is_idle]
     ended = TrialState.STOPPED if any(outcome.stopped for outcome in outcomes) else TrialState.FINISHED
     ended = end_state(ended, reports, metric)
     if ended is TrialState.DIVERGED:
-        # A rank that waits for stopped ranks loses its connections or is killed.
-        failure = None if failure and failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST) else failure
+        # A rank that waits for stopped ranks loses its connections, or is killed.
+        failure = None if failure and failure.kind in OF_LOST_RANKS else failure
     elif failure is None and not outcomes:
         failure = Failure(FailureKind.CRASH, "was stopped before it had a result")
     state = ended
@@ -386,7 +387,7 @@ def trial_result(
         **combined,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
-        # Of a command, the first machine's alone.
+        # For a command, only the first machine has any.
         step_times_s=tuple(o.step_times_s for o in outcomes if o.step_times_s or o.conditions.steps_from is None),
         energy_j=energy_j,
         conditions=conditions,
@@ -444,9 +445,6 @@ def supervise(
         process.connection.send((job, context))
         index = 0
         while end is None:
-            free_middle(log_path)
-            if not process.connection.poll(LOG_CHECK_S):
-                continue
             match process.connection.recv():
                 case ("report", metrics, position):
                     process.connection.send(on_report(index, metrics, position))
@@ -480,29 +478,15 @@ def supervise(
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:
     kind, how = FailureKind.CRASH, f"ended with exit code {code}"
     if code == -signal.SIGKILL and took_too_much:
-        kind, how = FailureKind.OUT_OF_MEMORY, "was killed by the kernel: the machine, or its group, is out of memory"
+        kind = FailureKind.OUT_OF_MEMORY
+        how = "was killed by the kernel: the machine or its control group is out of memory"
     elif code is not None and code < 0:
+        kind = FailureKind.KILLED if -code in SENT_BY_OTHERS else FailureKind.CRASH
         how = f"was killed by {signal.Signals(-code).name}"
-    log_end = ""  # a crash leaves no traceback
+    log_end = ""  # in place of a traceback
     with contextlib.suppress(OSError):
         log_end = log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
     return Failure(kind, f"rank {rank} {how}", rank, log_end, str(log_path))
-
-
-def free_middle(log_path: Path) -> None:
-    """Free the disk space of the middle of a long log that is still being written (on Linux).
-
-    The rank, including its C code, writes directly to the file, so nothing slows it down.
-    """
-    with contextlib.suppress(OSError):
-        length = log_path.stat().st_size - LOG_HEAD_BYTES - LOG_TAIL_BYTES
-        if length > 0 and sys.platform == "linux":
-            import ctypes
-
-            keep_size, punch_hole = 1, 2  # fallocate(2)
-            with log_path.open("r+b") as log:
-                hole = ctypes.c_int64(LOG_HEAD_BYTES), ctypes.c_int64(length)
-                ctypes.CDLL(None).fallocate(log.fileno(), keep_size | punch_hole, *hole)
 
 
 def drop_middle(log_path: Path) -> None:

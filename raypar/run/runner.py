@@ -44,14 +44,14 @@ class TrialRetried:
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial is over, and its artifacts are in the driver's folder."""
+    """End of a trial, whose artifacts are in the driver's folder."""
 
     result: TrialResult
 
 
 @dataclass(frozen=True)
 class ClusterChanged:
-    """Nodes have joined or left: the current number of nodes, and of trials that can run at a time."""
+    """Number of nodes, and of trials that can run at a time, after nodes have joined or left."""
 
     num_nodes: int
     num_slots: int
@@ -68,7 +68,7 @@ class TrialsAdded:
 
 @dataclass(frozen=True)
 class Notice:
-    """Message to the user while the study runs, for example that it waits for nodes."""
+    """Message to the user while the study runs."""
 
     text: str
 
@@ -88,25 +88,24 @@ Listener: TypeAlias = Callable[[Event], None]
 More: TypeAlias = Callable[[], Sequence[TrialSpec]]
 
 
-SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # varying parts of an error's message
-NUM_ALIKE = 2  # after this many attempts with the same error, a third would fail too
-SKIPPED = "not run: the first {} attempts at its point failed alike: {}"
+VARIES = re.compile(r"\brank \d+|\bpid(\(s\))? [\d, ]+|\b0x[0-9a-f]+")  # ignored where messages are compared
+NUM_ALIKE = 2  # attempts with the same error, after which a third would fail too
+SKIPPED = "not run: the first {} attempts at its point failed with the same error: {}"
 NOT_RUN = "not run: its point does not fit: {}"
-STOPPED = "{} stopped: its first {} attempts failed alike: {}"
+STOPPED = "{} stopped: its first {} attempts failed with the same error: {}"
 
 
 class Runner(Protocol):
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
-        """Run the specs in their order (a search draws its own); every trial ends in exactly one `TrialEnded`.
+        """Run the specs in order (a search draws its own). Every trial ends in exactly one `TrialEnded`.
 
         Args:
-            more: returns further specs after all have ended and were reported; none: the study is over.
+            more: called after all trials have ended; returns further specs, or none at the end of the study.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C (`raypar.signals.Interrupted`), after every ended trial was reported and
                 everything was stopped.
-            ClusterError: the runner itself can't continue.
+            ClusterError: the runner can't continue.
         """
         ...
 
@@ -115,22 +114,22 @@ def ends_training(spec: TrialSpec, report: Mapping[str, float], metric: str) -> 
     """Return whether a report of rank 0 ends the trial because its loss is not finite.
 
     Args:
-        metric: the study's.
+        metric: the study's metric, which stands for the loss in a report without one.
     """
     return bool(spec.config.get("stop_on_nan", True) and bad_losses(report, metric))
 
 
 def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
-    """Return whether a trial that failed at its `attempt`-th start (from 1) is started again."""
+    """Return whether a trial whose attempt of this number (from 1) failed is started again."""
     return failure.kind.traits.is_retried and attempt <= max_retries
 
 
 class StoppedPoints:
-    """Points of a run that are given up: their first attempts all ended with the same error before a report, or one of
-    their trials does not fit.
+    """Points of a run that are given up.
 
-    Once an attempt succeeds, reports or fails with another error, its point is never given up. Attempts that were
-    ended from outside (a lost node, a timeout) don't count.
+    A point is given up if its first attempts all fail with the same error before a report, or if one of its trials does
+    not fit. Once an attempt succeeds, reports or fails with another error, its point is never given up. Attempts that
+    were ended from outside (a lost node, a timeout) don't count.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class StoppedPoints:
             self._refusals.setdefault(label, Failure(failure.kind, NOT_RUN.format(failure.summary)))
         elif failure is None or has_reported:
             errors.append(None)
-        elif failure.kind.traits.is_deterministic and not failure.message.endswith(SENT_BY_OTHERS):
+        elif failure.kind.traits.is_deterministic:
             errors.append(VARIES.sub("", failure.message))
             if len(errors) >= NUM_ALIKE and set(errors) == {errors[0]} and label not in self._refusals:
                 self._refusals[label] = Failure(FailureKind.SKIPPED, SKIPPED.format(NUM_ALIKE, failure.summary))

@@ -1,20 +1,20 @@
 """Scheduling of a run: which queued trial starts where, and which gangs are started and closed for it.
 
 By default a trial runs *exclusively*: it has its machines to itself, since trials on one machine share its memory bus,
-caches and clocks even if they share no cores. If a study sets the number of concurrent trials, they may share machines,
-but never cores.
+caches and clocks even on separate cores. If a study sets the number of concurrent trials, they may share machines, but
+never cores.
 
-Trials start in order as resources become free. There is no barrier between blocks: it would leave every machine but
-the slowest idle, and concurrent trials start within minutes of each other anyway. The first trial that has to wait,
-for example for a gang over several machines, gets a *reservation*: the place expected to be ready first is kept for it.
+Trials start in order as resources become free. There is no barrier between blocks: all machines but the slowest would
+be idle, and concurrent trials start within minutes of each other anyway. The first trial that has to wait, for example
+for a gang over several machines, gets a *reservation*: the place that is expected to be ready first is kept for it.
 Later trials may pass it only if they don't delay it (backfilling; Lifka, "The ANL/IBM SP scheduling system", 1995):
 on other machines, or on the reserved ones if similar trials were short enough to end in time. So no trial starves.
-How far a trial may move up is bounded, so that a drift over time affects all points of a block alike.
+A trial can move up only a bounded number of positions, so a drift over time affects all points of a block alike.
 
-Starting a gang is a set-up time: it takes seconds of its machines' cores, so no exclusive trial runs there meanwhile.
-Afterwards the gang stays parked. Three rules follow. A trial waits for an existing gang of its placement if that is
-expected to be free sooner than a new one would be ready. Gangs for later trials are started *ahead* on machines that
-are idle for long enough. And at the beginning, when nothing is timed, one gang of each placement starts at once.
+The start of a gang takes seconds of its machines' cores, so no exclusive trial runs there meanwhile. Afterwards the
+gang stays parked. Three rules follow. A trial waits for an existing gang of its placement if that will be free sooner
+than a new one would be ready. Gangs for later trials start *ahead* on machines that are idle for long enough. At the
+beginning, when nothing is timed, one gang of each placement starts at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from raypar.run.placement import FreeResources, Node, NodeAssignment, needed, num_machines, shares
+from raypar.run.placement import FreeResources, Node, NodeAssignment, needed, num_machines
 from raypar.study.trial import Placement
 
 LOOKAHEAD = 8  # trials per machine that may pass a waiting trial
-SLACK = 0.1  # share of a trial's time; estimates are off by that much anyway
+SLACK = 0.1  # usual error of an estimate, as a share of a trial's time
 MAX_STARTS = 2  # gangs that start on a machine at a time: one imports while the other waits for its machines
-MIN_TRIALS = 2  # waiting trials per gang of a placement, if several gangs are started ahead
 ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
 
 
@@ -40,7 +39,7 @@ class Waiting:
     """A queued trial.
 
     Attributes:
-        expected_s: seconds that similar trials took; None if none has ended.
+        expected_s: seconds that similar trials took; None: none has ended.
         avoided: ids of nodes whose machines it must not use.
     """
 
@@ -67,9 +66,9 @@ class GangState:
     id: str
     placement: Placement
     phase: GangPhase
-    nodes: NodeAssignment  # of its workers; empty if Ray places it and the nodes are not known yet
-    last_used_s: float = 0.0  # of a clock that all gangs share
-    # Expected seconds until its trial ends, from similar trials; for an overdue trial, its time so far. None: unknown.
+    nodes: NodeAssignment  # of its workers; empty: Ray places it, and the nodes are not known yet
+    last_used_s: float = 0.0  # on a clock that all gangs share
+    # Expected seconds until its trial ends. For an overdue trial, the seconds since its expected end. None: unknown.
     ends_in_s: float | None = None
     busy_s: float = 0.0  # since its trial began
 
@@ -88,7 +87,7 @@ class SchedulingPolicy:
     """Rules for all trials of a run."""
 
     max_trials: int | None  # maximum at a time; None: every trial runs exclusively
-    reserved: Callable[[Placement], Mapping[str, float]]  # what a gang's worker holds in Ray, busy or not
+    reserved: Callable[[Placement], Mapping[str, float]]  # resources that a gang's worker holds in Ray, busy or not
     max_parked: int  # maximum number of idle gangs on a machine where another is to start
 
     @property
@@ -106,7 +105,7 @@ def decide(
     gang_start_s: float = 0.0,
     is_short_of_memory: bool = False,
 ) -> Decisions:
-    """Decide what to do now; see the module. Anything that has to wait for a gang's end is decided at the next call.
+    """Decide what starts and closes now (see the module). The next call decides what waits for a gang's end.
 
     Args:
         gang_start_s: expected seconds until a new gang can run a trial.
@@ -189,8 +188,7 @@ class _Round:
                 stuck = {(trial.placement, trial.avoided, False, False)}
 
     def _is_over_in_time(self, takes_s: float) -> bool:
-        """Return whether work of `takes_s` seconds delays the trial with the reservation by no more than the usual
-        error of estimates."""
+        """Return whether work of `takes_s` seconds delays the trial with the reservation by at most `SLACK`."""
         return self._reservation is not None and takes_s * (1 - SLACK) <= self._ready_s
 
     def _place(self, i: int, trial: Waiting, *, in_time: bool, in_time_if_started: bool) -> bool:
@@ -201,9 +199,9 @@ class _Round:
             in_time_if_started: it may use that place even if a gang must be started there first.
         """
         alike = [gang for gang in self._available.values() if trial.may_run_in(gang)]
-        gang = self._first_at_hand(alike, self._unreserved)
+        gang = self._soonest(alike, self._unreserved)
         if gang is None and in_time:
-            gang = self._first_at_hand(alike, self._free)
+            gang = self._soonest(alike, self._free)
         if gang is None and (coming := self._gang_that_comes_free(trial)) is not None:
             if coming.id in self._available:
                 return False  # its machines may be used meanwhile, like those of any reservation
@@ -227,7 +225,7 @@ class _Round:
         self._num_active += 1
         return True
 
-    def _first_at_hand(self, gangs: Sequence[GangState], free: FreeResources) -> GangState | None:
+    def _soonest(self, gangs: Sequence[GangState], free: FreeResources) -> GangState | None:
         """Return the gang that can run a trial soonest. A starting gang already has its place."""
         places = (
             gang
@@ -277,8 +275,7 @@ class _Round:
             free.take(placement, nodes)
 
     def _reserve(self, trial: Waiting) -> bool:
-        """Reserve the place that is free first. Returns False if the trial doesn't fit even on the empty cluster: it
-        waits for nodes."""
+        """Reserve the place that is free first. Returns False if the trial has to wait for nodes to join."""
         leaving = sorted(self._held, key=lambda held: (held.ends_in_s is None, held.likely_s))
         gangs = [gang.nodes for gang in self._gangs if trial.may_run_in(gang)]
         place, ready_s = None, 0.0
@@ -306,53 +303,35 @@ class _Round:
     # ---- gangs for trials that come later
 
     def start_ahead(self) -> None:
-        """Start gangs for trials without a place, on machines where that delays no trial.
+        """Start a gang of each placement that has none and whose trials have no place, where that delays no trial.
 
-        First one gang of each placement, then more if several of its trials could run side by side. Only gangs that
-        hold next to nothing while parked: others would hold what earlier trials need.
+        Only gangs that hold next to nothing while parked: others would hold what earlier trials need.
         """
-        if not self._policy.exclusive:
-            return
-        num_gangs = Counter([gang.placement for gang in self._gangs] + [placement for placement, _ in self._to_open])
-        num_waiting = Counter(filter(self._is_parked_for_nothing, self._without_place))
-        for placement in num_waiting:
-            if not num_gangs[placement] and self._open_ahead(placement, is_first=True):
-                num_gangs[placement] += 1
-        most = self._most_side_by_side()
-        for placement, count in num_waiting.items():
-            while (
-                0 < num_gangs[placement] < most[placement]
-                and count >= MIN_TRIALS * (num_gangs[placement] + 1)
-                and self._open_ahead(placement, is_first=False)
-            ):
-                num_gangs[placement] += 1
+        if self._policy.exclusive:
+            present = {gang.placement for gang in self._gangs} | {placement for placement, _ in self._to_open}
+            for placement in dict.fromkeys(filter(self._is_parked_for_nothing, self._without_place)):
+                if placement not in present:
+                    self._open_ahead(placement)
 
     def _is_parked_for_nothing(self, placement: Placement) -> bool:
         reserved = self._policy.reserved(placement)
         return all(reserved.get(kind, 0) < amount for kind, amount in needed(placement).items())
 
-    def _open_ahead(self, placement: Placement, *, is_first: bool) -> bool:
+    def _open_ahead(self, placement: Placement) -> None:
         """Start a gang on idle machines or, at the beginning of the run, where other gangs are starting too."""
         opens = [*self._to_open, *self._ahead]
-        all_gangs = [(gang.placement, gang.nodes) for gang in self._gangs] + opens
-        num_parked = Counter(machine for _, nodes in all_gangs for machine in self._machines(nodes))
-        alike = {machine for other, nodes in all_gangs if other == placement for machine in self._machines(nodes)}
-        idle = self._idle_machines(placement) - {m for _, nodes in opens for m in self._machines(nodes)}
-        beside = (
-            set()
-            if self._gangs
-            else self._machines_with_starts([self._machines(nodes) for _, nodes in opens], is_first)
-        )
+        num_starts = Counter(machine for _, nodes in opens for machine in self._machines(nodes))
+        num_parked = num_starts + Counter(machine for gang in self._gangs for machine in self._machines(gang.nodes))
+        idle = self._idle_machines(placement) - num_starts.keys()
+        beside = {machine for machine, count in num_starts.items() if count < MAX_STARTS and not self._gangs}
         for usable in (idle, idle | beside):
             free = FreeResources(self._nodes, self._policy.exclusive)
             for node in self._nodes:
-                is_full = num_parked[node.machine] >= self._policy.max_parked
-                if node.machine not in usable - alike or is_full:
+                if node.machine not in usable or num_parked[node.machine] >= self._policy.max_parked:
                     free.take(placement, {node.id: 0})
             if (nodes := free.find(placement)) is not None:
                 self._ahead.append((placement, nodes))
-                return True
-        return False
+                return
 
     def _idle_machines(self, placement: Placement) -> set[str]:
         """Return the machines that are idle and will stay so until a gang of the placement has started there."""
@@ -364,43 +343,6 @@ class _Round:
         if placement == kept_for or not is_warm or self._is_over_in_time(self._gang_start_s):
             return machines
         return machines - self._machines(nodes)
-
-    @staticmethod
-    def _machines_with_starts(opens: Sequence[set[str]], is_first: bool) -> set[str]:
-        """Return the machines where one more gang may start beside those that start there now.
-
-        Args:
-            opens: the machines of each gang that starts now.
-            is_first: there is no gang of its placement yet. Further gangs must not delay those that start now: they
-                may only use machines that are ready sooner than others of the same gang.
-        """
-        num_starts = Counter(machine for machines in opens for machine in machines)
-        if is_first:
-            return {machine for machine, count in num_starts.items() if count < MAX_STARTS}
-        slowest = {m: max(num_starts[n] for machines in opens if m in machines for n in machines) for m in num_starts}
-        return {machine for machine, count in num_starts.items() if count < slowest[machine]}
-
-    def _most_side_by_side(self) -> Counter[Placement]:
-        """Return the maximum number of concurrent trials of each placement, if trials run in rounds that each fill the
-        machines."""
-        empty = [node.has for node in self._nodes]
-        rest = [trial.placement for trial in self._queue[: self._last + 1]]
-        num_needed = {p: sum(1 for count in shares(p, needed(p), empty) or () if count) for p in set(rest)}
-        rest = [placement for placement in rest if num_needed[placement]]
-        most = Counter[Placement]()
-        while rest:
-            num_left, now, later = len(set(self._machine_of.values())), Counter[Placement](), list[Placement]()
-            for placement in rest:
-                if num_needed[placement] <= num_left:
-                    num_left -= num_needed[placement]
-                    now[placement] += 1
-                else:
-                    later.append(placement)
-            if not now:
-                break  # nodes share machines: it needs more of these than there are
-            most |= now
-            rest = later
-        return most
 
     def _machines(self, nodes: NodeAssignment) -> set[str]:
         return {self._machine_of[node_id] for node_id in nodes if node_id in self._machine_of}

@@ -1,26 +1,25 @@
-"""Detection of ranks that wait in a collective for others that never join, long before torch's timeout.
+"""Detection of ranks that wait in a collective operation for ranks that never join, long before torch's timeout.
 
-The usual cause is an uneven number of batches: a rank is done, or at its report, while another is still in a step.
+The usual cause is an uneven number of batches: one rank is done, or at its report, while another is still in a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raypar.run.ranks import RankEnd
+from raypar.run.ranks import OF_LOST_RANKS, RankEnd
 from raypar.study.trial import Failure, FailureKind
 from raypar.train.position import STANDS_S, Position
 from raypar.units import listed
 
-DIFFER_S = 45.0  # ranks in different operations for this long are deadlocked; until then, one may be slow
+DIFFER_S = 45.0  # ranks in different operations for this long are deadlocked; before that, one may be slow
 UNEVEN = "uneven numbers of batches per rank: {}"
 FIX = (
-    "give every rank as many batches as the others (DistributedSampler, drop_last=True), or let those that are done "
-    "wait in torch.distributed.algorithms.join.Join"
+    "give all ranks the same number of batches (DistributedSampler, drop_last=True), or let finished ranks wait in "
+    "torch.distributed.algorithms.join.Join"
 )
 GLOO_MISMATCH = "Is there a distributed collective mismatch in your code?"
-# Such a pair matches.
-POINT_TO_POINT = ("send", "recv")
+POINT_TO_POINT = ("send", "recv")  # different operations that may match
 
 
 class Standstill:
@@ -47,7 +46,7 @@ class Standstill:
 
 
 def _waiting_for(standing: Mapping[int, Position], out: Mapping[int, Position]) -> str:
-    """Return which rank waits in an operation that a rank outside its loop never begins; empty: possibly none."""
+    """Return a text that names a rank in an operation that a rank outside its loop never begins; empty: unknown."""
     for rank, position in standing.items():
         for other, there in out.items():
             if not _is_ahead(position.calls, there.calls):
@@ -60,7 +59,7 @@ def _waiting_for(standing: Mapping[int, Position], out: Mapping[int, Position]) 
 
 
 def _apart(standing: Mapping[int, Position]) -> str:
-    """Return in which different operations the ranks wait for each other; empty: they may still continue."""
+    """Return a text that names the different operations of deadlocked ranks; empty: they may still continue."""
     positions = list(standing.values())
     operations = [each.operation for each in positions]
     is_certain = (
@@ -95,7 +94,7 @@ def explained(failure: Failure | None, ends: Mapping[int, RankEnd]) -> Failure |
     """
     if failure is None or (rank := failure.rank) is None:
         return failure
-    if failure.kind in (FailureKind.CRASH, FailureKind.PEER_LOST):
+    if failure.kind in OF_LOST_RANKS:
         for other, end in ends.items():
             if end.failure is not None and GLOO_MISMATCH in end.failure.traceback:
                 text = f"rank {other} was in another collective operation than the rest"

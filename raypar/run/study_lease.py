@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from raypar.errors import RayparError
 from raypar.files import make_private_folder, open_private
 from raypar.run.locks import Holder
+from raypar.signals import is_running
 
 BEAT_S = 10.0
 # A node may see the time of a file a minute late (NFS, attribute cache).
@@ -28,44 +27,34 @@ STALE_S = 120.0
 
 
 @dataclass(frozen=True)
-class _Owner:
+class _Owner(Holder):
     """Owner of a lease. `machine` distinguishes boots and containers, which reuse process ids."""
 
-    study: str
-    user: str
-    command: str
     host: str
-    pid: int
     machine: str
-    started_at: float
     token: str
 
     @classmethod
-    def here(cls, me: Holder) -> _Owner:
-        started_at = psutil.Process().create_time()
-        host, token = socket.gethostname(), uuid.uuid4().hex
-        return cls(me.study, me.user, me.command, host, me.pid, _machine(), started_at, token)
+    def of(cls, me: Holder) -> _Owner:
+        return cls(**asdict(me), host=socket.gethostname(), machine=_machine(), token=uuid.uuid4().hex)
 
     @classmethod
     def read(cls, path: Path) -> _Owner | None:
         """Return the owner that a file names; None if the file doesn't exist or names none (yet)."""
         try:
-            owner = cls(**json.loads(path.read_text()))
-            holder = Holder.parse(json.dumps({**asdict(owner), "pid": int(owner.pid)}).encode())
-            return None if holder is None else owner
-        except (OSError, ValueError, TypeError):
+            return cls.parse(path.read_bytes())
+        except OSError:
             return None
+
+    def holds(self, path: Path) -> bool:
+        """Return whether it holds this lease. Another process takes it over if this one was suspended for long."""
+        by = self.read(path)
+        return by is not None and by.token == self.token
 
     @property
     def has_ended(self) -> bool:
         """Return whether it is an ended process of this machine. For other machines this is unknown."""
-        if self.machine != _machine():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            return process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.started_at) > 1.0
-        except psutil.NoSuchProcess:
-            return True
+        return self.machine == _machine() and not is_running(self.pid)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (`{self.command}`)"
@@ -92,7 +81,7 @@ def leased_study(me: Holder, path: Path) -> Iterator[None]:
     Raises:
         RayparError: another process holds it and has a recent heartbeat.
     """
-    owner, over = _Owner.here(me), threading.Event()
+    owner, over = _Owner.of(me), threading.Event()
     missing = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
     beat = threading.Thread(target=_beat, args=(owner, path, over), daemon=True, name="study-lease")
     try:
@@ -105,19 +94,17 @@ def leased_study(me: Holder, path: Path) -> Iterator[None]:
     finally:
         over.set()
         with contextlib.suppress(OSError):
-            if _Owner.read(path) == owner:
+            if owner.holds(path):
                 path.unlink()
             for folder in missing:
                 folder.rmdir()
 
 
 def _take(owner: _Owner, path: Path) -> None:
-    """Create the file or take it over. Raises RayparError if its owner is alive, OSError if it can't be written."""
-    try:
-        _write(owner, path, os.O_EXCL)
+    """Create the file or take it over. Raises RayparError if its owner may be alive, OSError if it can't be written."""
+    with contextlib.suppress(FileExistsError):
+        _write(owner, path)
         return
-    except FileExistsError:
-        pass
     _check_abandoned(owner, path)
     # If several processes find it abandoned, the one that creates this file takes it over.
     takeover = path.with_name(f"{path.name}.takeover")
@@ -125,20 +112,18 @@ def _take(owner: _Owner, path: Path) -> None:
         if _age_s(takeover, owner) > STALE_S:
             takeover.unlink(missing_ok=True)
     try:
-        os.close(open_private(takeover, os.O_EXCL))
+        _write(owner, takeover)
     except FileExistsError:
         raise _refusal(owner.study, None, 0.0) from None
     try:
         _check_abandoned(owner, path)
-        new = path.with_name(f"{path.name}.{owner.token}")
-        _write(owner, new, os.O_EXCL)
-        new.replace(path)
+        takeover.replace(path)
     finally:
         takeover.unlink(missing_ok=True)
 
 
-def _write(owner: _Owner, path: Path, flag: int) -> None:
-    with os.fdopen(open_private(path, flag), "w") as file:
+def _write(owner: _Owner, path: Path) -> None:
+    with os.fdopen(open_private(path, os.O_EXCL), "w") as file:
         json.dump(asdict(owner), file)
 
 
@@ -155,8 +140,10 @@ def _check_abandoned(me: _Owner, path: Path) -> None:
 
 def _refusal(study: str, by: _Owner | None, age_s: float) -> RayparError:
     who = f"{by}, last seen {max(0.0, age_s):.0f} s ago" if by else "another process"
-    hint = f"wait for its end, or end it: finished trials are kept. {STALE_S:.0f} s after it was killed, run this again"
-    return RayparError(f"study `{study}` is being run already, by {who}", hint=hint)
+    hint = (
+        f"wait until it ends, or stop it: finished trials are kept. If it was killed, try again after {STALE_S:.0f} s"
+    )
+    return RayparError(f"study `{study}` is already running in {who}", hint=hint)
 
 
 def _age_s(path: Path, me: _Owner) -> float:
@@ -173,6 +160,6 @@ def _age_s(path: Path, me: _Owner) -> float:
 
 def _beat(owner: _Owner, path: Path, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
-        if _Owner.read(path) == owner:  # not taken over, for example while this process was suspended
+        if owner.holds(path):
             with contextlib.suppress(OSError):
                 os.utime(path)

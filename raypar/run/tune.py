@@ -1,7 +1,7 @@
 """Trials as a Ray Tune study over warm gangs.
 
 Tune sees thin trainables on the head node, which ask the broker to run a trial and wait. So Tune's searchers,
-schedulers and stoppers work as usual. All trainables are alike, so Tune's actor cache always hits.
+schedulers and stoppers work as usual. All trainables are identical, so Tune's actor cache always hits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raypar.trace import mark
 from raypar.train.affinity import Core
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 
-# A sliver of the head node and no CPU: trainables wait, they don't work. (An empty request is refused.)
+# A sliver of the head node and no CPU, since trainables only wait. (Tune refuses an empty request.)
 ON_HEAD = {"cpu": 0, "node:__internal_head__": 0.001}
 
 
@@ -50,11 +50,10 @@ class TrialFailed(RuntimeError):
 
 
 class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
-    """Tune's trainable: waits for a trial's reports at the broker, and passes on those that can be compared.
+    """Tune's trainable. It waits for a trial's reports at the broker, and passes on those that can be compared.
 
-    Searchers and schedulers don't see losses or metrics that are not finite: ASHA would never stop the trial, as NaN is
-    not less than any other value, and Optuna would never learn of its end. If a trial ends with one, they see an error,
-    which all of them can handle.
+    Searchers and schedulers don't see losses or metrics that are not finite: ASHA would never stop the trial, and
+    Optuna would never learn of its end. If a trial ends with one, they see an error, which all of them can handle.
     """
 
     _last: Mapping[str, float]
@@ -133,7 +132,7 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
         self._live.discard(trial_id)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # as those of the callback
+        return {}  # as for the callback
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -143,14 +142,14 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
 
 
 class Inbox:
-    """Artifacts of trials on other machines, as they arrive in the driver's log folder.
+    """Artifacts of trials on other machines, received into the driver's log folder.
 
-    A trial's artifacts are moved into place once they are complete.
+    They are moved into place once they are complete.
     """
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
-        self._open: set[str] = set()  # identities of the trials whose artifacts are taken
+        self._open: set[str] = set()  # identities of the trials whose artifacts are accepted
 
     def _partial(self, identity: str) -> Path:
         return self._log_dir / identity / f"{ARTIFACT_FOLDER}.partial"
@@ -168,7 +167,7 @@ class Inbox:
             OSError: it can't be written.
         """
         if identity not in self._open:
-            raise ValueError("nothing more of it is taken")
+            raise ValueError("no further pieces are accepted")
         partial, folder = self._partial(identity), self._log_dir / identity / ARTIFACT_FOLDER
         if piece is not None:
             append_piece(partial, piece)
@@ -187,11 +186,11 @@ class Inbox:
 
 
 class ResultCallback(tune.Callback):  # type: ignore[misc]
-    """Tune's callback on the driver: defines trials, and passes the broker's events on in the main thread.
+    """Tune's callback on the driver. It defines trials, and passes on the broker's events in the main thread.
 
     Args:
-        spec_of: makes a trial from a point that a search drew; None if the broker already has the spec or specs.
-        generator: draws points or suggests trials; its limit of concurrent trials follows the cluster.
+        spec_of: returns the spec of a Tune trial's config, or None if the broker has it; None: the broker has all.
+        generator: draws points or suggests trials. Its limit of concurrent trials follows the cluster.
         inbox: receives artifacts of trials on other machines.
     """
 
@@ -213,7 +212,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self.error: RayparError | None = None  # the listener's, which Tune wraps into one of its own
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its callbacks for a restore that is not used here
+        return {}  # Tune saves its callbacks for a restore, which raypar doesn't use
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         raise_again()
@@ -286,13 +285,13 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # resuming goes by the store, not by Tune's snapshots
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would wait for the running trials, ten seconds long
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # studies resume from the store, not from Tune's snapshots
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would wait ten seconds for the running trials
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_STATE_REFRESH_PERIOD": "1e9",  # it asks Ray's head, and waits without end for one that was killed
+    "TUNE_STATE_REFRESH_PERIOD": "1e9",  # a refresh would wait forever for a head that was killed
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-MAX_LOST = 4  # brokers, one after the other, without a trial that has ended between them
+MAX_LOST = 4  # brokers that are lost in a row, without the end of a trial between them
 ANSWER_TIMEOUT_S = 10.0
 
 
@@ -355,10 +354,10 @@ class TuneRunner:
                 num_lost = 1 if len(ended) > num_before else num_lost + 1
                 num_before = len(ended)
                 if num_lost == MAX_LOST:
-                    message = f"the broker of the trials was lost {num_lost} times, one after the other"
-                    hint = "is the head node short of memory? what has ended is kept"
+                    message = f"the broker of the trials was lost {num_lost} times in a row"
+                    hint = "the head node may be short of memory; finished trials are kept"
                     raise ClusterError(message, hint=hint) from lost
-                listen(Notice("the broker of the trials was lost; what ran is run again"))
+                listen(Notice("the broker of the trials was lost; running trials start again"))
 
     def _run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None) -> None:
         """Raises BrokerLost."""
@@ -442,7 +441,7 @@ class TuneRunner:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
-            count = -(-num_missing // num_grid_points)  # Tune draws so many for every grid point
+            count = -(-num_missing // num_grid_points)  # Tune draws this number for every grid point
             spec_of = make_spec
         elif more is not None:
             count, spec_of = -1, added_spec
@@ -450,7 +449,7 @@ class TuneRunner:
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
         if study.searcher is None and generator is None:
-            # A search that goes on draws anew, not what it has drawn before.
+            # A continued search must draw other points than before.
             generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
         inbox = Inbox(self._settings.driver_dir or self._settings.log_dir)
         callback = ResultCallback(broker, listener, spec_of, generator, inbox)
@@ -459,7 +458,7 @@ class TuneRunner:
         try:
             results = tuner.fit()
         except Interrupted:
-            callback.pass_on(timeout_s=0)  # what has ended is kept, though Tune has not noticed
+            callback.pass_on(timeout_s=0)  # keep the trials whose end Tune has not noticed
             raise
         except TuneError:
             if callback.error is None:
@@ -483,7 +482,7 @@ class TuneRunner:
         callback: ResultCallback,
         num_slots: int,
     ) -> tune.Tuner:
-        """Return the tuner of a study's trials. Tune knows as many of them as can run at a time."""
+        """Return the tuner of a study's trials. Tune starts only as many as can run at a time."""
         needs_metric = study.searcher is not None or study.scheduler is not None
         return tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),

@@ -144,6 +144,7 @@ class FailureKind(StrEnum):
 
     ERROR = "error", FailureTraits(is_deterministic=True)  # user code raised
     CRASH = "crash", FailureTraits(is_retried=True, is_deterministic=True)  # a rank died: signal, exit
+    KILLED = "killed", FailureTraits(is_retried=True)  # a rank died of a signal that other processes send
     DOES_NOT_FIT = "does_not_fit"  # its own GPU refused it memory, or it exceeded max_memory
     # An allocation was refused, or the kernel killed a rank for its memory.
     OUT_OF_MEMORY = "out_of_memory", FailureTraits(is_deterministic=True)

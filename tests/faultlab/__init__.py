@@ -1,8 +1,7 @@
-"""Studies whose trials stop in mid-epoch for a fault, and the faults: killed processes, locked stores, full disks.
+"""Studies whose trials pause in mid-epoch for a fault, and the faults: killed processes, locked stores, full disks.
 
-Every trial's first attempt stops in its fourth training step, not counting those by which the model is checked. Its
-last rank writes a file and waits (the other rank waits for it in an all-reduce) for another file, by which it continues
-or misbehaves.
+Every trial's first attempt pauses in its fourth training step, not counting the steps that check the model. Its last
+rank writes a file and waits for another file (the other rank waits in an all-reduce), then continues or misbehaves.
 """
 
 import contextlib
@@ -75,7 +74,7 @@ DISK_BYTES = 16 * 2**20
 
 
 class Faulty:
-    """A study in a folder, `faulty.py`, whose trials are held one after the other."""
+    """A study in a folder, `faulty.py`, whose trials pause one after the other."""
 
     def __init__(self, folder, num_trials):
         self.folder = folder
@@ -117,7 +116,7 @@ class Faulty:
                 process.kill()
 
     def hold_no_more(self):
-        """Let later trials run through."""
+        """Let later trials run without a pause."""
         (self.folder / "holds").unlink(missing_ok=True)
 
 

@@ -637,7 +637,9 @@ def live():
     more = [ended(r, p, t) for r in (2, 3, 4) for p, t in ((ONE, 4.0), (TWO, 2.0))]
     best = {"question": WORKERS}
     settling = {"question": replace(WORKERS, max_repeats=30)}
-    skipped = Failure(FailureKind.SKIPPED, "not run: the first 2 attempts at its point failed alike: boom")
+    skipped = Failure(
+        FailureKind.SKIPPED, "not run: the first 2 attempts at its point failed with the same error: boom"
+    )
     not_run = runner.TrialEnded(replace(failed.result, spec=make_spec(POINT, 3), failure=skipped))
     reason = "2 points open: num_workers=2 1.04× [0.98, 1.10], num_workers=4 1.61× [0.95, 2.71]; about 5 min 10 s more"
     added = runner.TrialsAdded([make_spec(p, 2) for p in (ONE, TWO)], reason, 240.0)

@@ -5,9 +5,9 @@
             lab.shape(Shape(rate_bit_per_s=100e6, delay_s=0.001))
             lab.run(0, ["python", "-c", "…"])
 
-Every host has a network (eth0), process table, host name, /run and /dev/shm; files are the machine's. The network is
-isolated. `Lab(2, with_ssh=True)` makes hosts with an SSH daemon and a home each. Everything ends with the `Lab`, or
-with the process that made it, even if it is killed.
+Every host has its own network (eth0), process table, host name, /run and /dev/shm, and shares the machine's files. The
+network is isolated. With `Lab(2, with_ssh=True)`, each host has an SSH daemon and a home. Everything ends with the
+`Lab`, or with the process that made it, even if that is killed.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ NET = "10.77.0"
 START_TIMEOUT_S = 20.0
 HERE = Path(__file__).resolve().parent
 NAMESPACES = ("-m", "-n", "-p", "-u", "-i")
-BURST_BYTES = 256 * 1024  # holds some of the 64 KB frames that the kernel passes between hosts
-QUEUE_MS = 20  # of frames; more are dropped
+BURST_BYTES = 256 * 1024  # room for some of the 64 KB frames that the kernel passes between hosts
+QUEUE_MS = 20  # later frames are dropped
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount", "hostname", "bash")  # Debian: iproute2, util-linux
 SSH_TOOLS = ("ssh", "ssh-keygen", "/usr/sbin/sshd", "rsync")  # Debian: openssh-client, openssh-server, rsync
-# A lab in small; nothing remains, as the namespaces end with the shell.
+# A small lab. Nothing remains, since the namespaces end with the shell.
 TRIAL = """
 mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs tmpfs /run && mkdir /run/netns &&
 ip netns add trial && ip link add br0 type bridge && ip link add port0 type veth peer name eth0 netns trial &&

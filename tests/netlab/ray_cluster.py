@@ -1,4 +1,4 @@
-"""Ray cluster that `ray up` makes of a lab's hosts, from cluster-local.yaml."""
+"""Ray cluster on a lab's hosts, started by `ray up` from cluster-local.yaml."""
 
 import os
 import re
@@ -16,10 +16,10 @@ LOOK_OFTEN = "AUTOSCALER_UPDATE_INTERVAL_S=1 AUTOSCALER_NODE_SSH_INTERVAL_S=1"
 
 
 class RayCluster:
-    """Cluster with host 0 as head and hosts 1 … num_workers as nodes; the last host, the client, has the key.
+    """Cluster with host 0 as head and hosts 1 … num_workers as nodes. The last host is the client and has the key.
 
-    It differs from the users' file in addresses, the key, two CPUs and a label per node, shorter waits, and in this
-    environment, with the copied code, in place of an installation on each machine.
+    It differs from the users' file in the addresses, the key, two CPUs and a label per node, and shorter waits. It uses
+    this environment and the copied code, in place of an installation on each machine.
     """
 
     def __init__(self, lab):

@@ -1,7 +1,7 @@
 """Switch that delays every frame by a number of milliseconds; runs inside a lab's switch.
 
-A kernel with netem could do this, but not all have it. Usage: ``relay.py DELAY_MS PORT [PORT …]``; prints "ready", and
-the frames that it had to drop. Frames carry their offload headers along, so that the kernel's 64 KB frames stay whole.
+It stands in for the kernel's netem, which not every kernel has. Usage: ``relay.py DELAY_MS PORT [PORT …]``. It prints
+"ready", and later the frames that it drops. Frames keep their offload headers, so the kernel's 64 KB frames stay whole.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ AT_ONCE = 64  # frames read from a port before the next port's turn
 
 def main():
     delay_s, names = float(sys.argv[1]) / 1e3, sys.argv[2:]
-    # Sleeps end on time: by default they may be 50 µs late, and a network does not wait for a core.
+    # By default, sleeps may end 50 µs late.
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     ports = [opened(name) for name in names]
     number_of = {port: i for i, port in enumerate(ports)}
-    waiting = deque()  # (time when due, port of arrival, bytes), in the order in which they are due: one delay for all
-    port_of = {}  # by address, as learnt
+    waiting = deque()  # (due time, port of arrival, bytes), in order, since the delay is constant
+    port_of = {}  # by address, learned from arriving frames
     print("ready", flush=True)
     while True:
         wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None

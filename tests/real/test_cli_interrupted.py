@@ -71,7 +71,7 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
     def refuse_another_and_kill(pid):
         second = cli.run("study", "faulty.py", "--no-ray")
         assert second.returncode == 2 and len(study.starts()) == 3
-        assert f"study `faulty` is being run already, by process {pid} (`raypar study faulty.py" in second.stderr
+        assert f"study `faulty` is already running in process {pid} (`raypar study faulty.py" in second.stderr
         assert len(list(cli.folder.glob(f".raypar/logs/*/{DRIVER_LOG}"))) == 1
         os.kill(pid, signal.SIGKILL)
 

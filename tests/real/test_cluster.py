@@ -133,7 +133,7 @@ def test_a_study_from_the_head_waits_for_the_nodes_and_spreads_its_trials_over_t
 def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster):
     study = "raypar study raypar/studies/quickstart.py --address auto"
     for command, words in (
-        (study, ("the cluster asks for a token, and you have given none", "ray get-auth-token")),
+        (study, ("the cluster requires a token, and none was found", "ray get-auth-token")),
         (f"raypar list --tracking-uri {MLFLOW}", ("asks for a user and a password", "~/.mlflow/credentials")),
     ):
         refused = cluster.run(HEAD, f"{command}; echo status $?", HOME="/nonexistent")

@@ -62,9 +62,9 @@ def test_a_private_ray_listens_on_this_machine_only_and_is_given_the_path_of_its
 
 
 REFUSED = (
-    ({}, ("asks for a token, and you have given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
-    ({"RAY_AUTH_TOKEN": "wrong-" * 4}, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
-    ({"RAY_AUTH_MODE": "token"}, ("RAY_AUTH_MODE=token asks for a token, and there is none",)),
+    ({}, ("requires a token, and none was found", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
+    ({"RAY_AUTH_TOKEN": "wrong-" * 4}, ("rejects the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
+    ({"RAY_AUTH_MODE": "token"}, ("RAY_AUTH_MODE=token needs a token, and there is none",)),
     ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": TOKEN}, ("leave RAY_AUTH_MODE=disabled out",)),
 )
 

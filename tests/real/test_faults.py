@@ -87,7 +87,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(tmp_path
     with LocalRunner(settings_at(tmp_path)) as runner:
         (result,) = run(runner, study, [study.trial({"act": "kill"}, 0)]).results
     assert result.failure is not None and (result.failure.kind, result.attempts) == (FailureKind.OUT_OF_MEMORY, 1)
-    assert "was killed by the kernel: the machine, or its group, is out of memory" in result.failure.message
+    assert "was killed by the kernel: the machine or its control group is out of memory" in result.failure.message
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_
         kill(head.pid, "Ray's head")
         assert process.wait(TIMEOUT_S) == 1
     errors = (cli.folder / "stderr").read_text()
-    assert re.match(r"error: Ray was lost: its head at \S+ can.t be reached any more\n  → ", errors), errors
+    assert re.match(r"error: Ray was lost: its head at \S+ can no longer be reached\n  → ", errors), errors
     assert "broke off; `raypar store resume" in cli.output()
     assert outcomes(results_of(tmp_path)) == {first: (None, 1)}
     study.hold_no_more()
@@ -194,5 +194,5 @@ def test_a_gang_or_a_broker_that_is_lost_is_replaced_and_its_trial_run_again(tmp
     assert (cli.folder / "stderr").read_text() == ""
     assert outcomes(results_of(tmp_path)) == {**expected, last: (None, 1)}
     assert cli.output().count("its gang was lost") == 2
-    assert "the broker of the trials was lost; what ran is run again" in cli.output()
+    assert "the broker of the trials was lost; running trials start again" in cli.output()
     cli.wait_for_its_processes()

@@ -158,7 +158,8 @@ def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(r
     assert [e.spec for e in events.of(TrialStarted)] == [r.spec for r in events.results if r not in bad[2:]]
     (notice,) = events.of(Notice)
     assert (
-        notice.text == "act=raise num_samples=64 stopped: its first 2 attempts failed alike: ValueError: no such luck"
+        notice.text
+        == "act=raise num_samples=64 stopped: its first 2 attempts failed with the same error: ValueError: no such luck"
     )
 
 
@@ -187,7 +188,7 @@ def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run
     result, spec = study_run["dies"], study_run.specs["dies"]
     failure = result.failure
     assert (result.state, result.attempts) == (TrialState.FAILED, 1 + MAX_RETRIES)
-    assert failure is not None and (failure.kind, failure.rank) == (FailureKind.CRASH, 1)
+    assert failure is not None and (failure.kind, failure.rank) == (FailureKind.KILLED, 1)
     assert "SIGKILL" in failure.message and Path(failure.log_path).is_file()
     events = study_run.events.about(spec)
     assert [e.attempt for e in events if isinstance(e, TrialStarted)] == [1, 2]

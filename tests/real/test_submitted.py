@@ -127,7 +127,7 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     refused = client.run("cluster", "attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean 'rates'?" in refused.stderr
     refused = client.run("cluster", "stop", "rates", "--address", head.url, HOME="/nowhere")
-    assert refused.returncode == 2 and "asks for a token, and you have given none" in refused.stderr
+    assert refused.returncode == 2 and "requires a token, and none was found" in refused.stderr
     assert head.drivers() and not any(TOKEN in line for line in head.drivers())
 
     stopped = client.run("cluster", "stop", "rates", "--address", head.url)

@@ -1,4 +1,4 @@
-"""A cluster on paper: trials take the time that they are said to take, and `decide` says where they run."""
+"""Simulated cluster on which trials take given times and `decide` places them."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from raypar.run.placement import Node, NodeAssignment, needed, shares
 from raypar.run.scheduler import GangPhase, GangState, SchedulingPolicy, Waiting, decide
 from raypar.study.trial import Placement
 
-CHECK_S = 5.0  # so often is decided anew, whatever happens
+CHECK_S = 5.0  # maximum time between two decisions
 
 
 def workers(count, cpus=1, nodes="pack", label=None):
@@ -18,7 +18,7 @@ def workers(count, cpus=1, nodes="pack", label=None):
 
 
 def cluster(*cpus):
-    """Nodes with so many CPUs, each a machine."""
+    """Return a node for each number of CPUs, each on its own machine."""
     return tuple(Node(f"n{i}", f"m{i}", {"CPU": count}) for i, count in enumerate(cpus))
 
 
@@ -28,7 +28,7 @@ def rules(max_trials=None, *, owns_cluster=True, max_parked=4):
 
 @dataclass(frozen=True)
 class Job:
-    """A trial: `takes_s` in truth; `expected_s` is estimated beforehand, or learned from ended jobs of its point."""
+    """A trial that takes `takes_s`. `expected_s` is a given estimate; otherwise ended jobs of its point give one."""
 
     placement: Placement
     takes_s: float
@@ -61,7 +61,7 @@ class Started:
 
 @dataclass
 class Simulated:
-    """What came of it."""
+    """Outcome of a simulation."""
 
     ran: list[Ran] = field(default_factory=list)
     gang_starts: list[Started] = field(default_factory=list)
@@ -97,7 +97,7 @@ class _Simulation:
         self._walls_s = defaultdict(list)  # by point
 
     def act(self):
-        """Do what is decided, then let time pass until the next event. False at the end."""
+        """Carry out the decisions, then let time pass until the next event. Returns False at the end."""
         for gang_id, gang in self._gangs.items():
             ran = self._running.get(gang_id)
             busy_s = self._now_s - ran.begun_s if ran else 0.0
@@ -117,7 +117,7 @@ class _Simulation:
             start = Started(gang_id, placement, on, self._now_s, num_starting, num_waiting)
             self._starting[gang_id] = [start, self._start_s]
             self.outcome.gang_starts.append(start)
-        return bool(decisions.closes) or self._pass_time()  # what was closed is gone now
+        return bool(decisions.closes) or self._pass_time()  # closed gangs end at once
 
     def _start(self, nth, job, gang_id):
         gang = self._gangs[gang_id]
@@ -128,7 +128,7 @@ class _Simulation:
         self.outcome.ran.append(ran)
 
     def _pass_time(self):
-        """Let time pass until the next event. False where there is none."""
+        """Let time pass until the next event. Returns False if there is none."""
         rates = {gang_id: 1 / self._num_starts_beside(start.on) for gang_id, (start, _) in self._starting.items()}
         events = [(ran.ended_s, "ended", gang_id) for gang_id, ran in self._running.items()]
         events += [(self._now_s + left_s / rates[id_], "ready", id_) for id_, (_, left_s) in self._starting.items()]
@@ -167,7 +167,7 @@ class _Simulation:
 
 
 def bound_s(jobs, nodes, how):
-    """No schedule is shorter: all that the jobs hold (alone: whole machines) over all there is, or the longest job."""
+    """Return a lower bound: CPU seconds (exclusive: machine seconds) over those of the cluster, or the longest job."""
     if how.exclusive:
         used = [len(on_empty(job.placement, nodes)) * job.takes_s for job in jobs]
         return max(sum(used) / len({node.machine for node in nodes}), max(job.takes_s for job in jobs))
@@ -176,6 +176,6 @@ def bound_s(jobs, nodes, how):
 
 
 def on_empty(placement, nodes):
-    """Where a gang lies on a cluster that has nothing else to do; empty: it doesn't fit."""
+    """Return a gang's nodes on an idle cluster; empty: it doesn't fit."""
     counts = shares(placement, needed(placement), [node.has for node in nodes]) or ()
     return {node.id: count for node, count in zip(nodes, counts, strict=False) if count}

@@ -139,9 +139,9 @@ def test_what_can_not_be_changed_is_refused(stored, project, arguments, message)
 @pytest.mark.parametrize("running", ["mnist", "new"])
 def test_a_study_that_is_being_run_is_refused(stored, project, running):
     with one_execution(Holder.here(running, ["raypar", "study", "mnist.py"]), store_identity(stored)):
-        refused(f"study `{running}` is being run already", "store", "rename", "mnist", "new", "--yes")
+        refused(f"study `{running}` is already running", "store", "rename", "mnist", "new", "--yes")
         if running == "mnist":
-            refused("study `mnist` is being run already", "store", "delete", "mnist", "--yes")
+            refused("study `mnist` is already running", "store", "delete", "mnist", "--yes")
     assert names(stored, project) == ["mnist"]
 
 

@@ -451,7 +451,7 @@ def test_a_study_waits_for_the_machine_before_anything_is_started(on_four_cores,
 
 def test_a_study_is_executed_once_at_a_time_and_shown_meanwhile(stage):
     def again(spec):
-        with pytest.raises(RayparError, match=f"study `s` is being run already, by process {os.getpid()} "):
+        with pytest.raises(RayparError, match=f"study `s` is already running in process {os.getpid()} "):
             stage.execute(a_study())
         return finished(spec)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
-from raypar.execution import plan as plan_module
 from raypar.execution.plan import NOT_STARTED, check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
 from raypar.study.options import Auto
@@ -301,7 +300,9 @@ def test_a_study_fits_on_cores_that_hold_its_widest_trial_and_all_that_it_lists(
 
 
 def test_trials_on_gpus_take_cores_of_their_gpus_numa_nodes_first(monkeypatch):
-    monkeypatch.setattr(plan_module, "cores_near_gpu", lambda index: {0: frozenset((2, 3)), 1: frozenset((1,))}[index])
+    monkeypatch.setattr(
+        "raypar.run.placement.cores_near_gpu", lambda index: {0: frozenset((2, 3)), 1: frozenset((1,))}[index]
+    )
     for num_workers, chosen in ((1, {2}), (2, {1, 2})):
         machine = own(4, FOUR_CORES, more={"GPU": 2})
         plan = plan_of(machine, device="cuda", num_workers=num_workers, cpus_per_worker=1)

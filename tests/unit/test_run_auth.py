@@ -1,4 +1,4 @@
-"""Tokens: a private Ray's, the user's for a cluster, and the messages of a refusal. No Ray is started here."""
+"""Tokens of a private Ray and of clusters, and the messages of a refusal. No Ray is started here."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def in_file(path, text="t" * 20):
     return path
 
 
-def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited_by_its_path(monkeypatch, tmp_path):
+def test_a_private_rays_token_is_random_and_private(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "the cluster's")
     monkeypatch.setenv(MODE, "disabled")
     tokens = set()
@@ -49,9 +49,7 @@ def test_a_private_rays_token_is_random_readable_by_the_user_alone_and_inherited
 
 
 @pytest.mark.parametrize(("error", "is_kept"), [(None, False), (KeyboardInterrupt, False), (ClusterError, True)])
-def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs_explain_a_loss(
-    error, is_kept, monkeypatch, tmp_path
-):
+def test_a_private_rays_folder_is_private_and_kept_after_a_loss(error, is_kept, monkeypatch, tmp_path):
     parent = tmp_path / "a name too long for sockets"
     monkeypatch.setenv("RAY_TMPDIR", str(parent))
     most = len(str(parent / "raypar-12345678" / "")) + 1 + private_ray.RAY_SOCKET_LENGTH
@@ -62,14 +60,14 @@ def test_the_folder_of_a_private_ray_is_the_users_alone_and_stays_where_its_logs
         if error is not None:
             raise error("lost")
     assert (folder / "ray").is_dir() == is_kept
-    remove_abandoned(parent)  # what this process has kept is not
+    remove_abandoned(parent)  # a folder of this process isn't abandoned
     assert (folder / "ray").is_dir() == is_kept
     monkeypatch.setattr(scratch, "MAX_SOCKET_LENGTH", most - 1)
     with private_ray.private_folder() as folder:
         assert folder.parent == Path("/tmp")
 
 
-def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch, tmp_path):
+def test_the_token_is_found_in_rays_order(monkeypatch, tmp_path):
     assert token_source() is None
     default = in_file(tmp_path / ".ray" / "auth_token")
     assert token_source() == str(default)
@@ -84,10 +82,7 @@ def test_the_token_is_found_where_ray_looks_and_in_its_order(monkeypatch, tmp_pa
 
 
 class Gate:
-    """A cluster's answers, as no cluster is started here: it takes who sends a token, if that is the right one.
-
-    `asked` has the mode of each time.
-    """
+    """Stands in for a cluster that may require a token and reject it. `asked` lists the mode of each connection."""
 
     def __init__(self, *, wants, takes=True):
         self.wants, self.takes = wants, takes
@@ -100,7 +95,7 @@ class Gate:
 
 
 @pytest.mark.parametrize(("wants", "modes"), [(False, [None]), (True, [None, "token"])])
-def test_the_token_is_shown_only_where_the_cluster_asks_for_it(wants, modes, tmp_path):
+def test_the_token_is_sent_only_if_the_cluster_requires_it(wants, modes, tmp_path):
     in_file(tmp_path / ".ray" / "auth_token")
     gate = Gate(wants=wants)
     with admitted("head:6379", gate) as takes_everybody:
@@ -114,15 +109,15 @@ WRONG = {TOKEN: "wrong" * 5}
 @pytest.mark.parametrize(
     ("environment", "parts"),
     [
-        ({}, ("asks for a token", "given none", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
-        (WRONG, ("doesn't take the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
-        (WRONG | {MODE: "token"}, ("doesn't take the token from RAY_AUTH_TOKEN",)),
-        (WRONG | {MODE: "disabled"}, ("asks for a token", "leave RAY_AUTH_MODE=disabled out")),
-        ({MODE: "token"}, ("RAY_AUTH_MODE=token asks for a token, and there is none", "ray get-auth-token")),
-        ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: there is no token in it",)),
+        ({}, ("requires a token, and none was found", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
+        (WRONG, ("rejects the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
+        (WRONG | {MODE: "token"}, ("rejects the token from RAY_AUTH_TOKEN",)),
+        (WRONG | {MODE: "disabled"}, ("requires a token", "unset RAY_AUTH_MODE=disabled")),
+        ({MODE: "token"}, ("RAY_AUTH_MODE=token needs a token, and there is none", "ray get-auth-token")),
+        ({MODE: "token", TOKEN_PATH: "/nowhere"}, ("RAY_AUTH_TOKEN_PATH=/nowhere: the file has no token",)),
     ],
 )
-def test_a_refusal_says_what_is_missing_and_how_to_give_it(environment, parts, monkeypatch):
+def test_a_refusal_has_the_reason_and_the_fix(environment, parts, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError) as refused, admitted("head:6379", Gate(wants=True, takes=False)):

@@ -1,4 +1,4 @@
-"""`ray up cluster.yaml` on a mocked AWS (moto), which enforces the policies of roles; SSH to the nodes is left out."""
+"""`ray up cluster.yaml` on a mocked AWS (moto) that enforces the policies of roles, without SSH to the nodes."""
 
 import json
 import re
@@ -30,10 +30,10 @@ IMAGES = {"canonical": "ami-0000000000000ubun", "deeplearning": "ami-00000000000
 
 
 class Updater:
-    """In the place of Ray's, which sets a node up over SSH."""
+    """Stands in for Ray's updater, which sets up a node over SSH."""
 
     exitcode = 0
-    configs = ()  # that heads got; a list in each test
+    configs = ()  # those of heads; a list in each test
 
     def __init__(self, file_mounts, **_):
         self.configs.append(json.loads(Path(file_mounts["~/ray_bootstrap_config.yaml"]).read_text()))
@@ -47,7 +47,7 @@ class Updater:
 
 @pytest.fixture
 def aws(tmp_path, monkeypatch):
-    """A new account, and `ray` with a home of its own in which there is a token; lists the calls to AWS."""
+    """Make a new account, and a home with a token; yield the token, the calls to AWS and its parameters."""
     for name, value in (("ACCESS_KEY_ID", "mine"), ("SECRET_ACCESS_KEY", "mine"), ("DEFAULT_REGION", REGION)):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -103,7 +103,7 @@ def instances():
 
 @contextmanager
 def role_of_head(monkeypatch):
-    """Be the head: its role's credentials, whose policies hold."""
+    """Use the credentials and rights of the head's role."""
     (head,) = instances()
     (role,) = boto3.client("iam").get_instance_profile(
         InstanceProfileName=head["IamInstanceProfile"]["Arn"].split("/")[-1]
@@ -119,12 +119,12 @@ def role_of_head(monkeypatch):
     boto3.setup_default_session()
 
 
-def test_the_head_starts_workers_from_plain_image_ids_since_its_role_can_look_up_none(aws, monkeypatch):
+def test_the_head_starts_workers_from_resolved_image_ids(aws, monkeypatch):
     code, output = ray("up")
     assert code == 0, output
     config = AutoscalingConfig(Updater.configs[0], skip_content_hash=True).get_raw_config_mutable()  # as the head does
     (head,) = instances()
-    assert head["ImageId"].startswith("resolve:ssm:")  # by the user's rights; as long as it is the same, it is kept
+    assert head["ImageId"].startswith("resolve:ssm:")  # a changed id would replace the head
 
     @set_initial_no_auth_action_count(0)
     def launch():
@@ -175,13 +175,16 @@ def no_file(aws, monkeypatch):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (no_token, "no ~/.ray/auth_token to copy to it\n  → create the token: (umask 077 && ray get-auth-token --gen"),
-        (no_file, "no no/such/data to copy to it\n  → create it, or take it out of file_mounts"),
+        (
+            no_token,
+            "can't copy ~/.ray/auth_token to it: no such file\n  → create the token: (umask 077 && ray get",
+        ),
+        (no_file, "can't copy no/such/data to it: no such file\n  → create it, or remove it from file_mounts"),
         (no_image, f"images: {REGION} has no /aws/service/"),
         (no_credentials, "there are no AWS credentials\n  → run `aws configure`"),
     ],
 )
-def test_what_is_missing_is_named_before_a_machine_costs_money(aws, monkeypatch, spoil, message):
+def test_missing_requirements_are_named_before_a_machine_starts(aws, monkeypatch, spoil, message):
     spoil(aws, monkeypatch)
     code, output = ray("up")
     assert code == 1 and message in output and "Traceback" not in output, output
@@ -189,7 +192,7 @@ def test_what_is_missing_is_named_before_a_machine_costs_money(aws, monkeypatch,
     assert instances() == []
 
 
-def test_a_cluster_is_taken_down_without_the_token_or_the_images(aws, monkeypatch):
+def test_ray_down_needs_neither_token_nor_images(aws, monkeypatch):
     up()
     no_token(aws, monkeypatch)
     no_image(aws, monkeypatch)
@@ -197,7 +200,7 @@ def test_a_cluster_is_taken_down_without_the_token_or_the_images(aws, monkeypatc
     assert code == 0 and instances() == [], output
 
 
-def test_the_file_names_the_rights_that_ray_uses(aws, monkeypatch):
+def test_the_file_lists_the_rights_that_ray_uses(aws, monkeypatch):
     assert ray("up")[0] == ray("down")[0] == 0
     named = set(re.findall(r"\b(?:ec2|iam|ssm):\w+", CLUSTER.read_text())) - {"ssm:GetParameters"}
     used = {call for call in aws.calls if call.split(":")[0] in ("ec2", "iam")}

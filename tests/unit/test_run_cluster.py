@@ -1,4 +1,4 @@
-"""Clusters that don't answer, and processes of a Ray that ended: the study ends with one message, and in time."""
+"""Clusters that don't answer and lost processes of Ray end a study in time, with one message."""
 
 import contextlib
 import getpass
@@ -24,8 +24,9 @@ from raypar.cli.app import app
 from raypar.errors import ClusterError
 from raypar.execution.machine import cluster_for
 from raypar.run import auth, cluster, jobs
-from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types, watch_of_cluster, watch_of_own
+from raypar.run.cluster import Cluster, NodeType, joined_cluster, node_types
 from raypar.run.private_ray import processes_noted
+from raypar.run.watch import watch_of_cluster, watch_of_own
 from raypar.signals import abort_reason, handle_signals
 from raypar.study.trial import Placement
 from raypar.workloads import digits
@@ -40,10 +41,10 @@ def work():
         try:
             time.sleep(0.01)
         except Exception as error:
-            raise AssertionError("what would tidy up caught it") from error
+            raise AssertionError("the abort was caught as an Exception") from error
 
 
-def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions():
+def test_a_killed_head_aborts_the_work():
     with a_process() as head, handle_signals():
         watch = watch_of_own({"gcs_server": head.pid})
         head.kill()
@@ -52,18 +53,18 @@ def test_a_head_that_is_killed_breaks_the_work_off_whatever_catches_exceptions()
         reason = abort_reason()
     assert abort_reason() is None
     with handle_signals():
-        assert abort_reason() is None  # none is left from an earlier loss
+        assert abort_reason() is None  # an earlier loss is forgotten
     assert isinstance(reason, ClusterError)
     assert reason.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
     assert watch.lost
 
 
-def test_a_ray_that_does_not_come_up_is_given_up(monkeypatch):
-    monkeypatch.setattr(cluster, "START_LIMIT_S", 0.0)
+def test_a_ray_that_does_not_start_is_given_up(monkeypatch):
+    monkeypatch.setattr("raypar.run.watch.START_LIMIT_S", 0.0)
     with a_process() as stopped, handle_signals():
         stopped.send_signal(signal.SIGSTOP)
         watch = watch_of_own({"gcs_server": stopped.pid}, lambda: False)
-        with watch.watching(), pytest.raises(KeyboardInterrupt, match="Ray has not come up within"):
+        with watch.watching(), pytest.raises(KeyboardInterrupt, match="Ray did not start within"):
             work()
         assert isinstance(abort_reason(), ClusterError)
         stopped.kill()
@@ -71,7 +72,7 @@ def test_a_ray_that_does_not_come_up_is_given_up(monkeypatch):
         pass
 
 
-def test_rays_processes_are_watched_from_their_start_on(tmp_path):
+def test_rays_processes_are_watched_from_their_start(tmp_path):
     from ray._private import services
 
     for name in ("gcs_server", "log_monitor"):
@@ -94,7 +95,7 @@ def test_rays_processes_are_watched_from_their_start_on(tmp_path):
     assert watch.lost
 
 
-def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_known():
+def test_a_head_that_ended_with_the_work_counts_as_lost():
     with a_process() as head:
         for is_lost in (False, True):
             watch = watch_of_own({"raylet": head.pid})
@@ -105,15 +106,15 @@ def test_a_head_that_lives_disturbs_nobody_and_one_that_ended_with_the_work_is_k
             head.wait()
 
 
-def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_it_stays_away():
+def test_an_unreachable_cluster_head_aborts_the_work_after_a_while():
     with socket.create_server(("127.0.0.1", 0)) as head, handle_signals():
         address = f"127.0.0.1:{head.getsockname()[1]}"
         watch = watch_of_cluster(address, patience_s=0.2)
         with watch.watching():
-            for _ in range(3):  # it is asked, and again
+            for _ in range(3):
                 head.accept()[0].close()
             head.close()
-            with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can't be reached any more"):
+            with pytest.raises(KeyboardInterrupt, match=f"its head at {address} can no longer be reached"):
                 work()
         assert watch.lost
     patient = watch_of_cluster(address, patience_s=3600.0)
@@ -124,11 +125,11 @@ def test_a_cluster_whose_head_does_not_listen_any_more_breaks_the_work_off_when_
 
 @contextlib.contextmanager
 def black_hole(takes_connections):
-    """The address of a host that says nothing: it accepts, or drops what would connect."""
+    """Yield the address of a host that accepts or drops connections and never answers."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=50 if takes_connections else 0))
         address = server.getsockname()
-        for _ in range(0 if takes_connections else 4):  # its queue is full: the kernel drops what comes
+        for _ in range(0 if takes_connections else 4):  # with a full queue, the kernel drops connections
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
@@ -138,7 +139,7 @@ def black_hole(takes_connections):
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("takes_connections", [True, False], ids=["accepts", "drops"])
 @pytest.mark.parametrize("scheme", ["", "http://"])
-def test_an_address_at_which_nothing_answers_is_given_up_soon(scheme, takes_connections, monkeypatch, tmp_path, capfd):
+def test_an_address_without_an_answer_is_given_up_soon(scheme, takes_connections, monkeypatch, tmp_path, capfd):
     for name in auth.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -160,19 +161,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def autoscaler(config):
-    """A process with the command line of Ray's, on the head of head:1; no autoscaler is started."""
+    """Run a process with the command line of Ray's autoscaler for head:1."""
     flags = ["--gcs-address=head:1", f"--autoscaling-config={config}"]
     with subprocess.Popen([sys.executable, "-c", "input()", *flags], stdin=subprocess.PIPE) as process:
         until_s = time.monotonic() + 20
         while flags[0] not in psutil.Process(process.pid).cmdline() and time.monotonic() < until_s:
-            time.sleep(0.01)  # it is still a copy of this process
+            time.sleep(0.01)  # before its exec
         yield
         process.communicate(b"\n")
 
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Ray's answers as those of head:1, which is joined; its nodes can be set."""
+    """Replace Ray's answers by those of a joined cluster, head:1, whose nodes can be set."""
     answers = SimpleNamespace(nodes=[], now_s=0.0, joins={}, config=None)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="head:1"))
     monkeypatch.setattr("ray._private.state.state.get_cluster_config", lambda: answers.config)
@@ -190,10 +191,10 @@ def joined(monkeypatch):
 
 
 @pytest.mark.usefixtures("joined")
-def test_what_ray_up_starts_is_read_from_its_autoscaler_on_the_head():
+def test_node_types_come_from_the_autoscalers_file_on_the_head():
     assert node_types() == ()
     with autoscaler(REPOSITORY / "cluster-local.yaml"):
-        assert node_types() == (NodeType(2, 2),)  # whose resources only the machines know
+        assert node_types() == (NodeType(2, 2),)
     with autoscaler(REPOSITORY / "cluster.yaml"):
         by_shape = {each.shape: (each.min_count, each.max_count) for each in node_types()}
     assert by_shape == {(0, 0): (0, 0), (8, 0): (0, 8), (2, 1): (0, 4)}
@@ -201,14 +202,14 @@ def test_what_ray_up_starts_is_read_from_its_autoscaler_on_the_head():
         assert node_types() == ()
 
 
-def test_what_a_platform_reports_to_ray_is_taken_from_there(joined):
+def test_node_types_come_from_rays_report(joined):
     joined.config = autoscaler_pb2.ClusterConfig(
         node_group_configs=[{"resources": {"CPU": 4}, "min_count": 1, "max_count": -1}]
     )
     assert node_types() == (NodeType(1, cluster.MAX_GROWTH, {"CPU": 4}),)
 
 
-def test_a_cluster_may_run_what_its_autoscaler_has_still_nodes_for():
+def test_nodes_that_may_be_added_count_for_placements():
     types = (NodeType(0, 0, {"CPU": 0}), NodeType(1, 3, {"CPU": 8}, {"zone": "a"}))
     growing = Cluster(({"CPU": 0}, {"CPU": 8}), is_own=False, node_types=types)
     fits, too_large = (Placement(num, 8, "cpu", "pack") for num in (3, 4))
@@ -228,17 +229,17 @@ def test_a_cluster_may_run_what_its_autoscaler_has_still_nodes_for():
         ([(8, 1)], [NodeType(0, 3, {"CPU": 6, "GPU": 2})], 3),  # it may still be added
         ([(8, 0)], [NodeType(1, 1, {"CPU": 6, "GPU": 2})], 3),
         ([(2, 4)], (), 1),
-        ([(0, 4)], (), None),  # a head that runs nothing
+        ([(0, 4)], (), None),  # a head without CPUs
         ([(0.5, 1), (8, 2)], (), 4),
     ],
 )
-def test_each_gpus_share_of_cores_is_the_smallest_of_all_nodes(nodes, types, cores):
+def test_cores_per_gpu_are_those_of_the_poorest_node(nodes, types, cores):
     nodes = tuple({"CPU": cpus, **({"GPU": gpus} if gpus else {})} for cpus, gpus in nodes)
     assert Cluster(nodes, is_own=False, node_types=tuple(types)).cores_per_gpu == cores
 
 
 @pytest.mark.parametrize("problem", [None, "the installed torch is built without CUDA"])
-def test_this_machine_has_the_gpus_that_the_driver_lists_and_what_keeps_torch_from_them(problem, monkeypatch):
+def test_this_machine_has_the_visible_gpus_and_torchs_problem_with_them(problem, monkeypatch):
     listed = tuple(gpus.Gpu(i, f"GPU-{i}", "a GPU", "") for i in range(3))
     monkeypatch.setattr(gpus, "all_gpus", lambda: listed)  # stands in for NVML
     monkeypatch.setattr(gpus, "torch_problem", lambda visible: problem if visible else "asked without a GPU")
@@ -249,7 +250,7 @@ def test_this_machine_has_the_gpus_that_the_driver_lists_and_what_keeps_torch_fr
         assert machine.gpu_problem == ((problem or "") if num else "")
 
 
-def test_nodes_are_waited_for_until_they_have_joined_or_time_is_up(joined):
+def test_waiting_for_nodes_ends_when_they_join_or_time_is_up(joined):
     lines = []
     joined.nodes, joined.joins = [0, -2, 2], {30.0: 2, 30.4: 2}
     at_once = cluster.wait_for_nodes(Cluster(({}, {}), is_own=False), 2, lines.append)
@@ -266,14 +267,14 @@ def test_nodes_are_waited_for_until_they_have_joined_or_time_is_up(joined):
     ("space", "min_nodes", "num_awaited"),
     [
         ({"num_workers": 1, "device": "cpu"}, None, 0),
-        ({"num_workers": 1}, None, 3),  # those to come may have GPUs
+        ({"num_workers": 1}, None, 3),  # nodes to come may have GPUs
         ({"num_workers": 2}, None, 3),
         ({"num_workers": 2, "nodes": "spread"}, None, 3),
         ({"num_workers": 1, "device": "cpu"}, 2, 2),
         ({"num_workers": 2}, 7, 7),
     ],
 )
-def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_awaited, joined, tmp_path):
+def test_a_study_waits_only_for_nodes_that_it_needs(space, min_nodes, num_awaited, joined, tmp_path):
     awaited = []
 
     def wait(cluster, num_nodes, notice):
@@ -294,7 +295,7 @@ def test_a_study_waits_for_the_nodes_that_it_needs_alone(space, min_nodes, num_a
 
 
 @pytest.mark.parametrize("takes_everybody", [True, False])
-def test_the_commands_for_a_new_machine_copy_the_token_where_the_cluster_asks_for_one(takes_everybody, monkeypatch):
+def test_add_node_copies_the_token_if_the_cluster_requires_one(takes_everybody, monkeypatch):
     monkeypatch.delenv(auth.TOKEN_PATH, raising=False)
     monkeypatch.delenv(auth.TOKEN, raising=False)
     there = cluster.Contact("10.0.0.1:6379", "10.0.0.2", takes_everybody)
@@ -309,11 +310,11 @@ def test_the_commands_for_a_new_machine_copy_the_token_where_the_cluster_asks_fo
     assert f":{REPOSITORY}/ ~/raypar" in lines["rsync"] and f"ray=={ray.__version__}" in done.stdout
 
 
-def test_a_cluster_of_this_machine_alone_and_a_token_in_the_environment_are_of_no_use_to_a_new_one(monkeypatch):
+def test_add_node_refuses_a_loopback_head_and_a_token_in_the_environment(monkeypatch):
     monkeypatch.setattr(cluster, "admitted", lambda address: contextlib.nullcontext(False))
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        with pytest.raises(ClusterError, match="from this machine alone"):
+        with pytest.raises(ClusterError, match="only from this machine"):
             cluster.contact(address)
     monkeypatch.setenv(auth.TOKEN, "t" * 20)
     with pytest.raises(ClusterError, match="from which no other machine can copy it"):
@@ -324,17 +325,17 @@ STUCK = """
 import sys, time
 from pathlib import Path
 from raypar.cli.common import quiet
-from raypar.run import cluster as head
+from raypar.run import watch as head
 from raypar.signals import handle_signals, uninterrupted
 
 head.GRACE_S = 0.0
 with handle_signals(), quiet(Path(sys.argv[2])):
     with head.watch_of_own({"gcs_server": int(sys.argv[1])}).watching(), uninterrupted():
-        time.sleep(60)  # as a call that looks after no signal
+        time.sleep(60)  # stands in for a call that ignores signals
 """
 
 
-def test_work_that_cannot_be_broken_off_is_ended_with_the_message(tmp_path):
+def test_work_that_cant_be_interrupted_ends_with_the_message(tmp_path):
     with a_process() as head:
         head.kill()
         head.wait()

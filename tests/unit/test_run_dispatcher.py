@@ -1,4 +1,4 @@
-"""A run's trials through all their states, with gangs on paper and a clock of its own."""
+"""All states of a run's trials, with simulated gangs and a simulated clock."""
 
 import asyncio
 import math
@@ -23,7 +23,6 @@ from raypar.run.dispatcher import (
     ArtifactPiece,
     DispatchConfig,
     Dispatcher,
-    TrialPhase,
 )
 from raypar.run.gang import loss_reason
 from raypar.run.gang_pool import GangPool
@@ -31,12 +30,13 @@ from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, Pool
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
 from raypar.run.scheduler import GangPhase
+from raypar.run.trials import TrialPhase
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import Core
 from raypar.train.job import RankContext, RankOutcome, RunSettings
 from raypar.train.position import Position
 
-CRASH = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL", 0)
+KILLED = Failure(FailureKind.KILLED, "rank 0 was killed by SIGKILL", 0)
 HEALTH = WorkerHealthCheckFailedError("Worker info: …", ActorUnavailableError("it refused", None))
 LOST = WorkerGroupError("[Rank 1 Error Snippet]: …", {0: HEALTH})
 CLOCK = "raypar.run.dispatcher.time.monotonic"
@@ -71,7 +71,7 @@ class PaperPool(GangPool):
 
 
 class Run:
-    """A dispatcher with what surrounds it. Times are seconds from the start."""
+    """A dispatcher with a pool and a clock. Times are seconds."""
 
     def __init__(self, specs=(), nodes=FOUR_CPUS, *, max_retries=1, in_lockstep=False, trial_timeout_s=None):
         self.specs, self.pool = specs, PaperPool(nodes)
@@ -98,7 +98,7 @@ class Run:
             self.it.define(uid, None)
 
     def workers_come_up(self):
-        """All gangs that are starting are ready for their first trial."""
+        """Make all starting gangs ready for their first trial."""
         for gang in [gang for gang in self.pool.gangs.values() if gang.phase is GangPhase.STARTING]:
             self.comes_up(gang)
 
@@ -116,11 +116,11 @@ class Run:
             self.it.worker_is_ready(gang.id, rank, ("host", 1) if rank == 0 else None)
 
     def running(self, uid):
-        assert self.it.trial(uid).phase is TrialPhase.RUNNING
-        return self.it.trial(uid).attempt
+        assert self.it.trials.get(uid).phase is TrialPhase.RUNNING
+        return self.it.trials.get(uid).attempt
 
     def end(self, uid, *ends):
-        """The ranks end in their order; the gang is ready for the next trial."""
+        """End the ranks in order, and make the gang ready for the next trial."""
         attempt = self.running(uid)
         for rank, end in enumerate(ends or [DONE] * attempt.gang.placement.num_workers):
             self.it.rank_ended(attempt, rank, end)
@@ -131,7 +131,7 @@ class Run:
         self.it.gang_ended(gang, loss_reason(error, gang.hostnames), str(error or ""))
 
     def of(self, kind):
-        return [event for _, event in self.it.events(0) if isinstance(event, kind)]
+        return [event for _, event in self.it.events.take(0) if isinstance(event, kind)]
 
     @property
     def results(self):
@@ -142,15 +142,7 @@ class Run:
         return [event.spec for event in self.of(TrialStarted)]
 
 
-def test_a_worker_gets_the_cores_that_are_near_to_its_gpu():
-    run = Run(specs(1))
-    run.near = frozenset({2, 3})
-    run.define("a")
-    run.workers_come_up()
-    assert run.running("a").gang.turn.cores == {0: (2,)}
-
-
-def test_a_notice_that_every_worker_has_is_shown_once():
+def test_a_notice_from_several_workers_is_shown_once():
     run = Run()
     for text in ("a touched CUDA", "a touched CUDA", "b touched CUDA"):
         run.it.notify(text)
@@ -169,7 +161,7 @@ def one_running(num_workers=1, stop_on_nan=True, **options):
     return run
 
 
-def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
+def test_trials_start_in_order_once_a_tune_trial_is_bound_to_them():
     trials = specs(1, 1, 1)
     run = Run(trials, cluster(4, 4))
     assert [gang.nodes for gang in run.pool.gangs.values()] == [{"n1": 1}, {"n0": 1}]  # before Tune has a trial
@@ -180,76 +172,63 @@ def test_trials_start_in_their_order_as_soon_as_one_of_tunes_is_bound_to_them():
     run.define("b", "c")
     assert run.started == trials[:2]
     run.end("b")
-    assert run.started == trials and run.running("c").nth_in_gang == 2
+    assert run.started == trials and run.running("c").conditions.nth_in_gang == 2
     assert [r.spec for r in run.results] == [trials[1]]
     assert run.results[0].state is TrialState.FINISHED and run.results[0].conditions.num_beside == 1
 
 
 @pytest.mark.parametrize(("num_spread", "num_sharing_network"), [(1, 0), (2, 1)])
-def test_a_trial_over_several_machines_shares_the_network_with_others_of_the_kind_only(num_spread, num_sharing_network):
+def test_trials_over_several_machines_share_the_network_with_each_other(num_spread, num_sharing_network):
     run = Run([*specs(*[2] * num_spread, nodes=2), *specs(1)], cluster(4, 4, 4, 4, 4))
     run.workers_come_up()
     run.define(*"abc"[: num_spread + 1])
-    spread, single = run.running("a").conditions(), run.running("abc"[num_spread]).conditions()
+    spread, single = run.running("a").conditions, run.running("abc"[num_spread]).conditions
     assert [getattr(spread, key) for key in COMPANY] == [num_spread, 0, num_sharing_network]
     assert [getattr(single, key) for key in COMPANY] == [num_spread, 0, 0]
 
 
-def test_gangs_of_all_placements_start_at_once_and_no_trial_begins_before_the_last_on_its_machine_is_ready():
-    run = Run(specs(1, 2))
-    run.define("a", "b")
-    one, two = run.pool.gangs.values()
-    assert (one.placement.num_workers, two.placement.num_workers) == (1, 2)
-    run.comes_up(one)
-    assert one.phase is GangPhase.IDLE and not run.started
-    run.comes_up(two)
-    assert run.started == run.specs[:1]
-    run.end("a")
-    assert run.started == run.specs and run.pool.num_started == 2
-
-
-def test_a_start_is_expected_to_take_as_long_as_those_since_the_first_gang_was_ready(monkeypatch):
+def test_expected_gang_start_comes_from_gangs_started_after_the_first(monkeypatch):
     run = Run(specs(1, 1), cluster(1, 1))
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     for gang in run.pool.gangs.values():
         gang.started_s = run.now_s
     run.now_s += 60.0  # the nodes' fork servers were starting as well
     run.workers_come_up()
-    assert run.it.gang_start_s == GANG_START_S
+    assert run.it.durations.gang_start_s == GANG_START_S
     for gang in list(run.pool.gangs.values()):
         run.lose_gang(gang)
     for gang in run.pool.gangs.values():
         gang.started_s = run.now_s + 1.0
     run.now_s += 4.0
     run.workers_come_up()
-    assert run.it.gang_start_s == 3.0
+    assert run.it.durations.gang_start_s == 3.0
     assert [event.seconds for event in run.of(GangReady)] == [60.0, 60.0, 3.0, 3.0]
 
 
-def test_a_job_carries_the_trial_and_each_ranks_cores():
-    run = one_running(2)
-    (gang,) = run.pool.gangs.values()
-    job = gang.turn.job
-    assert (job.spec, job.attempt, job.uid) == (run.specs[0], 1, "a")
-    assert (gang.turn.master_address, gang.turn.cores) == (("host", 1), {0: (0,), 1: (1,)})
-    run.end("a")
-    assert gang.phase is GangPhase.IDLE and gang.turn is None
-
-
-def test_trials_stay_on_the_cores_that_the_study_has_of_its_machine():
-    run = Run(specs(1))
-    run.pool._policy = GangPolicy(True, 4, cores=[Core(2, 0, 2)])
+@pytest.mark.parametrize(
+    ("near", "allowed", "cores"),
+    [
+        (frozenset(), None, {0: (0,), 1: (1,)}),
+        (frozenset({2, 3}), None, {0: (2,), 1: (3,)}),
+        (frozenset(), [Core(1, 0, 1), Core(3, 0, 3)], {0: (1,), 1: (3,)}),
+    ],
+    ids=["any", "near the GPU", "of the study"],
+)
+def test_a_turn_has_the_trial_and_the_cores_of_each_rank(near, allowed, cores):
+    run = Run(specs(2))
+    run.near, run.pool._policy = near, GangPolicy(True, 4, cores=allowed)
     run.define("a")
     run.workers_come_up()
-    (gang,) = run.pool.gangs.values()
-    assert gang.turn.cores == {0: (2,)}
+    turn = run.running("a").gang.turn
+    assert (turn.job.spec, turn.job.attempt, turn.job.uid) == (run.specs[0], 1, "a")
+    assert (turn.master_address, turn.cores) == (("host", 1), cores)
 
 
-def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_by_then():
+def test_a_trial_that_can_never_run_is_refused_at_its_turn():
     trials = specs(1, 9, 9)
     run = Run(trials)
     run.define("a", "b")
-    assert not run.results  # the first one waits for its gang
+    assert not run.results  # the first trial waits for its gang
     run.workers_come_up()
     assert run.started == trials[:1]
     (result,) = run.results
@@ -257,14 +236,14 @@ def test_what_can_never_run_is_refused_at_its_turn_since_nodes_may_have_joined_b
     assert result.failure == Failure(FailureKind.REFUSED, "needs 9 CPUs in one gang, the cluster has 4")
 
 
-def test_cores_that_a_machine_lacks_are_refused():
+def test_a_trial_on_missing_cores_is_refused():
     run = Run(specs(1, cpu_affinity=(1, 4000)))
     run.define("a")
     run.workers_come_up()
     assert run.results[0].failure == Failure(FailureKind.REFUSED, "there is no core 4000: the machine's are 0-3")
 
 
-def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypatch):
+def test_a_trial_waits_a_while_for_lost_nodes(monkeypatch):
     run = Run(specs(4))
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
     run.define("a")
@@ -280,7 +259,7 @@ def test_what_lost_nodes_have_left_no_place_for_waits_for_them_a_while(monkeypat
     assert [(e.num_nodes, e.num_slots) for e in run.of(ClusterChanged)] == [(1, 1), (2, 2), (1, 1)]
 
 
-def test_nodes_are_requested_where_the_cluster_may_grow_and_no_longer_than_needed():
+def test_nodes_are_requested_from_a_growing_cluster_while_needed():
     run = Run()
     run.pool.may_grow = True
     run.it.define("a", specs(9)[0])
@@ -296,8 +275,8 @@ REASON = f"its gang was lost: n0: ActorUnavailableError: {UNAVAILABLE}"
 GANG_LOST = Failure(FailureKind.GANG_LOST, REASON, None, str(LOST))
 
 
-@pytest.mark.parametrize("failure", [CRASH, GANG_LOST])
-def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failure):
+@pytest.mark.parametrize("failure", [KILLED, GANG_LOST])
+def test_a_crashed_trial_is_retried_first_up_to_its_last_attempt(failure):
     run = Run(specs(1, 1), max_retries=1)
     run.define("a", "b")
     for number in (1, 2):
@@ -308,7 +287,7 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
         if failure is GANG_LOST:
             run.lose_gang(attempt.gang)
         else:
-            run.end("a", RankEnd(failure=CRASH))
+            run.end("a", RankEnd(failure=KILLED))
         assert attempt.is_over
     assert [event.spec for event in run.of(TrialRetried)] == [run.specs[0]]
     result = run.results[0]
@@ -320,24 +299,24 @@ def test_a_trial_that_crashed_is_queued_first_again_up_to_its_last_attempt(failu
 ECC = Failure(FailureKind.DEVICE, "AcceleratorError: CUDA error: uncorrectable ECC error encountered", 1)
 
 
-def test_a_trial_whose_gpu_failed_is_retried_on_another_machine_even_if_its_gang_is_idle_sooner():
+def test_after_a_gpu_failure_a_trial_is_retried_on_another_machine_if_one_can_hold_it():
     run = Run(specs(2, 2), cluster(2, 2), max_retries=2)
     run.define("a", "b")
     run.workers_come_up()
     first, second = run.running("a").gang, run.running("b").gang
     run.end("a", RankEnd(), RankEnd(failure=ECC))
-    assert first.phase is GangPhase.IDLE and run.it.trial("a").phase is TrialPhase.QUEUED
+    assert first.phase is GangPhase.IDLE and run.it.trials.get("a").phase is TrialPhase.QUEUED
     run.end("b")
     assert run.running("a").gang is second
     run.end("a", RankEnd(), RankEnd(failure=ECC))
     run.workers_come_up()
-    assert run.running("a").gang in (first, second)  # no other machine is left that could
+    assert run.running("a").gang in (first, second)  # no other machine is left
     run.end("a")
     assert run.results[-1].attempts == 3 and len(run.of(TrialRetried)) == 2
 
 
 @pytest.mark.parametrize(("rank", "nodes"), [(0, {"n1": 1, "n2": 1}), (1, {"n0": 1, "n2": 1})])
-def test_of_a_gang_over_several_machines_the_one_whose_gpu_failed_is_left(rank, nodes):
+def test_after_a_gpu_failure_in_a_gang_only_the_failed_machine_is_avoided(rank, nodes):
     run = Run(specs(2, nodes=2), cluster(1, 1))
     run.define("a")
     run.workers_come_up()
@@ -351,21 +330,12 @@ def test_of_a_gang_over_several_machines_the_one_whose_gpu_failed_is_left(rank, 
     assert machine not in again.nodes and set(again.nodes) == set(nodes)
 
 
-def test_a_trial_whose_gpu_failed_is_retried_there_where_no_other_machine_can_hold_it():
-    run = Run(specs(2), cluster(2, 1))
-    run.define("a")
-    run.workers_come_up()
-    gang = run.running("a").gang
-    run.end("a", RankEnd(failure=ECC), RankEnd())
-    assert run.running("a").gang is gang and run.running("a").number == 2
-
-
-def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
+def test_a_trial_waits_for_cores_of_another_study_without_using_an_attempt():
     run = one_running(num_workers=2, nodes=cluster(2))
     gang, other = run.running("a").gang, "study `b` (process 7)"
     for _ in range(2):
-        run.end("a", RankEnd(cores_held_by=other), RankEnd(failure=CRASH, was_killed=True))
-        assert gang.turn is None and run.it.trial("a").phase is TrialPhase.QUEUED
+        run.end("a", RankEnd(cores_held_by=other), RankEnd(failure=KILLED, was_killed=True))
+        assert gang.turn is None and run.it.trials.get("a").phase is TrialPhase.QUEUED
         run.it.check()
         assert gang.turn is None
         run.wait(CORES_POLL_S)
@@ -376,17 +346,17 @@ def test_a_trial_whose_cores_another_study_has_waits_and_has_not_begun():
     assert not run.of(TrialRetried)
 
 
-def test_a_trial_that_is_stopped_while_another_study_has_its_cores_is_over():
+def test_a_trial_stopped_while_it_waits_for_cores_is_over():
     run = one_running()
     run.it.release("a", let_finish=False)
     run.end("a", RankEnd(cores_held_by="study `b` (process 7)"))
     assert run.results[0].state is TrialState.FAILED and not run.of(Notice)
 
 
-def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_machine_or_the_cores_of_all_its_ranks():
+def test_on_a_cluster_the_first_rank_of_each_machine_locks_cores_for_all():
     run = one_running(num_workers=3, nodes=cluster(2, 1))
     gang, pool = run.running("a").gang, run.pool
-    assert pool.to_lock(gang, gang.turn.cores) == {}  # nobody else is on a machine of its own
+    assert pool.to_lock(gang, gang.turn.cores) == {}  # the driver has locked its own machine
     pool._policy = GangPolicy(False, 4)
     assert [gang.hosts[rank] for rank in range(3)] == ["m0", "m0", "m1"]
     assert pool.to_lock(gang, None) == {0: (0, 1, 2, 3), 2: (0, 1, 2, 3)}
@@ -396,7 +366,7 @@ def test_on_a_cluster_the_first_rank_of_each_machine_locks_the_machine_or_the_co
     assert pool.to_lock(gang, gang.turn.cores) == {}
 
 
-def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
+def test_the_reason_of_a_lost_gang_names_every_node():
     killed = "The actor died unexpectedly.\n\tclass_name: W\n\tpid: 7\nIts process has died.\n" + "Exit detail. " * 60
     died = WorkerHealthCheckFailedError("Worker info: …", RayActorError(None, killed))
     own = UserExceptionWithTraceback(RuntimeError("the fork server has ended"), "Traceback …")
@@ -409,17 +379,17 @@ def test_a_lost_gang_is_reported_with_every_node_and_the_whole_reason():
     assert loss_reason(None, {}) == "its workers have left"
 
 
-def test_an_error_of_the_code_is_not_retried_and_the_peers_are_killed():
+def test_an_error_in_the_code_is_not_retried_and_kills_the_peers():
     run = one_running(2)
     attempt, error = run.running("a"), Failure(FailureKind.ERROR, "ValueError: no", 1)
     run.it.rank_ended(attempt, 1, RankEnd(failure=error))
     assert attempt.kill_requested and not run.results  # they may hang in a collective
-    run.it.rank_ended(attempt, 0, RankEnd(failure=CRASH, was_killed=True))
+    run.it.rank_ended(attempt, 0, RankEnd(failure=KILLED, was_killed=True))
     assert run.results[0].failure == error and not run.of(TrialRetried)
-    assert run.it.attempt("a", 1) is None  # it is over: what comes late is not for it
+    assert run.it.trials.attempt("a", 1) is None  # late messages are ignored
 
 
-def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_that_was_closed_fails_nobody():
+def test_a_gang_that_never_started_fails_its_trial_unless_it_was_closed():
     run = Run(specs(1), max_retries=1)
     run.define("a")
     (gang,) = run.pool.gangs.values()
@@ -434,7 +404,7 @@ def test_a_gang_that_never_came_up_fails_the_trial_it_was_started_for_and_one_th
 
 
 @pytest.mark.parametrize("num_up", [0, 1])
-def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up, monkeypatch):
+def test_a_gang_starting_on_a_lost_node_delays_no_trial(num_up, monkeypatch):
     freed = []
     monkeypatch.setattr("ray.util.remove_placement_group", freed.append)
     run = Run(specs(2), cluster(1, 1, 1), max_retries=0)
@@ -451,27 +421,27 @@ def test_a_gang_that_is_starting_on_a_node_that_is_lost_holds_nothing_up(num_up,
     _, new = run.pool.gangs.values()
     assert gone not in new.nodes
     run.comes_up(new)
-    assert run.it.trial("a").phase is TrialPhase.RUNNING
+    assert run.it.trials.get("a").phase is TrialPhase.RUNNING
     run.lose_gang(lost, OSError("no such node"))  # a minute later
     run.end("a")
     assert [result.state for result in run.results] == [TrialState.FINISHED] and not run.of(TrialRetried)
 
 
-def test_a_trial_whose_ranks_wait_in_vain_is_killed_and_not_retried():
+def test_a_deadlocked_trial_is_killed_and_not_retried():
     run = one_running(num_workers=2)
     attempt = run.running("a")
     run.it.note_position(attempt, 1, Position({"0": 10}, is_out=True))
     assert not attempt.kill_requested
     run.it.note_position(attempt, 0, Position({"0": 11}, stands_s=20.0, operation="backward"))
     assert attempt.kill_requested
-    killed = RankEnd(failure=CRASH, was_killed=True)
+    killed = RankEnd(failure=KILLED, was_killed=True)
     run.end("a", killed, killed)
     (result,) = run.results
     assert result.failure.kind is FailureKind.ERROR and result.failure.log_path.endswith("attempt1-rank0.log")
     assert result.failure.message.startswith("uneven numbers of batches per rank: rank 0 in backward waits for rank 1")
 
 
-def test_a_rank_that_lost_one_that_had_left_is_not_retried():
+def test_a_connection_lost_to_a_finished_rank_is_not_retried():
     run = one_running(num_workers=2)
     lost = Failure(FailureKind.PEER_LOST, "RuntimeError: Connection closed by peer", 1)
     left = RankEnd(RankOutcome(), position=Position({"0": 20}, is_out=True, has_left=True))
@@ -480,34 +450,34 @@ def test_a_rank_that_lost_one_that_had_left_is_not_retried():
     assert not run.of(TrialRetried)
 
 
-def test_a_trial_that_takes_too_long_is_killed_and_counts_as_hung():
+def test_a_trial_over_its_time_limit_is_killed_as_hung():
     run = one_running(trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     for is_killed in (False, True):
         run.wait(4.9)
         assert attempt.kill_requested is is_killed
-    run.end("a", RankEnd(failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(failure=KILLED, was_killed=True))
     log = f"/logs/{run.specs[0].identity}/attempt1-rank0.log"
     assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", log_path=log)
 
 
-def test_a_stopped_trial_ends_at_its_next_report_or_is_killed_after_a_while():
+def test_a_stopped_trial_ends_at_its_next_report_or_is_killed():
     run = one_running()
     attempt = run.running("a")
-    assert attempt.goes_on(0)
+    assert attempt.continues(0)
     run.it.release("a", let_finish=False)
-    assert attempt.goes_on(0)  # another rank gets the answer that the first one got
-    assert not attempt.goes_on(1)
+    assert attempt.continues(0)  # every rank gets the same answer
+    assert not attempt.continues(1)
     for is_killed in (False, True):
         run.wait(9.9)
         assert attempt.kill_requested is is_killed
-    run.end("a", RankEnd(RankOutcome(stopped=True), failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(RankOutcome(stopped=True), failure=KILLED, was_killed=True))
     assert (run.results[0].state, run.results[0].failure) == (TrialState.STOPPED, None)
-    assert run.it.trial("a") is None and run.of(TrialRetried) == []
+    assert run.it.trials.get("a") is None and run.of(TrialRetried) == []
 
 
 @pytest.mark.parametrize("end", ["timeout", "stop"])
-def test_a_trial_that_has_trained_is_not_killed_while_it_sends_what_it_keeps(end):
+def test_a_trained_trial_is_not_killed_while_it_sends_artifacts(end):
     run = one_running(2, trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     run.it.rank_ended(attempt, 1, DONE)
@@ -518,11 +488,11 @@ def test_a_trial_that_has_trained_is_not_killed_while_it_sends_what_it_keeps(end
     assert attempt.takes_artifacts and not run.results
     run.it.rank_ended(attempt, 0, DONE)
     assert run.results[0].state is TrialState.FINISHED
-    kinds = [type(event) for _, event in run.it.events(0)]
+    kinds = [type(event) for _, event in run.it.events.take(0)]
     assert kinds[-2:] == [ArtifactPiece, TrialEnded]
 
 
-def test_of_a_trial_that_fails_after_all_nothing_more_is_sent():
+def test_artifacts_of_a_failing_trial_are_not_accepted():
     run = one_running(2, trial_timeout_s=5.0, max_retries=0)
     attempt = run.running("a")
     run.it.send(attempt, ["reference"])
@@ -530,24 +500,24 @@ def test_of_a_trial_that_fails_after_all_nothing_more_is_sent():
     assert attempt.kill_requested and not attempt.takes_artifacts
 
 
-def test_what_the_driver_can_not_store_stays_on_its_node_and_costs_one_notice_and_no_result():
+def test_artifacts_that_the_driver_cant_store_cost_one_notice_and_no_result():
     run = one_running()
     attempt = run.running("a")
     for _ in range(2):
         run.it.send(attempt, ["reference"])
-    for problem in ("OSError: no space", "ValueError: nothing more of it is taken"):
+    for problem in ("OSError: no space", "ValueError: no further pieces are accepted"):
         run.it.piece_taken(attempt, problem)
-    assert not attempt.takes_artifacts and attempt.num_pieces == 0
+    assert not attempt.takes_artifacts and attempt.artifacts.num_pieces == 0
     run.end("a")
     (notice,) = run.of(Notice)
     (result,) = run.results
     folder = f"/logs/{result.spec.identity}/artifacts"
-    text = f"what it kept was not stored, OSError: no space; it is in {folder} on n0"
+    text = f"its artifacts were not stored, OSError: no space; they are in {folder} on n0"
     assert notice.text == f"{result.spec.label}: {text}"
     assert result.state is TrialState.FINISHED
 
 
-def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_last_answer_comes_after_all(monkeypatch):
+def test_a_worker_sends_the_next_piece_after_the_driver_has_taken_one(monkeypatch):
     monkeypatch.setattr(module, "_import_trainer", lambda: None)
     run = one_running()
 
@@ -580,51 +550,51 @@ def test_a_worker_sends_its_next_piece_when_the_driver_has_taken_one_and_the_las
         assert not await broker.send("a", 1, ["more"]) and not await broker.send("b", 1, ["of another"])
 
     asyncio.run(send_all())
-    assert run.it.attempt("a", 1).num_pieces == 0
+    assert run.it.trials.attempt("a", 1).artifacts.num_pieces == 0
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
-def test_a_trial_whose_loss_is_not_finite_stops_at_that_report_on_every_rank(in_lockstep):
+def test_a_trial_with_a_loss_that_is_not_finite_stops_on_every_rank(in_lockstep):
     run = one_running(2, in_lockstep=in_lockstep)
     attempt = run.running("a")
     run.it.report(attempt, {"train_loss": 1.0})
-    run.it.follow(attempt.trial, 1)
-    assert attempt.is_decided(0) and attempt.goes_on(0)
+    attempt.trial.follow(1)
+    assert attempt.is_decided(0) and attempt.continues(0)
     assert not attempt.is_reported(1)  # rank 1 is there first, and waits for rank 0
     run.it.report(attempt, {"train_loss": math.nan})
-    assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.goes_on(1)
-    # Rank 1, which made no such report, waited for rank 0 in vain and was killed.
-    run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=CRASH, was_killed=True))
+    assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.continues(1)
+    # Rank 1, without such a report, waited for rank 0 and was killed.
+    run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=KILLED, was_killed=True))
     (result,) = run.results
     assert (result.state, result.failure, result.attempts) == (TrialState.DIVERGED, None, 1)
     assert not run.of(TrialRetried)
 
 
-def test_a_diverged_trial_trains_on_where_the_study_says_so():
+def test_with_stop_on_nan_off_a_diverged_trial_continues():
     run = one_running(1, stop_on_nan=False)
     attempt = run.running("a")
     for i in range(2):
         run.it.report(attempt, {"loss": math.nan})
-        assert attempt.goes_on(i)
+        assert attempt.continues(i)
     run.end("a")
     assert [result.state for result in run.results] == [TrialState.DIVERGED]
 
 
-def test_in_lockstep_a_rank_waits_until_tune_has_decided_or_has_lost_its_trial():
+def test_in_lockstep_a_rank_waits_for_tunes_decision():
     run = one_running(in_lockstep=True)
-    trial, attempt = run.it.trial("a"), run.running("a")
+    trial, attempt = run.it.trials.get("a"), run.running("a")
     run.it.report(attempt, {"epoch": 1})
-    run.it.follow(trial, 0)
+    trial.follow(0)
     assert trial.has_news(0) and not attempt.is_decided(0)
-    run.it.follow(trial, 1)
+    trial.follow(1)
     assert attempt.is_decided(0) and not attempt.is_decided(1)
     run.it.release("a", let_finish=True)
-    assert attempt.is_decided(1) and attempt.goes_on(1)  # to its end without Tune
+    assert attempt.is_decided(1) and attempt.continues(1)  # without Tune
     run.end("a")
-    assert run.results[0].state is TrialState.FINISHED and run.it.trial("a") is None
+    assert run.results[0].state is TrialState.FINISHED and run.it.trials.get("a") is None
 
 
-def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same():
+def test_a_trial_runs_although_its_tune_trial_was_lost():
     trials = specs(1, 1)
     run = Run(trials)
     run.define("a", "lost")
@@ -636,10 +606,10 @@ def test_a_trial_whose_tune_trial_was_lost_before_its_turn_is_run_all_the_same()
     run.end("lost")
     run.end("a")
     assert [(result.spec, result.state) for result in run.results] == [(spec, TrialState.FINISHED) for spec in trials]
-    assert run.it.trial("lost") is None
+    assert run.it.trials.get("lost") is None
 
 
-def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it():
+def test_a_trial_stopped_before_its_turn_ends_alone():
     trials = specs(1, 1)
     run = Run(trials)
     run.define("a", "stopped")
@@ -650,11 +620,11 @@ def test_a_trial_that_tune_stops_before_its_turn_ends_and_takes_no_other_with_it
     assert run.started == [trials[1]]
 
 
-def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
+def test_a_trial_without_a_follower_is_stopped(monkeypatch):
     run = one_running()
     monkeypatch.setattr(CLOCK, lambda: run.now_s)
-    trial = run.it.trial("a")
-    run.it.follow(trial, 0)
+    trial = run.it.trials.get("a")
+    trial.follow(0)
     run.wait(LEASE_S * 2)
     run.it.check()
     assert not trial.stop_requested
@@ -664,7 +634,7 @@ def test_a_trial_that_nobody_follows_any_more_is_stopped(monkeypatch):
     assert trial.stop_requested
 
 
-def test_after_the_close_nothing_starts_and_what_runs_is_killed():
+def test_closing_kills_running_trials_and_starts_no_others():
     run = Run(specs(1, 1))
     run.define("a", "b")
     run.workers_come_up()
@@ -672,23 +642,23 @@ def test_after_the_close_nothing_starts_and_what_runs_is_killed():
     run.it.close()
     assert attempt.kill_requested
     assert [gang.is_closing for gang in run.pool.gangs.values()] == [True]
-    run.end("a", RankEnd(failure=CRASH, was_killed=True))
+    run.end("a", RankEnd(failure=KILLED, was_killed=True))
     run.define("c")
     assert attempt.gang.phase is GangPhase.CLOSING and len(run.started) == 1
     assert [result.state for result in run.results] == [TrialState.FAILED]
 
 
-def test_events_come_in_one_order_until_they_are_acknowledged():
+def test_events_keep_their_order_until_acknowledged():
     run = one_running(trial_timeout_s=5.0)
     attempt = run.running("a")
     run.end("a")
     run.wait(5.0)
     assert not attempt.kill_requested  # it ended in time
-    events = run.it.events(0)
+    events = run.it.events.take(0)
     assert [type(e) for _, e in events] == [GangStarting, GangReady, TrialStarted, TrialEnded]
     assert [uid for uid, _ in events] == ["", "", "a", "a"]
-    assert run.it.events(3) == events[3:] and run.it.has_events(3)
-    assert not run.it.has_events(4) and run.it.events(4) == []
+    assert run.it.events.take(3) == events[3:] and run.it.events.has_more(3)
+    assert not run.it.events.has_more(4) and run.it.events.take(4) == []
 
 
 def test_a_gang_of_fresh_interpreters_serves_once():
@@ -701,7 +671,7 @@ def test_a_gang_of_fresh_interpreters_serves_once():
 
 
 RAISED, EXITED = Failure(FailureKind.ERROR, "ValueError: no such act\nat 0", 0), Failure(FailureKind.CRASH, "", 0)
-ALIKE = "the first 2 attempts at its point failed alike: "
+ALIKE = "the first 2 attempts at its point failed with the same error: "
 
 
 def repeats(num, *num_workers):
@@ -709,14 +679,14 @@ def repeats(num, *num_workers):
     return [make_result({"num_workers": n}, repeat, 1.0).spec for repeat in range(num) for n in num_workers]
 
 
-def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go_on():
+def test_a_point_whose_first_trials_raise_one_error_stops():
     run = Run(repeats(4, 1, 2))
     run.define(*"abcdefgh")
     run.workers_come_up()
     for uid in "abcd":
         run.end(uid, RankEnd(failure=RAISED)) if uid in "ac" else run.end(uid)
     assert [e.text for e in run.of(Notice)] == [
-        "num_workers=1 stopped: its first 2 attempts failed alike: ValueError: no such act"
+        "num_workers=1 stopped: its first 2 attempts failed with the same error: ValueError: no such act"
     ]
     run.end("f")
     run.end("h")
@@ -729,32 +699,31 @@ def test_a_point_whose_first_trials_raise_one_error_is_stopped_and_the_others_go
 
 
 @pytest.mark.parametrize(
-    ("messages", "has_reported", "num_attempts"),
+    ("messages", "num_attempts", "kind", "has_reported"),
     [
-        (["rank 0 ended with exit code 3", "rank 1 ended with exit code 3"], False, 2),
-        (["rank 0 ended with exit code 3"] * 4, True, 4),
-        (["rank 0 ended with exit code 3", "rank 0 ended with exit code 4"] * 2, False, 4),
-        (["rank 0 was killed by SIGSEGV"] * 2, False, 2),
-        ([f"RuntimeError: DataLoader worker (pid {n}) exited unexpectedly" for n in range(2)], False, 2),
-        (["rank 0 was killed by SIGKILL"] * 4, False, 4),  # by whom, and would they again?
+        (["rank 0 ended with exit code 3", "rank 1 ended with exit code 3"], 2, FailureKind.CRASH, False),
+        (["rank 0 ended with exit code 3"] * 4, 4, FailureKind.CRASH, True),
+        (["rank 0 ended with exit code 3", "rank 0 ended with exit code 4"] * 2, 4, FailureKind.CRASH, False),
+        ([f"DataLoader worker (pid {n}) exited unexpectedly" for n in range(2)], 2, FailureKind.CRASH, False),
+        (["rank 0 was killed by SIGKILL"] * 4, 4, FailureKind.KILLED, False),
     ],
 )
-def test_a_crash_that_comes_again_at_once_is_not_retried_for_ever(messages, has_reported, num_attempts):
+def test_a_crash_that_repeats_before_any_report_is_retried_once(messages, num_attempts, kind, has_reported):
     run = one_running(max_retries=3)
     for message in messages:
         if has_reported:
             run.it.report(run.running("a"), {"epoch": 1.0})
-        run.end("a", RankEnd(failure=replace(EXITED, message=message)))
+        run.end("a", RankEnd(failure=Failure(kind, message, 0)))
     (result,) = run.results
     assert result.attempts == num_attempts and len(run.of(TrialRetried)) == num_attempts - 1
     assert (result.failure.message, len(run.of(Notice))) == (messages[-1], num_attempts == 2)
 
 
-def test_a_trial_that_ran_when_its_point_was_stopped_is_not_retried_and_keeps_its_own_failure():
+def test_a_trial_running_when_its_point_stops_keeps_its_own_failure():
     run = Run(repeats(3, 1), cluster(1, 1, 1))
     run.define(*"abc")
     run.workers_come_up()
-    for uid in "abca":  # the first one is running again when the second one ends
+    for uid in "abca":  # the first trial is running again when the second ends
         run.end(uid, RankEnd(failure=replace(EXITED, message="rank 0 ended with exit code 3")))
     assert len(run.of(TrialRetried)) == 1 and len(run.of(Notice)) == 1
     assert [(r.spec.repeat, r.attempts, r.failure.kind) for r in run.results] == [
@@ -765,7 +734,7 @@ def test_a_trial_that_ran_when_its_point_was_stopped_is_not_retried_and_keeps_it
 
 
 @pytest.mark.parametrize("other", [DONE, RankEnd(failure=replace(RAISED, message="ValueError: another"))])
-def test_a_point_that_fails_in_two_ways_goes_on(other):
+def test_a_point_with_different_failures_continues(other):
     run = Run(repeats(4, 1))
     run.define(*"abcd")
     run.workers_come_up()

@@ -1,4 +1,4 @@
-"""Studies as jobs of a cluster, without a cluster: addresses, commands, logs, and what is uploaded."""
+"""Studies as jobs of a cluster, without a cluster: addresses, commands, logs and uploads."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ study = Study(workload=digits, space={})
 
 
 @pytest.mark.parametrize("address", ["", "head:123456", "head/path", "me:secret-word@head:8265"])
-def test_what_is_no_address_of_a_dashboard_is_refused(address):
+def test_a_malformed_dashboard_address_is_refused(address):
     with pytest.raises(ClusterError, match="must be the URL of a dashboard, http://host:port") as error:
         check_dashboard(f"http://{address}")
     assert "secret-word" not in str(error.value)
@@ -37,7 +37,7 @@ def test_what_is_no_address_of_a_dashboard_is_refused(address):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """No token, and no address that Ray would take instead."""
+    """Remove the token and Ray's own settings of an address."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.skip("a Ray in this process would lose its token, and end the process")
     for name in (*VARIABLES, *OVERRIDES):
@@ -46,13 +46,13 @@ def bare(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("bare")
-def test_where_no_dashboard_is_the_message_says_where_whatever_ray_would_take_instead(monkeypatch):
+def test_a_missing_dashboard_is_named_whatever_ray_address_says(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:7")
     with pytest.raises(ClusterError, match=f"no Ray dashboard answers at --address {NOWHERE}"):
         connect(NOWHERE, print)
 
 
-def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path):
+def test_a_command_on_the_head_has_its_flags_and_a_lasting_folder(tmp_path):
     home, travelled, bin_folder = (tmp_path / name for name in ("a home", "pa rcel", "bin"))
     for folder in (home, travelled, bin_folder):
         folder.mkdir()
@@ -71,7 +71,7 @@ def test_a_command_on_the_head_is_what_was_asked_in_a_folder_that_stays(tmp_path
     ]
 
 
-def test_the_flags_that_were_given_go_to_the_head_and_others_stay_the_heads(tmp_path, monkeypatch):
+def test_only_given_flags_go_to_the_head(tmp_path, monkeypatch):
     (tmp_path / "s.py").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
     submitted = []
@@ -85,19 +85,19 @@ def test_the_flags_that_were_given_go_to_the_head_and_others_stay_the_heads(tmp_
     assert sorted(words) == sorted([*(word for pair in given for word in pair), "--profile"])
 
 
-def test_what_a_job_writes_steers_no_terminal(capsys):
+def test_a_jobs_output_is_filtered_for_the_terminal(capsys):
     write("2026-01-31 03:50:55,828\tINFO job_manager.py:581 -- Runtime env is setting up.\n")
     write("Running entrypoint for job raypar-1: exec raypar study\none\x1b[2Jtwo\n")
     assert capsys.readouterr().out == "one?[2Jtwo\n"
 
 
 def job(submission_id, metadata, status="RUNNING", start_time=1000, driver_exit_code=None, message=None):
-    """A job, as Ray describes it."""
+    """Return a job like Ray's."""
     return SimpleNamespace(**{**locals(), "status": JobStatus(status)})
 
 
 class Client:
-    """Stands in for Ray's client of a cluster, which takes seconds to start."""
+    """Stands in for Ray's client of a cluster."""
 
     def __init__(self, jobs=(), log=()):
         self.jobs, self.log, self.submitted = list(jobs), log, {}
@@ -121,7 +121,7 @@ class Client:
 
 
 @pytest.mark.parametrize(("exit_code", "as_in_a_shell"), [(-9, 137), (2, 2), (0, 0)])
-def test_a_study_is_followed_to_its_end_and_the_client_exits_as_it_does(exit_code, as_in_a_shell):
+def test_a_followed_study_sets_the_clients_exit_code(exit_code, as_in_a_shell):
     over = job("1", {STUDY_KEY: "s"}, "FAILED" if exit_code else "SUCCEEDED", driver_exit_code=exit_code)
     written = []
     assert follow(Client([over], ["ab\n", "cd\n", "ef\n"]), "1", written.append, skip=4) is over
@@ -137,13 +137,13 @@ def test_a_study_that_never_began_is_reported_with_the_reason(code, message):
         ended("s", over)
 
 
-def test_a_connection_that_is_lost_says_how_the_study_is_followed_again():
+def test_a_lost_connection_names_the_command_that_follows_again():
     with pytest.raises(ClusterError, match="the connection was lost") as lost:
         follow(Client([job("1", {STUDY_KEY: "s"})]), "1", print)
     assert "`raypar cluster attach` follows it again" in lost.value.hint
 
 
-def test_a_study_that_runs_on_a_cluster_is_not_submitted_again(tmp_path, monkeypatch):
+def test_a_running_study_is_not_submitted_again(tmp_path, monkeypatch):
     client = Client([job("1", {STUDY_KEY: "my study"})])
     monkeypatch.setattr("raypar.run.jobs.connect", lambda *_: client)
     with pytest.raises(RayparError, match="study `my study` runs on this cluster already") as refused:
@@ -153,7 +153,7 @@ def test_a_study_that_runs_on_a_cluster_is_not_submitted_again(tmp_path, monkeyp
 
 @pytest.mark.parametrize("latest", [("STOPPED", 2000), ("RUNNING", 1000)], ids=["later", "running"])
 @pytest.mark.parametrize("turn", [1, -1])
-def test_the_job_of_a_study_is_the_one_that_runs_or_else_the_latest(latest, turn):
+def test_a_studys_job_is_the_running_or_the_latest_one(latest, turn):
     both = [job("old", {STUDY_KEY: "s"}, "STOPPED", 1000), job("new", {STUDY_KEY: "s"}, *latest)]
     by_study = latest_jobs(Client([job("another's", {}), *both[::turn], job("no study's", None)]))
     assert {study: each.submission_id for study, each in by_study.items()} == {"s": "new"}
@@ -181,7 +181,7 @@ def folder(tmp_path):
     return tmp_path / "mine"
 
 
-def test_what_lies_beside_a_study_is_uploaded_and_what_is_nobodys_business_is_not(folder, tmp_path):
+def test_files_beside_a_study_are_uploaded_except_private_ones(folder, tmp_path):
     expected = {"study.py", "helpers.py", "package/__init__.py", "package/deep/part.py", "data/x.csv", "config.yaml"}
     make(folder, *expected)
     make(folder, ".env", ".git/config", ".raypar/log", ".ssh/id", "host.key", "cert.pem", "mlflow.db", "mlflow.db-wal")
@@ -194,7 +194,7 @@ def test_what_lies_beside_a_study_is_uploaded_and_what_is_nobodys_business_is_no
     assert uploaded(folder, tmp_path) == expected
 
 
-def test_what_the_repository_around_a_study_ignores_is_not_uploaded(folder, tmp_path):
+def test_files_ignored_by_git_are_not_uploaded(folder, tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / ".gitignore").write_text("secrets.yaml\nscratch/\n*.local\n!kept.local\n")
     make(folder, "secrets.yaml", "scratch/x.py", "a [b] #1.local", "kept.local", "sub/secrets.yaml", "sub/y.py")
@@ -203,12 +203,12 @@ def test_what_the_repository_around_a_study_ignores_is_not_uploaded(folder, tmp_
 
 def test_a_home_folder_is_not_uploaded(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(RayparError, match="give the study a folder of its own"):
+    with pytest.raises(RayparError, match="move the study to a separate folder"):
         uploaded(folder, tmp_path)
 
 
 @pytest.mark.parametrize(("file", "module"), [("cmd.py", "cmd"), ("email/__init__.py", "email"), ("ray.py", "ray")])
-def test_a_folder_with_a_module_that_would_hide_one_on_the_cluster_is_refused(folder, tmp_path, file, module):
+def test_a_file_that_would_hide_a_module_on_the_cluster_is_refused(folder, tmp_path, file, module):
     make(folder, "utils.py", "sub/json.py", "queue/data.txt", file)
     with pytest.raises(RayparError, match=f"hides the module `{module}` ") as refused:
         uploaded(folder, tmp_path)

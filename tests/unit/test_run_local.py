@@ -1,4 +1,4 @@
-"""Trials without Ray, one after the other: their fork servers and ranks, and Ctrl-C."""
+"""Trials without Ray: their fork servers and ranks, and Ctrl-C."""
 
 import os
 import signal
@@ -19,11 +19,11 @@ from raypar.train.affinity import host_cores
 from raypar.train.job import RankOutcome, RunSettings
 
 DONE = RankEnd(RankOutcome())
-KILLED = Failure(FailureKind.CRASH, "rank 0 was killed by SIGKILL")
+KILLED = Failure(FailureKind.KILLED, "rank 0 was killed by SIGKILL")
 
 
 class Process:
-    """A rank on paper."""
+    """Stands in for a rank."""
 
     def __init__(self):
         self.is_killed = threading.Event()
@@ -33,12 +33,12 @@ class Process:
 
 
 def played(monkeypatch, run):
-    """Replace the ranks by `run`, which gets a job and a process, and returns the rank's end."""
+    """Replace the ranks by `run`, which takes a job and a process and returns the rank's end."""
     monkeypatch.setattr(local, "start_rank", lambda job, turn, context, forks, listen: (Process(), context))
     monkeypatch.setattr(local, "supervise", lambda process, job, *_: run(job, process))
 
 
-def test_a_notice_of_the_fork_server_comes_before_the_first_trial_and_once(monkeypatch, tmp_path):
+def test_a_notice_of_the_fork_server_comes_once_before_the_first_trial(monkeypatch, tmp_path):
     client = SimpleNamespace(wait_until_ready=lambda: "a touched CUDA", close=lambda: None)
     monkeypatch.setattr(local, "ForkAgent", lambda _: SimpleNamespace(address=lambda: "there", close=lambda: None))
     monkeypatch.setattr(local, "ForkClient", lambda _: client)
@@ -68,11 +68,11 @@ def kill(server):
     psutil.Process(server.pid).wait(60)
 
 
-def test_a_fork_server_that_was_killed_in_or_between_trials_is_started_again(monkeypatch, tmp_path, servers):
+def test_a_killed_fork_server_is_replaced(monkeypatch, tmp_path, servers):
     def run(job, _):
         if job.attempt == 1:
             kill(servers[-1])
-        fails = job.attempt == 1 and job.spec.repeat == 0  # the other is over when its server is killed
+        fails = job.attempt == 1 and job.spec.repeat == 0  # the other ends as its server is killed
         return RankEnd(failure=KILLED) if fails else DONE
 
     played(monkeypatch, run)
@@ -88,7 +88,7 @@ def test_a_fork_server_that_was_killed_in_or_between_trials_is_started_again(mon
     assert len(servers) == 3 and not any(Path(server.address).parent.exists() for server in servers)
 
 
-def test_a_trial_whose_fork_server_ends_before_it_has_a_rank_is_tried_again(monkeypatch, tmp_path, servers):
+def test_a_trial_without_a_fork_server_is_retried(monkeypatch, tmp_path, servers):
     monkeypatch.setattr(local.LocalRunner, "_fork_address", lambda *_: str(tmp_path / "no server"))
     study, events = a_study(space={}, baseline={}, num_repeats=1, max_retries=1), []
     local.LocalRunner(RunSettings(tmp_path), host_cores()).run(study, study.trials(), events.append)
@@ -97,7 +97,7 @@ def test_a_trial_whose_fork_server_ends_before_it_has_a_rank_is_tried_again(monk
     assert result.failure.message.startswith("no rank was started: the fork server")
 
 
-def test_a_fork_server_that_never_is_ready_ends_the_study_with_a_message(monkeypatch, tmp_path, servers):
+def test_a_fork_server_that_never_starts_ends_the_study(monkeypatch, tmp_path, servers):
     def die():
         kill(servers[-1])
         raise ForkServerLost
@@ -119,7 +119,7 @@ def with_ctrl_c():
 
 
 @pytest.mark.usefixtures("with_ctrl_c")
-def test_ctrl_c_keeps_the_trials_that_have_ended_and_kills_the_one_that_runs(monkeypatch, tmp_path):
+def test_ctrl_c_keeps_ended_trials_and_kills_the_running_one(monkeypatch, tmp_path):
     def run(job, process):
         if job.spec.repeat == 0:
             return DONE

@@ -1,7 +1,4 @@
-"""Locks between studies, held by real processes: one execution of a study, one study on the cores, one on a GPU.
-
-The GPUs are made up: a lock needs their names only.
-"""
+"""Locks between studies, held by real processes. The GPUs are made up, since a lock needs only their names."""
 
 import contextlib
 import json
@@ -50,7 +47,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def start():
-    """Start a process that runs a study on the first cores of a machine; it prints what it waits for, then "has"."""
+    """Start a process that runs a study on the first cores of a machine. It prints its waits, then "has"."""
     with contextlib.ExitStack() as stack:
 
         def started(name, *numbers, share=0, code=HOLDS):
@@ -74,7 +71,7 @@ def me(study="s"):
 
 
 def other(study):
-    """Somebody else: a process that runs as long as this one."""
+    """Return a holder whose process outlives this one."""
     return Holder(study, os.getppid(), me().user, "raypar")
 
 
@@ -84,12 +81,12 @@ FOUR = [Core(number, 0, number) for number in range(4)]
 # ---- one execution of a study
 
 
-def test_a_second_execution_is_refused_with_process_and_command_of_the_first_until_that_is_killed(start, folder):
+def test_a_second_execution_is_refused_until_the_first_has_ended(start, folder):
     first = start("mine", 2)
     line_of(first)
     with pytest.raises(RayparError) as refused, one_execution(me("mine"), "store"):
         pass
-    words = f"study `mine` is being run already, by process {first.pid} (`raypar study mine.py`)"
+    words = f"study `mine` is already running in process {first.pid} (`raypar study mine.py`)"
     assert refused.value.message == words
     with one_execution(me("other"), "store"), one_execution(me("mine"), "another store"):
         pass
@@ -100,7 +97,7 @@ def test_a_second_execution_is_refused_with_process_and_command_of_the_first_unt
     assert [*folder.glob("study-*")] == []
 
 
-def test_a_lock_that_its_holder_removes_is_not_taken_over():
+def test_a_removed_lock_file_is_created_anew():
     first, late = Lock("study-0"), Lock("study-0")
     assert first.acquire() and not late.acquire()
     flock = locks.fcntl.flock
@@ -134,7 +131,7 @@ with one_execution(Holder.here("mine", []), "store"):
 # ---- cores
 
 
-def test_of_two_studies_that_start_together_the_second_waits_for_the_first_and_then_has_the_machine(start):
+def test_of_two_studies_the_second_waits_for_the_first(start):
     processes = {name: start(name, 2) for name in ("one", "two")}
     lines = {name: line_of(process) for name, process in processes.items()}
     first = next(name for name, line in lines.items() if line == "has")
@@ -145,13 +142,13 @@ def test_of_two_studies_that_start_together_the_second_waits_for_the_first_and_t
     assert line_of(processes[second]) == "has"
 
 
-def test_studies_on_separate_parts_of_a_machine_run_at_once_and_know_of_each_other(start):
+def test_studies_on_separate_cores_run_at_once_and_see_each_other(start):
     assert line_of(start("part", 2)) == "has"
     with leased_cores(me(), FOUR[2:], print), present(me()) as neighbours:
         assert [each.study for each in neighbours()] == ["part"]
 
 
-def test_a_study_that_waits_holds_no_core_and_those_that_come_later_wait_behind_it(start):
+def test_a_waiting_study_holds_no_core_and_later_ones_queue_behind_it(start):
     line_of(start("first", 3))
     second = start("second", 4)
     assert "study `first`" in line_of(second)
@@ -160,7 +157,7 @@ def test_a_study_that_waits_holds_no_core_and_those_that_come_later_wait_behind_
         assert holder == ""
 
 
-def test_a_study_that_is_interrupted_while_it_waits_leaves_no_lock(start):
+def test_an_interrupted_wait_leaves_no_lock(start):
     first = start("first", 4)
     line_of(first)
 
@@ -175,7 +172,7 @@ def test_a_study_that_is_interrupted_while_it_waits_leaves_no_lock(start):
         assert not Lock("core-0").acquire()
 
 
-def test_a_machine_is_shared_on_request_and_both_studies_know(start):
+def test_a_machine_is_shared_on_request(start):
     with leased_cores(me("first"), FOUR, print), present(me("first")) as neighbours:
         assert neighbours() == frozenset()
         guest = start("guest", 4, share=1)
@@ -186,7 +183,7 @@ def test_a_machine_is_shared_on_request_and_both_studies_know(start):
         assert neighbours() == frozenset()
 
 
-def test_a_study_that_shares_the_machine_does_not_queue_and_those_that_do_not_share_wait_for_it(start):
+def test_a_sharing_study_does_not_queue_but_others_wait_for_it(start):
     first = start("first", 2)
     line_of(first)
     assert "study `first`" in line_of(start("second", 2))  # it is next
@@ -195,7 +192,7 @@ def test_a_study_that_shares_the_machine_does_not_queue_and_those_that_do_not_sh
     assert f"study `guest` (process {guest.pid}) has 2 of 4 cores" in line_of(start("late", 4))
 
 
-def test_the_network_is_probed_while_no_study_runs(monkeypatch, tmp_path):
+def test_the_network_probe_holds_all_cores(monkeypatch, tmp_path):
     class Runner(contextlib.nullcontext):
         """Stands in for the ranks."""
 
@@ -212,7 +209,7 @@ def test_the_network_is_probed_while_no_study_runs(monkeypatch, tmp_path):
     assert probe.probe_all_reduces(2, tmp_path) == ((4, 1.0),)
 
 
-def test_a_trial_on_a_cluster_has_all_of_its_cores_or_hears_who_has_one(start):
+def test_a_cluster_trial_locks_all_of_its_cores_or_none(start):
     first = start("first", 2)
     has = f"study `first` (process {first.pid})"
     assert line_of(first) == "has"
@@ -258,18 +255,7 @@ def start_on_gpus(start, name, least, most, *, share=0):
     return start(name, least, most, share=share, code=HOLDS_GPUS)
 
 
-def test_of_two_studies_that_start_together_on_two_gpus_the_second_waits_for_the_first(start):
-    processes = {name: start_on_gpus(start, name, 2, 2) for name in ("one", "two")}
-    lines = {name: line_of(process) for name, process in processes.items()}
-    first = next(name for name, line in lines.items() if line == "[0, 1]")
-    second = ({*processes} - {first}).pop()
-    has = f"waiting for GPUs: study `{first}` (process {processes[first].pid}) has 2 of 2 GPUs; "
-    assert lines[second].startswith(has) and "--share-machine" in lines[second]
-    processes[first].kill()
-    assert line_of(processes[second]) == "[0, 1]"
-
-
-def test_studies_that_need_one_gpu_each_run_side_by_side_and_one_takes_more_where_they_are_free(start):
+def test_studies_with_one_gpu_each_run_side_by_side(start):
     one = start_on_gpus(start, "one", 1, 1)
     assert line_of(one) == "[0]"
     two = start_on_gpus(start, "two", 1, 2)
@@ -281,13 +267,15 @@ def test_studies_that_need_one_gpu_each_run_side_by_side_and_one_takes_more_wher
         assert gpus == tuple(TWO_GPUS)
 
 
-def test_a_study_that_waits_for_gpus_leaves_the_cores_to_others(start):
+def test_a_study_waiting_for_gpus_holds_no_cores(start):
     with leased_gpus(other("first"), TWO_GPUS, 2, 2, print):
-        assert "study `first`" in line_of(start_on_gpus(start, "second", 1, 1))
+        waits = line_of(start_on_gpus(start, "second", 1, 1))
+        assert waits.startswith("waiting for GPUs: study `first` (") and "has 2 of 2 GPUs; " in waits
+        assert "--share-machine" in waits
         assert line_of(start("third", 2)) == "has"
 
 
-def test_gpus_are_shared_on_request_free_ones_first(start):
+def test_shared_gpus_are_free_ones_first(start):
     with leased_gpus(other("first"), TWO_GPUS[:1], 1, 1, print):
         assert line_of(start_on_gpus(start, "guest", 1, 1, share=1)) == "[1]"
         assert line_of(start_on_gpus(start, "another", 2, 2, share=1)) == "[0, 1]"
@@ -296,7 +284,7 @@ def test_gpus_are_shared_on_request_free_ones_first(start):
 # ---- a folder that others write to
 
 
-def test_files_that_other_users_could_have_put_there_are_neither_followed_nor_written_to(folder, tmp_path):
+def test_links_and_special_files_are_refused(folder, tmp_path):
     Lock("any").acquire()
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -312,7 +300,7 @@ def test_files_that_other_users_could_have_put_there_are_neither_followed_nor_wr
     assert victim.read_text() == "precious"
 
 
-def test_a_folder_that_is_a_link_or_no_folder_is_refused(folder, tmp_path):
+def test_a_link_or_file_in_place_of_the_folder_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RayparError, match="can't lock"):
@@ -324,7 +312,7 @@ def test_a_folder_that_is_a_link_or_no_folder_is_refused(folder, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_every_user_can_lock_and_read_whatever_the_umask_and_nobody_can_remove(folder):
+def test_every_user_can_lock_and_read_whatever_the_umask(folder):
     before = os.umask(0o077)
     try:
         lock = Lock("core-0")
@@ -341,20 +329,20 @@ def test_every_user_can_lock_and_read_whatever_the_umask_and_nobody_can_remove(f
 
 @pytest.fixture
 def every_users_folder():
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are one user's
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are private
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be two users")
-def test_another_user_waits_for_a_core_and_takes_it_later(monkeypatch, every_users_folder):
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as two users")
+def test_another_user_can_take_a_released_lock(monkeypatch, every_users_folder):
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(every_users_folder / "locks"))
     lock = Lock("core-0")
     assert lock.acquire()
     lock.sign(me())
     as_nobody = """
 import os
-import psutil  # while this process may read it
+import psutil  # while this process can still read it
 from raypar.run.locks import Holder, Lock
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 lock = Lock("core-0")
@@ -387,11 +375,11 @@ input()
         json.dumps({"study": ["s"], "pid": 1, "user": "u", "command": "c"}).encode(),
     ],
 )
-def test_what_others_wrote_into_a_lock_is_no_holder_unless_it_is_one(text):
+def test_a_malformed_lock_file_names_no_holder(text):
     assert Holder.parse(text) is None
 
 
-def test_a_holder_that_others_have_written_has_no_control_characters():
+def test_control_characters_of_a_holder_are_removed():
     text = json.dumps({"study": "\x1b[2Js", "pid": 7, "user": "u\n", "command": "c" * 4000, "more": 1}).encode()
     holder = Holder.parse(text)
     assert holder is not None and str(holder) == "study `[2Js` (process 7 of u)" and len(holder.command) < 1000

@@ -1,4 +1,4 @@
-"""What can never run is refused with the numbers; cores are leased to one rank at a time."""
+"""Placements that can never run are refused, and a core is leased to one rank at a time."""
 
 import itertools
 
@@ -20,18 +20,18 @@ PLACEMENTS = st.builds(Placement, st.integers(1, 6), st.integers(1, 4), st.sampl
 
 
 def machine(sockets, cores, threads):
-    """As most systems count: every core's first thread before any core's second."""
+    """Return cores numbered as on most systems: every core's first thread before any core's second."""
     count = sockets * cores
     return tuple(Core(n, n % count // cores, n % count) for n in range(count * threads))
 
 
 def numbered(*numbers):
-    """Cores of which no more than the number is known."""
+    """Return cores of one socket."""
     return tuple(Core(n, 0, n) for n in numbers)
 
 
 def placed_by_hand(placement, nodes):
-    """Whether some assignment of the workers to the nodes holds, by trying them all."""
+    """Return whether some assignment of the workers to the nodes works, by trying all."""
 
     def holds(nodes_of_workers):
         counts = [nodes_of_workers.count(i) for i in range(len(nodes))]
@@ -48,7 +48,7 @@ def placed_by_hand(placement, nodes):
 
 
 @given(placement=PLACEMENTS, nodes=NODES)
-def test_a_gang_is_refused_unless_some_assignment_of_its_workers_to_nodes_does(placement, nodes):
+def test_a_gang_is_refused_if_no_assignment_to_nodes_works(placement, nodes):
     assert (refusal(placement, nodes) is None) == placed_by_hand(placement, nodes)
 
 
@@ -71,7 +71,7 @@ def has(num_cpus, num_gpus=0):
         ),
     ],
 )
-def test_a_refusal_tells_what_is_needed_and_what_is_there(placement, nodes, message):
+def test_a_refusal_has_the_numbers(placement, nodes, message):
     assert refusal(placement, nodes) == f"needs {message}"
 
 
@@ -89,11 +89,11 @@ def test_a_refusal_tells_what_is_needed_and_what_is_there(placement, nodes, mess
         (2, [1, 9, 1], None),
     ],
 )
-def test_four_workers_are_shared_out_as_the_placement_says(nodes, free, taken):
+def test_workers_are_placed_on_nodes(nodes, free, taken):
     assert shares(Placement(4, 1, "cpu", nodes), {"CPU": 1.0}, [{"CPU": float(n)} for n in free]) == taken
 
 
-def test_a_label_leaves_the_other_nodes_out_and_one_that_no_node_has_is_refused_with_those_there_are():
+def test_a_label_excludes_other_nodes_and_an_unknown_one_is_refused():
     nodes, labels = [has(1), has(4)], [{"type": "gpu", "ray.io/node-id": "1"}, {"type": "cpu"}]
     one, two, tpu = (Placement(n, 1, "cpu", "pack", f"type={t}") for n, t in ((1, "gpu"), (2, "gpu"), (1, "tpu")))
     assert refusal(one, nodes, labels) is None
@@ -109,7 +109,7 @@ class Leases(RuleBasedStateMachine):
     def start(self):
         self.cores = {"a": (0, 1, 4, 5, 7), "b": (0, 1, 2)}
         self.leases = CoreLeases()
-        for host, cores in (*self.cores.items(), *self.cores.items()):  # a known machine again
+        for host, cores in (*self.cores.items(), *self.cores.items()):  # each host twice
             self.leases.add_host(host, numbered(*cores))
         self.held: list[tuple[dict[int, str], dict[int, tuple[int, ...]]]] = []
 
@@ -127,7 +127,7 @@ class Leases(RuleBasedStateMachine):
         cores = self.leases.lease(by_rank, num_cores, affinity)
         need = {host: hosts.count(host) * num_cores for host in hosts}
         if any(need[host] > len(self.cores[host]) for host in need):
-            assert cores == {}  # never: it runs unpinned
+            assert cores == {}  # it runs unpinned
         elif any(need[host] > self.free(host) for host in need):
             assert cores is None  # not now
         else:
@@ -183,14 +183,14 @@ TWO_BY_TWO_BY_TWO = machine(sockets=2, cores=2, threads=2)  # socket 0: cores 0 
         ((), 3, (0, 1, 2), (0, 4, 1)),
         ((), 6, (0, 4, 1, 2, 6, 3), (0, 4, 1, 5, 2, 6)),
         ((), 8, (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
-        # Socket 0 has only core 0's second thread: compact leaves whole what is larger than it needs.
+        # Socket 0 has only core 0's second thread. compact keeps larger sockets whole.
         ((0, 1, 5), 2, (4, 2), (2, 6)),
         ((0, 1, 5), 5, (4, 2, 6, 3, 7), (2, 6, 3, 7, 4)),
-        # Socket 0 has one core with two threads: spread prefers a core of its own to a socket of its own.
+        # Socket 0 has one core with two threads. spread prefers a separate core to a separate socket.
         ((1, 5), 3, (0, 2, 3), (2, 6, 3)),
     ],
 )
-def test_spread_takes_sockets_then_cores_then_threads_and_compact_the_other_way_round(taken, count, spread, compact):
+def test_spread_uses_all_sockets_and_compact_few(taken, count, spread, compact):
     free = [core for core in TWO_BY_TWO_BY_TWO if core.number not in taken]
     assert tuple(core.number for core in spread_out(free, count)) == spread
     assert tuple(core.number for core in close_together(free, count)) == compact
@@ -200,7 +200,7 @@ MACHINES = st.builds(machine, st.integers(1, 3), st.integers(1, 3), st.integers(
 
 
 @given(data=st.data(), cores=MACHINES)
-def test_spread_shares_no_more_and_compact_no_less_than_any_choice_can(data, cores):
+def test_spread_and_compact_are_optimal(data, cores):
     free = data.draw(st.lists(st.sampled_from(cores), min_size=1, unique=True))
     count = data.draw(st.integers(1, len(free)))
     spread, compact = spread_out(free, count), close_together(free, count)
@@ -221,7 +221,7 @@ def leased(hosts, num_cores, affinity):
     return leases.lease(hosts, num_cores, affinity)
 
 
-def test_workers_each_get_cores_that_lie_close_and_listed_ones_in_their_order_on_every_machine():
+def test_affinity_selects_the_cores_of_each_worker():
     two = {0: "a", 1: "a"}
     assert leased(two, 2, "spread") == {0: (0, 1), 1: (2, 3)}
     assert leased(two, 2, "compact") == {0: (0, 4), 1: (1, 5)}
@@ -239,7 +239,7 @@ NODES_CORES = (
 
 
 def near_of(*nodes):
-    """Return the cores near to the GPU of each rank, by the NUMA node that it is on."""
+    """Return the cores near each rank's GPU, given the GPU's NUMA node."""
     return {rank: NODES_CORES[node] for rank, node in enumerate(nodes)}
 
 
@@ -252,20 +252,20 @@ def near_of(*nodes):
         ((1, 1), 4, {0: (4, 5, 6, 7), 1: (12, 13, 14, 15)}),
         ((0, 0, 1, 1), 4, {0: (0, 1, 2, 3), 1: (8, 9, 10, 11), 2: (4, 5, 6, 7), 3: (12, 13, 14, 15)}),
         ((0, 0, 0, 0, 1, 1, 1, 1), 2, {rank: (n, n + 1) for rank, n in enumerate((0, 2, 8, 10, 4, 6, 12, 14))}),
-        # Four GPUs on a node with cores for two: the others get what is left, and nobody more than one share.
+        # Four GPUs on a NUMA node with cores for two: the other ranks get the remaining cores.
         ((1, 1, 1, 1), 4, {0: (4, 5, 6, 7), 1: (12, 13, 14, 15), 2: (0, 1, 2, 3), 3: (8, 9, 10, 11)}),
-        # Rank 0 has to take one of the other node: one that the other rank does not need.
+        # Each rank's own cores come first.
         ((0, 1), 7, {0: (0, 1, 2, 3, 8, 9, 10), 1: (4, 5, 6, 7, 12, 13, 14)}),
         ((0, 0), 5, {0: (0, 1, 2, 3, 8), 1: (9, 10, 11, 4, 5)}),
     ],
 )
-def test_each_worker_gets_cores_of_its_gpus_numa_node_as_far_as_there_are_some(nodes, num_cores, expected):
+def test_each_worker_gets_cores_near_its_gpu_first(nodes, num_cores, expected):
     leases = CoreLeases()
     leases.add_host("a", TWO_NODES)
     assert leases.lease(dict.fromkeys(expected, "a"), num_cores, None, near_of(*nodes)) == expected
 
 
-def test_cores_near_a_gpu_that_another_trial_has_are_not_waited_for_and_on_each_machine_its_own_count():
+def test_a_trial_does_not_wait_for_cores_near_its_gpu():
     leases = CoreLeases()
     for host in "ab":
         leases.add_host(host, TWO_NODES)
@@ -278,7 +278,7 @@ def test_cores_near_a_gpu_that_another_trial_has_are_not_waited_for_and_on_each_
 
 
 @pytest.mark.parametrize("affinity", ["spread", "compact", "0-1", (1, 0)])
-def test_an_affinity_that_is_asked_for_overrides_where_the_gpus_are(affinity):
+def test_a_given_affinity_overrides_gpu_locality(affinity):
     leases, others = CoreLeases(), CoreLeases()
     for each in (leases, others):
         each.add_host("a", TWO_NODES)
@@ -291,7 +291,7 @@ def test_an_affinity_that_is_asked_for_overrides_where_the_gpus_are(affinity):
     num_cores=st.integers(1, 8),
     taken=st.sets(st.integers(0, 15)),
 )
-def test_no_choice_has_more_workers_cores_near_their_gpus(nodes, num_cores, taken):
+def test_the_number_of_cores_near_gpus_is_maximal(nodes, num_cores, taken):
     leases = CoreLeases()
     leases.add_host("a", TWO_NODES)
     if taken:
@@ -311,7 +311,7 @@ def test_no_choice_has_more_workers_cores_near_their_gpus(nodes, num_cores, take
     assert bool(cores) is bool(plain)
 
 
-def test_a_core_that_a_machine_does_not_have_is_refused_with_those_it_has():
+def test_missing_cores_are_refused_with_the_existing_ones():
     leases = CoreLeases()
     leases.add_host("a", numbered(0, 1, 2, 3))
     leases.add_host("b", numbered(0, 1, 2, 8))

@@ -1,4 +1,4 @@
-"""Ranks: their processes, the fork servers that start them, and the kinds and causes of their failures."""
+"""Processes of ranks, their fork servers, and the kinds and causes of their failures."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from results import make_spec
 from raypar.errors import ClusterError
 from raypar.run import ranks
 from raypar.run.gang import gpus_of_gang
-from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, num_memory_kills, supervise
+from raypar.run.ranks import ForkClient, ForkServer, RankEnd, RankProcess, cause, supervise
 from raypar.run.runner import is_retried
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind
@@ -33,7 +33,7 @@ from raypar.train.worker import failure_kind
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="no waitid here, which waits for an end and leaves it to others")
-def test_a_process_runs_until_it_has_ended_reaped_or_not():
+def test_a_zombie_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert is_running(process.pid)
         process.kill()
@@ -43,18 +43,16 @@ def test_a_process_runs_until_it_has_ended_reaped_or_not():
         assert not is_running(process.pid)
 
 
-def test_a_fork_server_is_ready_when_it_has_imported_all(tmp_path):
+def test_a_fork_server_is_ready_after_its_imports(tmp_path):
     (tmp_path / "comes_last.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
     server = ForkServer(("comes_last",), (str(tmp_path),))
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         client.wait_until_ready()
         assert (tmp_path / "imported").exists()
-        client.fork(tmp_path / "log").kill()  # and it goes on as before
+        client.fork(tmp_path / "log").kill()
 
 
-def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_server_and_its_ranks_import(
-    tmp_path, monkeypatch
-):
+def test_files_beside_a_study_hide_no_imports_of_fork_server_and_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {*sys.stdlib_module_names, "torch", "numpy", "psutil", "cloudpickle", "packaging"} - {"antigravity", "this"}
     for name in names:
@@ -71,7 +69,7 @@ def test_nothing_beside_a_study_or_in_the_current_folder_hides_what_a_fork_serve
     assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
 
 
-def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket(tmp_path, monkeypatch):
+def test_a_fork_server_starts_with_a_tmpdir_too_long_for_a_socket(tmp_path, monkeypatch):
     (long := tmp_path / ("x" * 100)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     server = ForkServer(base_preload=())
@@ -80,7 +78,7 @@ def test_a_fork_server_starts_where_the_name_of_the_temporary_folder_is_too_long
     assert not Path(server.address).parent.exists() and list(long.iterdir()) == []
 
 
-def test_a_check_that_waits_is_forked_before_the_module_that_only_ranks_need(tmp_path, monkeypatch):
+def test_a_waiting_check_is_forked_before_the_late_import(tmp_path, monkeypatch):
     os.mkfifo(gate := tmp_path / "gate")
     (tmp_path / "waits.py").write_text(f"open({str(gate)!r}).read()")
     sent, send_handle = [], ranks.send_handle
@@ -104,7 +102,7 @@ def test_a_check_that_waits_is_forked_before_the_module_that_only_ranks_need(tmp
             assert seen.read_text() == str(not is_check), (tmp_path / "log").read_text()
 
 
-def test_a_fork_server_that_is_told_to_end_takes_its_ranks_along(tmp_path):
+def test_sigterm_ends_a_fork_server_and_its_ranks(tmp_path):
     server = ForkServer(base_preload=())
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         rank = client.fork(tmp_path / "log")
@@ -113,7 +111,7 @@ def test_a_fork_server_that_is_told_to_end_takes_its_ranks_along(tmp_path):
         assert not Path(server.address).parent.exists()
 
 
-def test_a_rank_whose_client_has_closed_its_connection_has_ended(tmp_path):
+def test_a_rank_ends_when_its_client_closes(tmp_path):
     server = ForkServer(base_preload=())
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
         rank = client.fork(tmp_path / "log")
@@ -121,7 +119,7 @@ def test_a_rank_whose_client_has_closed_its_connection_has_ended(tmp_path):
         assert rank.join(60) == -signal.SIGKILL
 
 
-# NVIDIA's library with one card on paper, so that a fork server takes care not to touch CUDA.
+# Fake of NVIDIA's library with one card, which makes a fork server avoid CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
 NVML_DEVICE_MIG_ENABLE = 1
@@ -135,7 +133,7 @@ def nvmlDeviceGetUUID(handle): return "GPU-0"
 def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(busId="00000000:3B:00.0")
 def nvmlDeviceGetMigMode(handle): return (0, 0)
 """
-# What a rank has of its fork server.
+# Code of a rank that writes down what it inherited from its fork server.
 LOOK = """
 import json, os, sys, torch
 seen = {"bad_fork": torch.cuda._is_in_bad_fork(), "check": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")}
@@ -147,7 +145,7 @@ needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="torch 
 
 
 class Runs:
-    """Code that runs where this is unpickled."""
+    """Code that runs when this is unpickled."""
 
     def __init__(self, code):
         self.code = code
@@ -157,7 +155,7 @@ class Runs:
 
 
 def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
-    """Return what a rank sees of a server that was to import these modules of a folder, and the server's notice."""
+    """Return what a rank inherits from a server that imports these modules of a folder, and the server's notice."""
     (installed := folder / "installed").mkdir()
     (installed / "pynvml.py").write_text(pynvml)
     with pytest.MonkeyPatch.context() as patch:
@@ -173,10 +171,10 @@ def seen_by_a_rank(folder, modules, pynvml=ONE_CARD):
 
 @needs_cuda_build
 @pytest.mark.parametrize("has_gpu", [True, False])
-def test_ranks_can_use_a_gpu_though_a_preloaded_module_touches_cuda_which_is_named(tmp_path, monkeypatch, has_gpu):
+def test_ranks_can_use_a_gpu_after_a_preloaded_module_touched_cuda(tmp_path, monkeypatch, has_gpu):
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     (tmp_path / "before.py").touch()
-    # Where NVML answers, is_available() does no harm; here there is none.
+    # With a real NVML, is_available() would do no harm.
     code = "import os, torch; os.environ['OF_A_MODULE'] = 'set'; torch.cuda.is_available(); raise ImportError"
     (tmp_path / "touches.py").write_text(code)
     (tmp_path / "after.py").touch()
@@ -185,13 +183,13 @@ def test_ranks_can_use_a_gpu_though_a_preloaded_module_touches_cuda_which_is_nam
     if has_gpu:
         assert seen == {"bad_fork": False, "check": None, "imported": ["before"], "variable": None}
         assert notice.startswith("touches touched CUDA when imported; ranks import it")
-    else:  # there is nothing that ranks could use
-        imported = ["before", "after"]  # of one that fails, nothing stays
+    else:  # without a GPU, it doesn't matter
+        imported = ["before", "after"]
         assert (seen["imported"], notice) == (imported, "")
 
 
 @pytest.mark.parametrize("given", [None, "0"])
-def test_imports_look_for_gpus_by_nvml_and_ranks_as_the_user_has_it(tmp_path, monkeypatch, given):
+def test_imports_use_the_nvml_check_and_ranks_the_users_setting(tmp_path, monkeypatch, given):
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     if given is not None:
         monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", given)
@@ -202,7 +200,7 @@ def test_imports_look_for_gpus_by_nvml_and_ranks_as_the_user_has_it(tmp_path, mo
     assert (seen, notice) == (expected, "")
 
 
-def test_who_waits_for_a_fork_server_that_dies_is_told():
+def test_waiting_for_a_fork_server_that_dies_raises():
     with contextlib.closing(ForkServer()) as server, contextlib.closing(ForkClient(server.address)) as client:
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):
@@ -210,7 +208,7 @@ def test_who_waits_for_a_fork_server_that_dies_is_told():
 
 
 class Leaves:
-    """What starts a process in a session of its own where it is unpickled, and waits for it; its id into a FIFO."""
+    """When unpickled, starts a process in a new session, writes its id into a FIFO, and waits for it."""
 
     def __init__(self, fifo):
         self.fifo = fifo
@@ -221,7 +219,7 @@ class Leaves:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process adopts the orphans of its descendants")
 @pytest.mark.parametrize("first", ["client", "server"])
-def test_what_a_rank_has_started_ends_when_nobody_waits_for_the_rank_any_more(tmp_path, first):
+def test_processes_of_a_rank_end_with_its_client_or_server(tmp_path, first):
     os.mkfifo(tmp_path / "fifo")
     server = ForkServer(base_preload=())
     client = ForkClient(server.address)
@@ -234,7 +232,7 @@ def test_what_a_rank_has_started_ends_when_nobody_waits_for_the_rank_any_more(tm
 
 
 class DistBackendError(RuntimeError):
-    """NCCL's, which is not built everywhere."""
+    """Stands in for torch's error of NCCL, which not every build has."""
 
 
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77,"
@@ -273,7 +271,7 @@ def test_an_exception_has_a_kind(error, kind):
 
 
 @pytest.mark.parametrize("make", [torch.empty, np.empty, bytes])
-def test_memory_that_runs_out_is_a_kind(make):
+def test_an_allocation_failure_is_out_of_memory(make):
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         make(1 << 50)
     assert failure_kind(caught.value) is FailureKind.OUT_OF_MEMORY
@@ -294,7 +292,7 @@ LOST, CRASH, ERROR = (Failure(kind, kind) for kind in (FailureKind.PEER_LOST, Fa
         ([RankEnd(), RankEnd()], None),
     ],
 )
-def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_heard_first(ends, why):
+def test_the_rank_that_failed_first_explains_the_trials_failure(ends, why):
     failure = None
     for end in ends:
         failure = cause(failure, end)
@@ -302,7 +300,7 @@ def test_the_rank_that_failed_by_itself_explains_the_trials_failure_whoever_is_h
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_failures_that_another_attempt_may_not_repeat_are_retried(kind):
+def test_failures_of_the_infrastructure_are_retried(kind):
     final = ("error", "does_not_fit", "out_of_memory", "refused", "skipped", "invalid")
     is_final = kind in final
     assert is_retried(Failure(kind, ""), attempt=1, max_retries=1) is not is_final
@@ -325,7 +323,7 @@ LONG = "starts, " + "x" * 8_000_000 + " at http://me:secret@host, ends"
     ],
     ids=["long", "unprintable"],
 )
-def test_a_failure_has_its_exceptions_type_and_the_ends_of_what_is_long(error, name, message, monkeypatch, capfd):
+def test_a_failure_has_its_exceptions_type_and_a_shortened_message(error, name, message, monkeypatch, capfd):
     def fail(*_):
         raise error
 
@@ -349,7 +347,7 @@ def answer_of_a_rank(folder, job):
         return rank.connection.recv(), rank.join(60)
 
 
-def test_what_cannot_be_unpickled_in_a_rank_is_reported_with_its_text(tmp_path):
+def test_an_unpickling_error_in_a_rank_is_reported(tmp_path):
     answer, code = answer_of_a_rank(tmp_path, Runs("import no_such_module"))
     assert answer[:4] == ("error", FailureKind.ERROR, "ModuleNotFoundError", "No module named 'no_such_module'")
     assert code == 0 and "no_such_module" in (tmp_path / "log").read_text()
@@ -375,13 +373,13 @@ worker.run_rank = lambda *_: list(DataLoader(Exits(), num_workers=NUM))
 
 
 @pytest.mark.parametrize("num_workers", ["1", "3"])
-def test_a_loader_process_that_exits_is_named_whatever_the_rank_notices_first(tmp_path, num_workers):
+def test_a_loader_process_that_exits_is_a_crash(tmp_path, num_workers):
     answer, _ = answer_of_a_rank(tmp_path, Runs(LOADER.replace("NUM", num_workers)))
     assert answer[:3] == ("error", FailureKind.CRASH, "RuntimeError")
     assert re.search(r"DataLoader worker .* exited unexpectedly", answer[3])
 
 
-def test_an_error_that_the_rank_could_not_report_is_in_its_log(tmp_path):
+def test_an_error_that_a_rank_cant_report_is_in_its_log(tmp_path):
     code = "from raypar.train import worker; worker.cut = None; worker.run_rank = None"
     server = ForkServer(base_preload=())
     with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
@@ -401,7 +399,7 @@ os._exit(3)
 """
 
 
-def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, monkeypatch):
+def test_a_long_log_keeps_both_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "LOG_HEAD_BYTES", 1_000_000)
     monkeypatch.setattr(ranks, "LOG_TAIL_BYTES", 2_000_000)
     job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path))
@@ -419,7 +417,7 @@ def test_of_a_long_log_both_ends_are_kept_and_the_size_of_the_rest(tmp_path, mon
     assert len(text) == pytest.approx(3_000_000, abs=100)
 
 
-def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_sent_where_not(tmp_path, monkeypatch):
+def test_artifacts_are_sent_unless_the_node_can_write_to_the_drivers_folder(tmp_path, monkeypatch):
     driver_dir, logs = tmp_path / "driver", tmp_path / "logs"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     job = TrialJob(make_spec({}), 1, b"", RunSettings(Path("/of/the/driver/logs"), driver_dir=driver_dir))
@@ -429,33 +427,13 @@ def test_artifacts_are_the_drivers_where_a_node_can_write_to_its_folder_and_are_
     here = job.on_this_node()
     assert not here.sends_artifacts and here.artifact_dir == driver_dir / job.spec.identity / "artifacts"
     assert here.log_path(0).is_relative_to(logs)
-    here = TrialJob(make_spec({}), 1, b"", RunSettings(logs)).on_this_node()  # which runs on the driver's machine
+    here = TrialJob(make_spec({}), 1, b"", RunSettings(logs)).on_this_node()  # on the driver's machine
     assert not here.sends_artifacts and here.artifact_dir == logs / job.spec.identity / "artifacts"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no holes in files elsewhere")
-def test_a_long_log_takes_no_more_of_the_disk_while_it_is_written(tmp_path):
-    path, megabyte = tmp_path / "log", bytes(range(256)) * 4000
-    with path.open("ab", buffering=0) as log:
-        for _ in range(30):
-            log.write(megabyte)
-            ranks.free_middle(path)
-        assert path.stat().st_size == 30 * len(megabyte)
-        assert path.stat().st_blocks * 512 < 11_000_000
-    ranks.drop_middle(path)
-    kept = path.read_bytes()
-    whole, marker = megabyte * 30, "\n… 20.7 MB omitted …\n".encode()
-    assert kept == whole[:5_000_000] + marker + whole[-5_000_000:]
-
-
-def test_the_kernels_count_of_memory_kills_does_not_fall():
-    before = num_memory_kills()
-    assert 0 <= before <= num_memory_kills()
 
 
 @pytest.fixture
 def variables(monkeypatch):
-    """The environment variables of a rank, none to begin with."""
+    """Environment variables of a rank, empty at first."""
     variables: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", variables)
     return variables
@@ -482,7 +460,7 @@ def a_rank(rank=0, size=2, *, local_rank=0, local_size=1, node_ip="10.0.0.7", **
         ),
     ],
 )
-def test_a_rank_without_a_gpu_says_which_it_may_see(monkeypatch, variables, num_gpus, given, message):
+def test_a_rank_without_a_gpu_names_its_visible_gpus(monkeypatch, variables, num_gpus, given, message):
     variables.update(given)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(worker, "torch_problem", lambda _: None if num_gpus else "this machine has no GPU")
@@ -491,7 +469,7 @@ def test_a_rank_without_a_gpu_says_which_it_may_see(monkeypatch, variables, num_
     assert message in caught.value.message
 
 
-def test_a_ranks_gpu_is_the_one_of_its_number_on_the_node(monkeypatch):
+def test_the_local_rank_numbers_a_ranks_gpu(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -499,7 +477,7 @@ def test_a_ranks_gpu_is_the_one_of_its_number_on_the_node(monkeypatch):
     assert devices == chosen == [torch.device("cuda", i) for i in range(4)]
 
 
-def test_ranks_share_gpus_where_nccl_is_set_to_allow_it(monkeypatch, variables):
+def test_ranks_share_gpus_if_nccl_allows_it(monkeypatch, variables):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     variables[worker.SHARED_GPU] = "1"
@@ -523,9 +501,7 @@ ADDRESSES = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth1": ["10
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-def test_ranks_on_several_nodes_speak_over_the_interface_that_ray_has_there(
-    monkeypatch, variables, context, given, interfaces, device
-):
+def test_ranks_on_several_nodes_use_rays_interface(monkeypatch, variables, context, given, interfaces, device):
     joined = []
     listed = {name: [SimpleNamespace(address=each) for each in all_of] for name, all_of in ADDRESSES.items()}
     monkeypatch.setattr(worker.psutil, "net_if_addrs", lambda: listed)
@@ -544,7 +520,7 @@ def test_ranks_on_several_nodes_speak_over_the_interface_that_ray_has_there(
     ("of_worker", "of_rank"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": "0,2"}),
-        # On AMD's nodes Ray sets HIP's variable, which comes first there, and Ray Train shares CUDA's alone.
+        # On AMD's nodes Ray sets HIP's variable, which takes precedence, and Ray Train shares only CUDA's.
         (
             {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "2"},
             {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "0,2"},
@@ -552,5 +528,5 @@ def test_ranks_on_several_nodes_speak_over_the_interface_that_ray_has_there(
         ({"HIP_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}),
     ],
 )
-def test_a_rank_sees_the_gpus_of_its_gang_that_its_worker_was_given(of_worker, of_rank):
+def test_a_rank_sees_its_gangs_gpus(of_worker, of_rank):
     assert gpus_of_gang({**of_worker, "PATH": "/bin"}) == of_rank

@@ -1,4 +1,4 @@
-"""Ranks that wait for others in vain are found, and those that are only slow are not."""
+"""Deadlocked ranks are found, and slow ones are not."""
 
 import re
 
@@ -11,7 +11,7 @@ from raypar.train.position import Position
 
 
 def at(count, **state):
-    """A position after so many operations of the default group."""
+    """Return a position after this number of operations of the default group."""
     return Position({"0": count}, **state)
 
 
@@ -40,7 +40,7 @@ HOPELESS = {
         "rank 0 in barrier .* and rank 1 in backward .* wait for each other",
     ),
 }
-# A rank alone may take as long as it likes: it evaluates, saves a model or downloads.
+# A single rank may take any time: it evaluates, saves a model or downloads.
 FINE = {
     "nobody is known": [],
     "the rest is unknown": [stands(11)],
@@ -59,7 +59,7 @@ FINE = {
 
 
 def noted(positions):
-    """What a trial with three ranks, or as many as there are positions, says after the last position."""
+    """Return the failure after the last position of each rank."""
     standstill, failure = Standstill(len(positions), "log"), None
     for rank, position in enumerate(positions):
         failure = standstill.note(rank, position)
@@ -67,21 +67,21 @@ def noted(positions):
 
 
 @pytest.mark.parametrize("name", HOPELESS)
-def test_ranks_that_wait_in_vain_are_named_with_cause_and_fix(name):
+def test_deadlocked_ranks_are_named_with_cause_and_fix(name):
     positions, text = HOPELESS[name]
     failure = noted(positions)
     assert re.match(
         f"uneven numbers of batches per rank: {text}.*DistributedSampler, drop_last=True.*join\\.Join$", failure.message
     )
-    assert failure.kind is FailureKind.ERROR  # it would only come again
+    assert failure.kind is FailureKind.ERROR  # a retry would fail too
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_ranks_that_may_go_on_are_left_alone(name):
+def test_ranks_that_may_continue_are_not_reported(name):
     assert noted(FINE[name]) is None
 
 
-def test_a_rank_that_has_moved_again_is_left_alone():
+def test_a_rank_that_moves_again_is_not_reported():
     standstill = Standstill(2, "log")
     standstill.note(0, stands(11))
     standstill.note(0, at(12))
@@ -99,13 +99,13 @@ ABORTED = Failure(
     ("failure", "first", "second", "text"),
     [
         (LOST, at(20, **LEFT), at(21), "rank 1 was still in a step, .* when rank 0 left its loop"),
-        (LOST, at(20, **LEFT), at(20), ""),  # the end of the last operation that both have begun
+        (LOST, at(20, **LEFT), at(20), ""),  # both are at the end of the last operation
         (LOST, at(20, **WAITS), at(21), ""),  # rank 0 was killed
         (LOST, Position(), at(21), ""),
         (ABORTED, at(21), at(21), "rank 1 was in another collective operation than the rest"),
     ],
 )
-def test_a_lost_connection_to_a_rank_that_had_left_its_loop_is_explained(failure, first, second, text):
+def test_a_lost_connection_to_a_finished_rank_is_explained(failure, first, second, text):
     ends = {0: RankEnd(position=first), 1: RankEnd(failure=failure, position=second)}
     answer = explained(failure, ends)
     if text:

@@ -1,4 +1,4 @@
-"""The lease of a study in its store's folder, for machines that have no lock in common."""
+"""The lease of a study in its store's folder, for machines without a common lock."""
 
 import contextlib
 import dataclasses
@@ -26,9 +26,9 @@ def path(tmp_path):
 
 
 def left_by(path, age_s=0.0, **changes):
-    """A lease that some process has left, last renewed a while ago."""
+    """Write the lease of another process, last renewed `age_s` ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    owner = dataclasses.replace(study_lease._Owner.here(ME), host="node7", token="theirs", **changes)
+    owner = dataclasses.replace(study_lease._Owner.of(ME), host="node7", token="theirs", **changes)
     path.write_text(json.dumps(dataclasses.asdict(owner)))
     now = path.stat().st_mtime
     os.utime(path, (now - age_s, now - age_s))
@@ -40,10 +40,10 @@ def refusal(path):
     return str(refused.value)
 
 
-def test_a_study_that_another_node_runs_is_refused_with_the_node_until_it_gives_no_sign_of_life(path):
+def test_a_study_running_on_another_node_is_refused_until_its_lease_is_stale(path):
     left_by(path, age_s=30, machine="another", pid=4711)
     text = refusal(path)
-    assert "study `mine` is being run already, by process 4711 on node7 (`raypar study mine.py`)" in text
+    assert "study `mine` is already running in process 4711 on node7 (`raypar study mine.py`)" in text
     assert "last seen 30 s ago" in text and "→" in text
     left_by(path, age_s=STALE_S + 5, machine="another", pid=4711)
     with leased_study(ME, path):
@@ -52,30 +52,27 @@ def test_a_study_that_another_node_runs_is_refused_with_the_node_until_it_gives_
     assert [*path.parent.iterdir()] == []
 
 
-def test_a_process_of_this_machine_that_was_killed_leaves_nothing_to_wait_for(path):
+def test_a_killed_process_of_this_machine_blocks_nobody(path):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     left_by(path, pid=process.pid)
     with leased_study(ME, path):
         pass
-    left_by(path, started_at=1.0)  # its number has been given to another since
-    with leased_study(ME, path):
-        pass
     left_by(path)
-    assert "is being run already, by process" in refusal(path)
+    assert "is already running in process" in refusal(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"pid": 1}', "\0"])
-def test_a_lease_that_says_nothing_counts_while_it_is_young(path, text):
+def test_a_malformed_lease_counts_while_it_is_fresh(path, text):
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert "by another process" in refusal(path)
+    assert "running in another process" in refusal(path)
     os.utime(path, (1, 1))
     with leased_study(ME, path):
         pass
 
 
-def test_of_several_that_find_an_abandoned_lease_one_takes_it(path):
+def test_one_of_several_processes_takes_an_abandoned_lease(path):
     left_by(path, age_s=STALE_S + 5, machine="another")
     together, hold = threading.Barrier(8), threading.Event()
 
@@ -95,7 +92,7 @@ def test_of_several_that_find_an_abandoned_lease_one_takes_it(path):
     assert [*path.parent.iterdir()] == []
 
 
-def test_the_owner_renews_it_until_somebody_else_has_it(path, monkeypatch):
+def test_the_owner_renews_its_lease_until_it_is_taken_over(path, monkeypatch):
     monkeypatch.setattr(study_lease, "BEAT_S", 0.01)
     renewed = threading.Event()
     utime = os.utime
@@ -103,10 +100,10 @@ def test_the_owner_renews_it_until_somebody_else_has_it(path, monkeypatch):
     with leased_study(ME, path):
         assert renewed.wait(60)
         left_by(path, machine="another")
-    assert json.loads(path.read_text())["token"] == "theirs", "what is another's is not removed"
+    assert json.loads(path.read_text())["token"] == "theirs", "another's lease is not removed"
 
 
-def test_without_a_folder_that_can_be_written_there_is_none_and_what_was_made_for_it_goes(tmp_path, path):
+def test_created_folders_are_removed_and_a_missing_store_has_no_lease(tmp_path, path):
     with leased_study(ME, path):
         assert path.exists()
     assert [*tmp_path.iterdir()] == []
@@ -115,7 +112,7 @@ def test_without_a_folder_that_can_be_written_there_is_none_and_what_was_made_fo
         pass
 
 
-def test_studies_and_stores_have_leases_of_their_own(tmp_path):
+def test_each_study_and_store_has_its_own_lease(tmp_path):
     uris = [f"sqlite:///{tmp_path / name}" for name in ("a.db", "b.db")] + ["http://head:5000"]
     paths = {lease_path(study, uri, tmp_path) for uri in uris for study in ("one", "two")}
     assert len(paths) == 6 and {path.parent for path in paths} == {tmp_path / ".raypar" / "leases"}

@@ -1,7 +1,6 @@
-"""Tune's searcher and callback: further blocks are given out in one run, a listener that fails ends it once, and what
-trials keep arrives.
+"""Tune's searcher and callback: further blocks share one Tune run, a failing listener ends it, and artifacts arrive.
 
-Ray's calls are stood in for: which events come together is a matter of luck with a real broker.
+Ray's calls are replaced, since a real broker decides by chance which events come together.
 """
 
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ class Waits(BaseException):
     """The callback waits for an event that never comes."""
 
 
-def test_after_a_listener_failed_no_other_trial_is_waited_for(monkeypatch, tmp_path):
+def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
     events = [[(uid, TrialEnded(trial_result(make_spec({}, i), {}))) for i, uid in enumerate(("first", "second"))]]
 
     def wait(_, timeout):
@@ -56,7 +55,7 @@ WEIGHTS = FilePiece("model/weights.pt", 0, b"weights")
 
 
 def folder_after(tmp_path, *events):
-    """Pass events of a trial on; return its artifacts, the answers to its pieces, and all that is there of it."""
+    """Pass on events of a trial; return its artifact folder, the answers to its pieces, and the names in its folder."""
     answers, spec = [], make_spec({}, 0)
     broker = SimpleNamespace(piece_taken=SimpleNamespace(remote=lambda *answer: answers.append(answer)))
     broker.events = SimpleNamespace(remote=lambda _: None)
@@ -76,7 +75,7 @@ def folder_after(tmp_path, *events):
     return below / ARTIFACT_FOLDER, [answer[2] for answer in answers], sorted(p.name for p in below.rglob("*"))
 
 
-def test_what_a_trial_sends_is_in_its_place_once_it_is_complete(tmp_path):
+def test_artifacts_are_moved_into_place_once_complete(tmp_path):
     rest = FilePiece("model/weights.pt", 7, b" of 2 GB")
     assert folder_after(tmp_path, "started", WEIGHTS, rest, "ended")[1:] == (["", ""], [])
     folder, answers, names = folder_after(tmp_path, "started", WEIGHTS, rest, "end", "ended")
@@ -84,7 +83,7 @@ def test_what_a_trial_sends_is_in_its_place_once_it_is_complete(tmp_path):
     assert (folder / "model" / "weights.pt").read_bytes() == b"weights of 2 GB"
 
 
-def test_a_trial_that_is_done_again_replaces_what_it_sent_before(tmp_path):
+def test_a_retried_trial_replaces_its_artifacts(tmp_path):
     other = FilePiece("other", 0, b"")
     folder, answers, names = folder_after(
         tmp_path, "started", WEIGHTS, other, "end", "started", other, "started", WEIGHTS, "end", "ended"
@@ -102,14 +101,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(("problem", "bad"), BAD.items(), ids=BAD)
-def test_after_a_piece_that_could_not_be_taken_none_is_and_the_incomplete_is_removed(tmp_path, problem, bad):
+def test_after_a_bad_piece_all_artifacts_are_dropped(tmp_path, problem, bad):
     folder, answers, names = folder_after(tmp_path, "started", WEIGHTS, bad, FilePiece("z", 0, b""), "end", "ended")
     assert [bool(answer) for answer in answers] == [False, True, True, True] and names == [] and not folder.exists()
     assert answers[1].startswith(problem)
 
 
 class Blocks:
-    """Further blocks, by the number of trials in each, and how often they were asked for."""
+    """Further blocks, by the number of trials in each, and the number of requests for one."""
 
     def __init__(self, *sizes):
         self.sizes, self.num_asked, self.num_made = list(sizes), 0, 0
@@ -124,7 +123,7 @@ class Blocks:
 
 
 def given_out(searcher, ended, num_slots=1):
-    """Return the trials' places in the order in which a searcher gives them out; each ends before the next but one."""
+    """Return the trials' places in the order in which a searcher suggests them."""
     places, live = [], []
     for number in range(1000):
         suggested = searcher.suggest(str(number))
@@ -143,7 +142,7 @@ def given_out(searcher, ended, num_slots=1):
 
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 1, 3)])
-def test_blocks_are_given_out_one_after_the_other_each_once_all_before_have_ended(sizes, num_slots):
+def test_each_block_starts_after_the_end_of_the_last(sizes, num_slots):
     blocks, ended = Blocks(*sizes), [0]
     specs = list(blocks.make(3))
     asked_at = []
@@ -159,7 +158,7 @@ def test_blocks_are_given_out_one_after_the_other_each_once_all_before_have_ende
     assert asked_at == [3 + sum(sizes[:n]) for n in range(len(sizes) + 1)]
 
 
-def test_more_is_asked_for_only_when_every_result_was_passed_on():
+def test_more_is_called_after_every_result_was_passed_on():
     blocks, num_ended = Blocks(1), [0]
     searcher = module.BlockSearcher(list(blocks.make(1)), blocks, lambda: num_ended[0], 1)
     assert searcher.suggest("a") == {"order": 0}
@@ -169,14 +168,14 @@ def test_more_is_asked_for_only_when_every_result_was_passed_on():
     assert searcher.suggest("b") == {"order": 1} and blocks.num_asked == 1
 
 
-def test_more_slots_give_out_more_at_a_time():
+def test_more_slots_allow_more_trials_at_a_time():
     searcher = module.BlockSearcher(list(Blocks().make(3)), Blocks(), lambda: 0, 1)
     assert searcher.suggest("a") == {"order": 0} and searcher.suggest("b") is None
     searcher.max_concurrent = 2  # nodes have joined
     assert searcher.suggest("b") == {"order": 1} and searcher.suggest("c") is None
 
 
-def test_tune_takes_the_searcher_and_what_it_holds_need_not_be_pickled():
+def test_tune_accepts_the_searcher_without_pickling_its_state():
     searcher = module.BlockSearcher(list(Blocks().make(1)), lambda: (), lambda: 1, 1)
     searcher._lock = (each for each in "not to be pickled")
     cloudpickle.dumps(searcher)  # as the Tuner's state

@@ -1,0 +1,218 @@
+"""Trials of a run, and the attempts at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Protocol
+
+from raypar.run.pool import Gang
+from raypar.run.ranks import RankEnd
+from raypar.run.standstill import Standstill
+from raypar.study.conditions import Conditions
+from raypar.study.trial import Failure, TrialResult, TrialSpec
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class TrialPhase(Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    OVER = "over"
+
+
+@dataclass(eq=False)
+class Trial:
+    """A trial of the run, across all its attempts."""
+
+    spec: TrialSpec
+    uid: str = ""  # name of the Tune trial that is bound to it; empty: none yet
+    phase: TrialPhase = TrialPhase.QUEUED
+    num_attempts: int = 0
+    attempt: Attempt | None = None  # the current one; None while the trial is queued
+    num_decided: int = 0  # reports that Tune has decided on
+    stop_requested: bool = False  # it ends at its next report
+    failed_on: set[str] = field(default_factory=set)  # machines whose GPU failed while it ran there
+    released: bool = False  # Tune no longer needs it
+    # Time of the last call of Tune's trainable for it; infinite during a call.
+    followed_s: float = field(default_factory=time.monotonic)
+    result: TrialResult | None = None
+
+    @property
+    def reports(self) -> list[Mapping[str, float]]:
+        return self.attempt.reports if self.attempt else []
+
+    def has_news(self, after: int) -> bool:
+        return len(self.reports) > after or self.result is not None
+
+    def follow(self, after: int) -> None:
+        """Note that Tune's trainable waits for news after the first `after` reports, and so has decided on those."""
+        self.num_decided = max(self.num_decided, after)
+        self.followed_s = float("inf")
+
+    def unfollow(self) -> None:
+        self.followed_s = time.monotonic()
+
+
+@dataclass
+class Artifacts:
+    """Artifacts of a trial on their way to the driver."""
+
+    is_sending: bool = False  # rank 0 has succeeded and sends them
+    is_refused: bool = False  # the driver can't store them
+    num_pieces: int = 0  # pieces that the driver has not accepted yet
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One attempt at a trial, running in a gang."""
+
+    trial: Trial
+    number: int  # from 1
+    gang: Gang
+    started_at: float = field(default_factory=time.time)
+    started_s: float = field(default_factory=time.monotonic)
+    reports: list[Mapping[str, float]] = field(default_factory=list)
+    answers: dict[int, bool] = field(default_factory=dict)  # by report: whether to continue, the same for every rank
+    kill_requested: bool = False  # its ranks are to be killed
+    ends: dict[int, RankEnd] = field(default_factory=dict)  # of the ranks that have ended
+    failure: Failure | None = None  # why it failed, judging by the ranks that have ended
+    timers: list[Timer] = field(default_factory=list)  # timers that would end it
+    is_over: bool = False
+    artifacts: Artifacts = field(default_factory=Artifacts)
+    conditions: Conditions = field(init=False)  # where it runs, and how many trials run beside it
+    standstill: Standstill = field(init=False)
+
+    def __post_init__(self) -> None:
+        gang = self.gang
+        self.conditions = Conditions(node=tuple(gang.hostnames.values()))
+        if not gang.is_local:
+            self.conditions = replace(self.conditions, gang=gang.id, nth_in_gang=gang.num_turns)
+        log_path = gang.turn.job.log_path(0) if gang.turn else ""
+        self.standstill = Standstill(gang.placement.num_workers, str(log_path))
+
+    @property
+    def takes_artifacts(self) -> bool:
+        """Return whether its artifacts are still needed."""
+        return not (self.artifacts.is_refused or self.kill_requested or self.is_over)
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether any of its ranks is still running."""
+        return len(self.ends) + (self.artifacts.is_sending and 0 not in self.ends) < self.gang.placement.num_workers
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def is_reported(self, index: int) -> bool:
+        """Return whether rank 0 has made this report, or will make no more reports."""
+        return len(self.reports) > index or 0 in self.ends or self.kill_requested or self.is_over
+
+    def is_decided(self, index: int) -> bool:
+        """Return whether Tune has decided on this report, or will never decide."""
+        trial = self.trial
+        return trial.num_decided > index or trial.stop_requested or trial.released or self.kill_requested
+
+    def continues(self, index: int) -> bool:
+        """Return whether the ranks continue after this report."""
+        return self.answers.setdefault(index, not self.trial.stop_requested)
+
+    def kill(self, failure: Failure | None = None) -> None:
+        """Request that its ranks be killed. The failure is the reason, unless something else failed first."""
+        if not self.is_over:
+            self.failure = self.failure or failure
+            self.kill_requested = True
+
+    def end(self) -> None:
+        self.is_over = True
+        for timer in self.timers:
+            timer.cancel()
+
+    def expect_end(self, expected_s: float | None) -> None:
+        """Tell its gang when it is expected to end. `expected_s`: seconds that similar trials took; None: unknown."""
+        self.gang.busy_s = self.elapsed_s
+        self.gang.ends_in_s = None if expected_s is None else abs(expected_s - self.gang.busy_s)
+
+
+def note_company(attempts: Collection[Attempt]) -> None:
+    """Record in each running attempt how many others run at the same time, and share machines or the network."""
+    hosts = {attempt: set(attempt.gang.hosts.values()) for attempt in attempts if not attempt.gang.is_local}
+    num_spread = sum(len(mine) > 1 for mine in hosts.values())
+    for attempt, mine in hosts.items():
+        before, num_sharing = attempt.conditions, sum(bool(mine & theirs) for theirs in hosts.values()) - 1
+        attempt.conditions = replace(
+            before,
+            num_beside=max(before.num_beside or 0, len(hosts) - 1),
+            num_sharing=max(before.num_sharing or 0, num_sharing),
+            num_sharing_network=max(before.num_sharing_network or 0, num_spread - 1 if len(mine) > 1 else 0),
+        )
+
+
+class Trials:
+    """Trials of a run: those that are queued, in their order, and those that are bound to Tune trials.
+
+    Args:
+        specs: trials that are known in advance. Each Tune trial without a spec is bound to the next one to start.
+    """
+
+    def __init__(self, specs: Sequence[TrialSpec]) -> None:
+        self.queue = [Trial(spec) for spec in specs]
+        self._unbound: list[str] = []  # Tune trials without a spec
+        self._bound: dict[str, Trial] = {}  # by Tune trial
+
+    def get(self, uid: str) -> Trial | None:
+        """Return the trial of a Tune trial; None if it is not bound to one, or both were dropped."""
+        return self._bound.get(uid)
+
+    def attempt(self, uid: str, number: int) -> Attempt | None:
+        """Return a trial's attempt of this number; None if it is not the running one."""
+        trial = self._bound.get(uid)
+        attempt = trial.attempt if trial else None
+        return attempt if attempt and attempt.number == number and not attempt.is_over else None
+
+    def bound(self) -> list[Trial]:
+        return list(self._bound.values())
+
+    def running(self) -> list[Attempt]:
+        trials = self._bound.values()
+        return [trial.attempt for trial in trials if trial.attempt and trial.phase is TrialPhase.RUNNING]
+
+    def define(self, uid: str, spec: TrialSpec | None) -> None:
+        """Add a Tune trial with its spec; None: one of those known in advance."""
+        if spec is None:
+            self._unbound.append(uid)
+        else:
+            self._bound[uid] = Trial(spec, uid)
+            self.queue.append(self._bound[uid])
+
+    def bind(self, trial: Trial) -> bool:
+        """Bind a Tune trial to a queued trial. Returns False if none is left."""
+        if not trial.uid and self._unbound:
+            trial.uid = self._unbound.pop(0)
+            trial.unfollow()
+        if trial.uid:
+            self._bound[trial.uid] = trial
+        return bool(trial.uid)
+
+    def bind_next(self, uid: str) -> Trial | None:
+        """Bind this Tune trial to the next queued trial without one; None: it is unknown, or no such trial is left."""
+        trial = next((trial for trial in self.queue if not trial.uid), None)
+        if trial is not None and uid in self._unbound:
+            self._unbound.remove(uid)
+            trial.uid = uid
+            self._bound[uid] = trial
+            return trial
+        return None
+
+    def requeue(self, trial: Trial) -> None:
+        """Queue a trial again, as the first."""
+        trial.phase, trial.attempt = TrialPhase.QUEUED, None
+        self.queue.insert(0, trial)
+
+    def drop(self, trial: Trial) -> None:
+        del self._bound[trial.uid]
