@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
 import sqlite3
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -48,6 +50,7 @@ _UNAUTHORIZED = "failed with error code 401"  # part of MLflow's message; its er
 # Alembic's schema by version of MLflow. Experiments, runs and their tags are stored alike in all of these.
 SCHEMAS: Mapping[str, str] = {"3.17": "dc11669786a5", "3.18": "f4a9b2c7d1e6"}
 VERSIONS = "alembic_version"  # table
+_ABANDONED_DRAFT_S = 60.0  # a new database takes seconds to create
 
 
 class Unreachable(Exception):
@@ -143,6 +146,10 @@ def make_database(tracking_uri: str) -> None:
         return
     if not path.absolute().parent.is_dir():  # MLflow would create it
         raise Unreachable(f"no such folder: {path.parent}")
+    for draft in path.parent.glob(f".{glob.escape(path.name)}-*"):  # of a process that was killed
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _ABANDONED_DRAFT_S:
+                draft.unlink()
     if path.exists():
         return
     import_mlflow()

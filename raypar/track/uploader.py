@@ -48,8 +48,9 @@ from raypar.track.names import (
     short_label,
     split_tag,
 )
-from raypar.track.runs import SOURCE_FILE, Input, Point, PointRun, StoredRun, child_run, inputs_of
+from raypar.track.runs import SOURCE_FILE, Input, Point, PointRun, child_run, inputs_of
 from raypar.track.store import Store, default_tracking_uri
+from raypar.track.stored_runs import StoredRun
 from raypar.track.view import ViewContent, links, saved_views
 
 # Limits of one log_batch call.

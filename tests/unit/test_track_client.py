@@ -47,9 +47,12 @@ def test_a_kill_before_a_database_is_complete_leaves_none(tmp_path):
 
     assert in_fork(killed) == -signal.SIGKILL
     assert not (tmp_path / "mlflow.db").exists()
+    (draft,) = tmp_path.glob(".mlflow.db-*")
+    os.utime(draft, (0, 0))
     check_writable(uri_of(tmp_path), tmp_path)
     record(tmp_path, uri_of(tmp_path), make_result(32))
     assert results_of(uri_of(tmp_path), tmp_path) == stripped(make_result(32))
+    assert not draft.exists()
 
 
 def test_of_two_processes_at_once_the_second_keeps_the_database_of_the_first(monkeypatch, tmp_path):

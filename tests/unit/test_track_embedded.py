@@ -14,7 +14,8 @@ from results import stored_conditions
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect
 from raypar.track.names import experiment_name
-from raypar.track.store import EmbeddedRuns, MlflowRuns, Store, Unfamiliar
+from raypar.track.store import Store
+from raypar.track.stored_runs import EmbeddedRuns, MlflowRuns, Unfamiliar
 
 ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
 LONG = "x" * 600
@@ -93,8 +94,9 @@ def test_experiments_and_runs_are_those_that_mlflow_gives(project):
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_store_reads_of_a_study_what_mlflow_reads(project, study):
     quick, slow = (Store(uri, project) for uri in (by_sql(project), by_mlflow(project)))
-    for read in (Store.results, Store.question, Store.origin, Store.study_source, Store.experiment_id):
+    for read in (Store.results, Store.question, Store.study_source, Store.experiment_id):
         assert read(quick, study) == read(slow, study), read.__name__
+    assert list(quick.origins(study)) == list(slow.origins(study))
     for identity in [r.spec.identity for r in quick.results(study)] or ["0" * 16]:
         assert quick.step_times(study, identity) == slow.step_times(study, identity)
 
@@ -115,7 +117,7 @@ def test_reading_imports_no_mlflow_changes_no_byte_and_adds_no_file(project):
     code = (
         "import sys, raypar.track.recorder, raypar.track.server\nfrom pathlib import Path\n"
         "from raypar.track.store import Store\nstore = Store(sys.argv[1], Path(sys.argv[2]))\n"
-        "assert store.studies() and store.results('mnist') and store.question('mnist') and store.origin('mnist')\n"
+        "assert store.studies() and store.results('mnist') and store.question('mnist')\n"
         "assert store.step_times('mnist', store.results('mnist')[0].spec.identity)\n"
         "print(sorted({'mlflow', 'sqlalchemy', 'torch', 'ray'} & set(sys.modules)))"
     )
@@ -165,7 +167,7 @@ def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path):
 
 
 def test_a_writer_is_not_waited_for_and_not_seen_and_a_lock_is_left_to_mlflow(copied, monkeypatch):
-    monkeypatch.setattr("raypar.track.store.LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("raypar.track.stored_runs.LOCK_TIMEOUT_S", 0.0)
     before = EmbeddedRuns(by_sql(copied)).experiments()
     with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
