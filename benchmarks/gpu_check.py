@@ -41,7 +41,7 @@ from gpu_studies import COMPARISONS, compare
 from gpu_trials import NETWORKS, all_reducing, hoarding, metered
 from torch import nn
 
-from raypar.gpus import driver_version
+from raypar.gpus import driver_versions
 from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
 from raypar.run.forkserver import NVML_CHECK
@@ -568,7 +568,7 @@ def environment(bench: Bench) -> tuple[bool, Figures]:
         return {"device": bench.device.name, "device_name": name}
 
     figures = in_fork(look)
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_version()}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_versions()[0]}
     versions |= {"python": platform.python_version(), "cores": os.cpu_count()}
     return "error" not in figures, {**figures, **versions}
 

@@ -40,7 +40,6 @@ from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, ensure
 from raypar.workloads.gpt2_code import MBPP
 from raypar.workloads.tweets import TWEETS
 
-OLDEST_PYTHON = (3, 11)
 DISTRIBUTION = "raypar"
 TORCH = """
 import json, torch, torchvision, torch.distributed as dist
@@ -98,9 +97,7 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
 
 
 def python() -> CheckResult:
-    detail = ", ".join(f"{name} {version}" for name, version in versions().items())
-    fix = f"make an environment of Python {'.'.join(map(str, OLDEST_PYTHON))} or later"
-    return CheckResult("versions", detail, sys.version_info >= OLDEST_PYTHON, fix)
+    return CheckResult("versions", ", ".join(f"{name} {version}" for name, version in versions().items()))
 
 
 def versions_in_range() -> Iterator[CheckResult]:
@@ -343,12 +340,7 @@ def cluster(address: str) -> CheckResult:
     name, there = next(iter(differing.items()))
     pairs = [f"{key} {there.get(key, 'absent')} there, {here[key]} here" for key in here if there.get(key) != here[key]]
     detail += f"; versions differ on {units.counted(len(differing), 'node')}, such as {name}: {'; '.join(pairs)}"
-    return CheckResult(
-        "cluster",
-        detail,
-        False,
-        "install the same versions everywhere: timings must not mix them",
-    )
+    return CheckResult("cluster", detail, False, "install the same versions everywhere: timings must not mix them")
 
 
 def _releases(installed: Mapping[str, str]) -> dict[str, str]:

@@ -313,8 +313,8 @@ def save_model(
     )
 
 
-def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str, name: str) -> str:
-    """Log a folder of `save_model` as a run's model, once per uid; return the model's id."""
+def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str) -> None:
+    """Log a folder of `save_model` as a run's model, once per uid."""
     mlflow = import_mlflow()
     from mlflow.models import Model
 
@@ -322,7 +322,7 @@ def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, 
     models = client.search_logged_models([experiment_id], filter_string=tag_filter(tags), max_results=1)
     if not models:
         params = client.get_run(run_id).data.params
-        models = [client.create_logged_model(experiment_id, name=name, source_run_id=run_id, tags=tags, params=params)]
+        models = [client.create_logged_model(experiment_id, MODEL_NAME, run_id, tags, params)]
     model = models[0]
     # MLflow writes these when it saves and logs in one step.
     saved = Model.load(str(folder))
@@ -331,4 +331,3 @@ def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, 
     client.log_model_artifacts(model.model_id, str(folder))
     client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, 0)])
     client.finalize_logged_model(model.model_id, "READY")
-    return str(model.model_id)

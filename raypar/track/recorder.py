@@ -16,8 +16,9 @@ from raypar.study.trial import COUNTERS, TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
+from raypar.track.run_writer import RunWriter
 from raypar.track.runs import PointRun, view_content
-from raypar.track.uploader import RunWriter, Uploader, replay
+from raypar.track.uploader import Uploader, replay
 from raypar.track.view import ViewContent
 
 if TYPE_CHECKING:

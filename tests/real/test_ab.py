@@ -122,7 +122,7 @@ def test_each_revision_runs_its_own_code_and_the_verdict_is_printed_and_stored(r
 
 
 @pytest.mark.ray
-def test_on_ray_each_revision_has_a_gang_of_its_own_that_stays_warm(repository):
+def test_on_ray_each_revision_keeps_its_own_warm_gang(repository):
     done = repository.run(
         "ab", "HEAD~1", "HEAD", "--link", "data", "--json", "--", "study", *FLAGS, "--set", "num_workers=2"
     )
@@ -153,7 +153,7 @@ def test_a_signal_leaves_no_worktree_and_no_process(repository, number, code):
     assert "`raypar ab 'HEAD~1' HEAD --link data -- study studies/whose.py" in repository.output()
 
 
-def test_what_a_killed_command_leaves_is_removed_by_the_next(repository):
+def test_the_next_command_removes_what_a_killed_one_leaves(repository):
     repository.put("data/hold", "")
     process = repository.start("ab", "HEAD~1", "HEAD", "--link", "data", "--", "study", *FLAGS, "--no-ray")
     repository.wait(process, (repository.folder / "data/seen").exists)

@@ -81,11 +81,11 @@ def check_resumed(case, folder, cut_at, resumed_at, before):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(tmp_path, case):
+def test_resumed_ranks_reproduce_the_losses_bit_for_bit(tmp_path, case):
     check_resumed(case, tmp_path, cut_at=3, resumed_at=2, before=lambda context, folder: None)
 
 
-def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path):
+def test_ranks_resume_from_the_latest_checkpoint_that_all_have(tmp_path):
     def write_second(context, folder):
         if context.rank == 0:
             (first,) = folder.glob("rank0-*")
@@ -103,7 +103,7 @@ class Stopped(Reports):
         return False
 
 
-def test_a_split_model_is_kept_of_a_trial_that_stops_while_its_reports_are_repeated(tmp_path):
+def test_a_trial_stopped_while_it_repeats_reports_keeps_its_split_model(tmp_path):
     workload, config, num_ranks = CASES["fsdp"]
     options = {**config, "checkpoint_every_epochs": 1, "keep_model": True, "num_workers": num_ranks}
     folders = {"checkpoint_dir": tmp_path / "cut", "artifact_dir": tmp_path / "kept"}

@@ -51,7 +51,7 @@ def check_rest(cli, study, *command):
 
 
 @WAYS
-def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(cli, study, flags):
+def test_ctrl_c_ends_everything_and_resume_runs_the_missing_trials(cli, study, flags):
     code = interrupt_third_trial(cli, study, flags, lambda pid: os.killpg(pid, signal.SIGINT))
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
 
 
 @WAYS
-def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cli, study, flags):
+def test_a_killed_study_leaves_no_process_and_the_same_command_runs_the_missing_trials(cli, study, flags):
     def refuse_another_and_kill(pid):
         second = cli.run("study", "faulty.py", "--no-ray")
         assert second.returncode == 2 and len(study.starts()) == 3
@@ -86,7 +86,7 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
 
 @pytest.mark.ray
 @pytest.mark.parametrize("sign", ["gcs_server", "starting a gang"])
-def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli, study, sign):
+def test_ctrl_c_before_the_first_trial_ends_starting_processes(cli, study, sign):
     study.hold_no_more()
     with cli.start("study", "faulty.py") as process:
         cli.wait(

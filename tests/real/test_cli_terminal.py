@@ -73,7 +73,7 @@ def terminal(request, tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(terminal):
+def test_the_live_view_counts_trials_and_leaves_only_the_report(terminal):
     num_before = len(terminal.text)
     terminal.resize(44)
     until(lambda: terminal.text.count("elapsed", num_before) > 2, lambda: terminal.text[num_before:], TIMEOUT_S)
@@ -92,7 +92,7 @@ def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(ter
 
 
 @pytest.mark.parametrize("terminal", [{"NO_COLOR": "1"}], indirect=True)
-def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_back(terminal):
+def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_restores_the_cursor(terminal):
     os.write(terminal.master, b"\x03")
     assert terminal.end() == 130
     left = terminal.text.rpartition(ERASE)[2]

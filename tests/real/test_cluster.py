@@ -114,7 +114,7 @@ def write_study(cluster, host, name, text=STUDY):
     (cluster.lab.home(host) / name / f"{name}.py").write_text(text)
 
 
-def test_a_study_from_the_head_waits_for_the_nodes_and_spreads_its_trials_over_them(cluster):
+def test_a_study_on_the_head_waits_for_the_nodes_and_uses_all_of_them(cluster):
     """The first test, as `ray up` has just returned."""
     write_study(cluster, HEAD, "from_head")
     command = f"ray exec {cluster.file} 'raypar study from_head/from_head.py --address auto'"
@@ -130,7 +130,7 @@ def test_a_study_from_the_head_waits_for_the_nodes_and_spreads_its_trials_over_t
         assert row["environment.device_name"] == "cpu"
 
 
-def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster):
+def test_ray_requires_a_token_and_mlflow_a_password(cluster):
     study = "raypar study raypar/studies/quickstart.py --address auto"
     for command, words in (
         (study, ("the cluster asks for a token, and you have given none", "ray get-auth-token")),
@@ -143,7 +143,7 @@ def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster)
     assert not [host for host in range(1, cluster.num_workers + 1) if (cluster.lab.home(host) / ".mlflow").exists()]
 
 
-def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
+def test_hyperparameters_choose_the_nodes_of_workers(cluster):
     flags = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
     write_study(cluster, HEAD, "where", STUDY.replace("grid(1, 2)", "grid(2)"))
     cluster.run(HEAD, f"raypar study where/where.py --set nodes=1,2 {flags}")
@@ -157,7 +157,7 @@ def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
 
-def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_the_same_mlflow(cluster):
+def test_a_study_submitted_from_outside_adds_only_missing_trials_to_the_same_store(cluster):
     write_study(cluster, cluster.client, "from_head")
     with tunnel(cluster):
         printed = cluster.run(cluster.client, f"raypar study from_head/from_head.py --repeats 3 --address {DASHBOARD}")
@@ -165,7 +165,7 @@ def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_
     assert len(trials_of(cluster, "from_head")) == 6
 
 
-def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(cluster):
+def test_a_submitted_study_can_be_detached_attached_and_stopped(cluster):
     folder, home = cluster.lab.folder / "held", cluster.lab.home(cluster.client)
     folder.mkdir()
     write_study(cluster, cluster.client, "held", HELD.format(folder=str(folder)))
@@ -226,7 +226,7 @@ def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):
         cluster.run(new, "ray stop --force")
 
 
-def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster):
+def test_only_ray_and_ssh_listen_on_the_heads_network(cluster):
     listening = cluster.run(HEAD, "ss -Hltn").split("\n")
     open_ports = {line.split()[3].rpartition(":")[2] for line in listening if line and "127.0.0.1:" not in line}
     assert {"5000", "8265"}.isdisjoint(open_ports)

@@ -42,7 +42,7 @@ def status(url, host="localhost", login=None):
 
 
 @pytest.mark.ray
-def test_a_private_ray_listens_on_this_machine_only_and_is_given_the_path_of_its_token(fork_address):
+def test_a_private_ray_listens_locally_and_gets_the_path_of_its_token(fork_address):
     import ray
 
     @ray.remote(num_cpus=0)
@@ -89,7 +89,7 @@ def test_a_cluster_admits_only_those_with_its_token(tmp_path):
 
 
 @pytest.mark.mlflow
-def test_mlflows_page_answers_to_this_machines_names_only(tmp_path, monkeypatch):
+def test_mlflows_page_accepts_only_host_names_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true")
     monkeypatch.delenv("MLFLOW_SERVER_ALLOWED_HOSTS", raising=False)
     with start_server(default_tracking_uri(tmp_path), tmp_path, port=23300) as server:
@@ -103,7 +103,7 @@ def test_mlflows_page_answers_to_this_machines_names_only(tmp_path, monkeypatch)
 
 
 @pytest.mark.mlflow
-def test_a_page_admits_who_has_its_link_and_its_users_own_commands_and_warns_of_a_network(tmp_path):
+def test_a_page_admits_its_link_and_its_users_commands_and_warns_of_a_network(tmp_path):
     cli = Cli(tmp_path)
     with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process, contextlib.ExitStack() as stack:
         stack.callback(process.terminate)
@@ -133,7 +133,7 @@ def test_a_page_admits_who_has_its_link_and_its_users_own_commands_and_warns_of_
 
 
 @pytest.mark.mlflow
-def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_else_can_read(tmp_path):
+def test_the_shared_server_keeps_running_and_asks_for_a_private_password(tmp_path):
     pytest.importorskip("flask_wtf", reason="MLflow asks for passwords with raypar[cluster]")
     home, port = tmp_path / "home", free_port(23700)
     home.mkdir()
@@ -208,7 +208,7 @@ def files_with(folder, *secrets):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
-def test_a_secret_of_the_environment_stays_there(isolation, tmp_path):
+def test_secrets_in_the_environment_do_not_leak(isolation, tmp_path):
     cli = Cli(tmp_path)
     cli.write("leaky.py", LEAKY)
     address = f"http://me:{PASSWORD}@nowhere:1/data"

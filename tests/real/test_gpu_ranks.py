@@ -73,7 +73,7 @@ def seen(tmp_path_factory):
     }
 
 
-def test_all_ranks_see_the_gpus_of_their_gang_in_one_order_and_local_rank_is_the_number_of_one(seen):
+def test_all_ranks_see_their_gangs_gpus_in_one_order_and_local_rank_is_an_index(seen):
     ranks = [seen["cuda", rank] for rank in range(NUM_WORKERS)]
     (visible,) = {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks}
     numbers = visible.split(",")
@@ -89,7 +89,7 @@ def test_a_trial_on_the_cpu_sees_no_gpu(seen):
         assert environment["used"] == {"nccl": None}
 
 
-def test_ranks_of_a_cluster_have_its_home_and_the_drivers_network_variables(seen):
+def test_ranks_have_the_clusters_home_and_the_drivers_network_variables(seen):
     for environment in seen.values():
         assert environment["NCCL_IB_HCA"] == "mlx5"
         assert not environment["HOME"].endswith("home") and "XDG_CACHE_HOME" not in environment

@@ -74,7 +74,7 @@ def written(path, name, text):
 
 
 @pytest.mark.core
-def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothing_is_asked_for(page, path):
+def test_every_figure_is_drawn_with_a_description_and_without_requests(page, path):
     num = page.run("document.querySelectorAll('figure[data-figure]').length")
     assert num >= 8
     named = (
@@ -94,7 +94,7 @@ def test_the_browser_sees_errors_and_requests(chromium, tmp_path):
     assert page.requests() == [path.as_uri(), (tmp_path / "a.png").as_uri()]
 
 
-def test_a_table_sorts_by_keyboard_and_shows_the_rows_with_the_words_that_are_typed(page):
+def test_a_table_sorts_by_keyboard_and_filters_by_typed_words(page):
     heads = page.run("[...document.querySelectorAll('#all-trials th')].map(h => h.textContent)")
     column = heads.index("trained, s")
     button = f"document.querySelectorAll('#all-trials th button')[{column}]"
@@ -137,7 +137,7 @@ def test_it_is_readable_in_light_and_dark_on_a_phone_and_printed(page):
     page.until(fits, timeout_s=30)
 
 
-def test_without_scripts_tables_and_figures_are_there(chromium, path):
+def test_tables_and_figures_show_without_scripts(chromium, path):
     page = chromium("about:blank")
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(path)
@@ -146,7 +146,7 @@ def test_without_scripts_tables_and_figures_are_there(chromium, path):
     assert page.run("getComputedStyle(document.querySelector('.filter')).display") == "none"
 
 
-def test_names_and_texts_of_a_study_do_nothing(chromium, tmp_path):
+def test_hostile_names_and_texts_are_inert(chromium, tmp_path):
     page = chromium(written(tmp_path / "hostile.html", HOSTILE, HOSTILE))
     page.run(UNFOLD)
     page.until(DRAWN)
@@ -158,7 +158,7 @@ def test_names_and_texts_of_a_study_do_nothing(chromium, tmp_path):
 
 @pytest.mark.core
 @pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
-def test_axe_finds_nothing(chromium, golden_pages, study):
+def test_axe_finds_no_violations(chromium, golden_pages, study):
     package = find_spec("axe_playwright_python")
     assert package is not None, "axe-core is a part of axe-playwright-python: pip install -e '.[dev]'"
     page = chromium(golden_pages[study])
@@ -171,7 +171,7 @@ def test_axe_finds_nothing(chromium, golden_pages, study):
         assert page.run(findings) == []
 
 
-def test_four_points_fit_a_screenful_or_three_and_two_sheets_of_paper(chromium, golden_pages):
+def test_four_points_fit_on_about_three_screens_and_two_sheets(chromium, golden_pages):
     page = chromium(golden_pages["quickstart"])
     page.resize(1400, 1000)
     page.until(DRAWN)
@@ -183,7 +183,7 @@ def test_four_points_fit_a_screenful_or_three_and_two_sheets_of_paper(chromium, 
 
 
 @pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
-def test_no_table_is_clipped_and_the_answer_stands_on_the_first_screen(chromium, golden_pages, study):
+def test_no_table_is_clipped_and_the_answer_is_on_the_first_screen(chromium, golden_pages, study):
     page = chromium(golden_pages[study])
     page.resize(1400, 1000)
     assert page.run("document.querySelector('.answer').getBoundingClientRect().bottom") < 700

@@ -21,7 +21,7 @@ study = Study(
 '''
 
 
-def test_a_point_that_does_not_fit_is_a_result_which_every_command_knows(tmp_path):
+def test_every_command_handles_a_point_that_does_not_fit(tmp_path):
     cli = Cli(tmp_path)
     cli.write("batches.py", STUDY)
     output = cli.done("study", "batches.py", "--no-ray")
@@ -55,7 +55,7 @@ def found_by(cli, *words):
 
 
 @pytest.mark.core
-def test_the_largest_batch_is_found_at_each_point_once_and_for_all(tmp_path):
+def test_fit_batch_finds_the_largest_batch_of_each_point_once(tmp_path):
     cli = Cli(tmp_path)
     cli.write("batches.py", STUDY)
     words = ("model", "fit-batch", "batches.py", "--no-ray", "--set", "hidden_size=grid(256,512)", "--json")

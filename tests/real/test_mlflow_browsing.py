@@ -63,7 +63,7 @@ KINDS = {"trial": "Metrics of a trial", "point": "Metrics of a point", "executio
 
 
 @pytest.mark.parametrize(("kind", "title"), KINDS.items())
-def test_every_metric_and_tag_is_documented_and_every_documented_metric_is_there(studied, kind, title):
+def test_metrics_and_tags_match_their_documentation(studied, kind, title):
     def unmatched(keys, patterns):
         return {key for key in keys if not any(fnmatchcase(key, pattern) for pattern in patterns)}
 
@@ -86,7 +86,7 @@ def test_each_trial_names_its_data_sets(studied):
     assert all(re.fullmatch(r"[0-9a-f]{16}", digest) for _, digest in named[0].values())
 
 
-def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_once(studied):
+def test_the_best_trials_model_is_logged_once_and_reproduces_its_predictions(studied):
     (model,) = models(studied)
     client = client_of(studied.folder)
     trial = client.get_run(model.source_run_id)
@@ -106,7 +106,7 @@ def test_the_best_trial_s_model_comes_back_with_its_predictions_and_is_logged_on
     assert [m.model_id for m in models(studied)] == [model.model_id]
 
 
-def test_a_trial_has_few_params_metrics_and_tags_and_lies_below_its_point(studied):
+def test_a_trial_has_few_params_metrics_and_tags_and_is_nested_under_its_point(studied):
     (parent,), points = runs_of(studied.folder, "tiny", "execution"), runs_of(studied.folder, "tiny", "point")
     names = {run.info.run_id: run.info.run_name for run in points}
     assert sorted(names.values()) == ["bs=128 w=1", "bs=128 w=2", "bs=256 w=1", "bs=256 w=2"]
@@ -133,7 +133,7 @@ DOTS = """[...document.querySelectorAll('.js-plotly-plot')]
     .map(plot => plot.data.reduce((sum, trace) => sum + (trace.x || []).length, 0))"""
 
 
-def test_the_answer_and_the_points_are_there_without_a_click_for_the_one_browser_that_opens_the_link(studied):
+def test_the_link_shows_the_answer_and_the_points_to_one_browser(studied):
     experiment = client_of(studied.folder).get_experiment_by_name("tiny")
     note = experiment.tags["mlflow.note.content"]
     answer = note.partition("\n")[0]

@@ -112,7 +112,7 @@ def sent(lab, to, num_bytes, times=1):
     return min(connected_s for _, connected_s, _ in printed), min(took_s for _, _, took_s in printed)
 
 
-def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_processes(lab):
+def test_hosts_reach_each_other_and_see_only_their_own_processes(lab):
     lab.shape(Shape())
     for to in (lab.address(1), lab.address(2), "node2"):
         sent(lab, to, 100_000)
@@ -122,7 +122,7 @@ def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_pr
     assert "1" in seen and len(seen) < 10 and psutil.pid_exists(lab.host_pid(0))
 
 
-def test_a_delay_is_added_to_each_way_and_taken_off_again(lab):
+def test_a_delay_is_added_in_both_directions_and_removed_again(lab):
     lab.shape(Shape(delay_s=0.04))
     assert sent(lab, lab.address(2), 200_000, times=3)[0] >= 0.08
     lab.shape(Shape())
@@ -142,7 +142,7 @@ def test_a_rate_limits_both_ends_of_every_link(lab, delay_s):
     assert "tbf" not in lab.run(None, ["tc", "qdisc", "show"]) + lab.run(0, ["tc", "qdisc", "show"])
 
 
-def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
+def test_a_link_cut_during_a_timed_trial_is_a_stall(lab):
     lab.shape(Shape())
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(HERE.parents[1])}
     command = [sys.executable, "-c", RANK]
@@ -163,7 +163,7 @@ def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
     )
 
 
-def test_ranks_on_two_hosts_meet_though_their_names_lead_to_the_hosts_themselves():
+def test_ranks_connect_even_if_host_names_resolve_to_loopback():
     """Gloo by itself listens at the address of the host's name, which Debian's installer sets to 127.0.1.1."""
     env = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -184,7 +184,7 @@ def test_ranks_on_two_hosts_meet_though_their_names_lead_to_the_hosts_themselves
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
-def test_nothing_of_a_lab_is_left_when_it_is_closed_or_its_process_is_killed(is_killed, tmp_path):
+def test_a_lab_leaves_nothing_when_closed_or_killed(is_killed, tmp_path):
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(HERE.parent)}
     links = subprocess.check_output(["ip", "-j", "link"])
     with psutil.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1, text=True, env=env) as owner:

@@ -62,7 +62,7 @@ class Slow(nn.Module):
         return self.last(x)
 
 
-def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path):
+def test_profiling_does_not_change_the_training(tmp_path):
     chosen = {"hidden_size": 32, "batch_size": 256}
 
     def both(context):
@@ -85,7 +85,7 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path):
         assert {"raypar:step", "raypar:data", "raypar:forward", "raypar:backward", "gloo:all_reduce"} <= names
 
 
-def test_one_rank_computes_and_waits_for_nobody():
+def test_a_single_rank_waits_for_no_other():
     profile = profiled(SIZE, num_ranks=1)
     (rank,) = profile.ranks
     assert all(rank.parts[part] > 0 for part in (FORWARD, BACKWARD, OPTIMIZER))
@@ -93,7 +93,7 @@ def test_one_rank_computes_and_waits_for_nobody():
     assert profile.utilisation is not None and 0 < profile.utilisation < 1
 
 
-def test_who_is_fast_waits_for_who_is_slow():
+def test_a_fast_rank_waits_for_a_slow_one():
     slow = replace(digits, name="slow", model=lambda config: Slow())
     profile = profiled({"batch_size": 256}, slow)
     fast, late = profile.ranks
@@ -102,13 +102,13 @@ def test_who_is_fast_waits_for_who_is_slow():
     assert late.parts[FORWARD] > 3 * fast.parts[FORWARD]
 
 
-def test_without_overlap_hardly_any_communication_is_hidden():
+def test_little_communication_is_hidden_without_overlap():
     share = profiled({**SIZE, "width": 512, "overlap": False}, steps=12).mean.hidden_share
     assert share is not None and share < 0.5  # a few per cent on a quiet machine
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor", "gather_broadcast", "local_sgd", "pipeline"])
-def test_every_strategy_can_be_looked_into(strategy):
+def test_every_strategy_can_be_profiled(strategy):
     profile = profiled({**SIZE, "strategy": strategy, "sync_every": 4})
     waits = BUBBLE if strategy == "pipeline" else COMMUNICATION
     assert all(rank.parts[part] > 0 for rank in profile.ranks for part in (waits, FORWARD, BACKWARD))
@@ -137,7 +137,7 @@ def cli(tmp_path):
     return cli
 
 
-def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(cli):
+def test_a_profiled_study_shows_where_a_steps_time_goes(cli):
     output = cli.done("study", "tiny.py", "--profile", "--no-ray")
     for shown in (output, cli.done("report", "tiny", "--verbose")):
         section = shown[shown.index("Where a step's time goes") :]
@@ -156,7 +156,7 @@ def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(c
     assert report_in(output).startswith(short) and "Where a step's time goes" not in short
 
 
-def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(cli):
+def test_model_profile_shows_one_point_and_keeps_the_studys_trials_unchanged(cli):
     output = cli.done("model", "profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
     assert re.search(r"^ +rank 0 +rank 1$", output, re.MULTILINE)
     assert re.search(r"^backward pass +[\d.]+ ms +\d+ %", output, re.MULTILINE)

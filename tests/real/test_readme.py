@@ -28,7 +28,7 @@ def test_the_study_in_the_readme_runs_as_printed(tmp_path):
 
 
 @pytest.mark.ray
-def test_a_script_is_studied_as_the_readme_shows(tmp_path):
+def test_the_readmes_study_of_a_script_runs_as_printed(tmp_path):
     cli = Cli(tmp_path)
     cli.write("train.py", SCRIPT.read_text(encoding="utf-8"))
     (line,) = re.findall(r"^raypar init (.*?)(?:  +#.*)?$", README, re.MULTILINE)

@@ -97,7 +97,7 @@ def node_args(machine):
 
 @pytest.mark.ray
 @pytest.mark.timeout(500)
-def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(tmp_path):
+def test_trials_use_separate_machines_that_join_and_survive_the_loss_of_one(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         process = psutil.Popen([sys.executable, __file__, tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -32,7 +32,7 @@ def disk(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines_only(tmp_path):
+def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_lines(tmp_path):
     cli, study = Cli(tmp_path), Faulty(tmp_path, 4)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         first, _ = next_held(study, process)
@@ -63,7 +63,7 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
 
 
 @pytest.mark.mlflow
-def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_in_the_end(tmp_path, tmp_path_factory):
+def test_a_server_that_is_down_during_a_study_has_every_result_after_sync(tmp_path, tmp_path_factory):
     cli, study = Cli(tmp_path), Faulty(tmp_path, 3)
     kept = tmp_path_factory.mktemp("server")
     with start_server(default_tracking_uri(kept), kept, port=22600) as server:
@@ -90,7 +90,7 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
     cli.wait_for_its_processes()
 
 
-def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(disk, tmp_path):
+def test_a_full_disk_ends_a_study_which_keeps_its_results_and_can_be_resumed(disk, tmp_path):
     cli, study = Cli(disk), Faulty(disk, 4)
     for name in ("stdout", "stderr"):
         (disk / name).symlink_to(tmp_path / name)

@@ -92,7 +92,7 @@ SAME_LAYERS = {"ddp, static graph": {"static_graph": True}, "fsdp": {"strategy":
 
 
 @pytest.mark.parametrize("uses_extra", [False, True], ids=["never", "in some steps"])
-def test_layers_without_a_gradient_are_left_as_plain_torch_leaves_them(uses_extra):
+def test_layers_without_a_gradient_stay_as_in_plain_torch(uses_extra):
     """With momentum and weight decay: a gradient of zeros would move a weight that none leaves where it is."""
     optimizer = {"optimizer": "momentum", "weight_decay": 0.01}
     workload = Workload(name="w", model=lambda _: Net(uses_extra), data=data, defaults=optimizer)
@@ -109,7 +109,7 @@ def test_layers_without_a_gradient_are_left_as_plain_torch_leaves_them(uses_extr
 
 
 @pytest.mark.parametrize("case", SAME_LAYERS)
-def test_layers_that_get_a_gradient_in_some_steps_are_refused_where_all_have_to_use_the_same(case):
+def test_layers_with_a_gradient_in_some_steps_are_refused_by_strategies_that_need_it_in_all(case):
     workload = Workload(name="w", model=lambda _: Net(True), data=data)
     with pytest.raises(Exception, match=r"WorkloadError[\s\S]*needs the same parameters[\s\S]*extra\.weight"):
         on(NUM_RANKS, workload, {case: SAME_LAYERS[case]})
@@ -128,7 +128,7 @@ class Late(Net):
         return self.last(hidden + self.extra(hidden) if self.num_passes < 8 else hidden)
 
 
-def test_a_layer_without_a_gradient_that_shows_late_ends_the_trial_with_the_option_that_helps():
+def test_a_layer_that_loses_its_gradient_late_ends_the_trial_with_a_hint():
     class Whole(Late):
         def __init__(self):
             super().__init__()
@@ -170,7 +170,7 @@ GROUPED = {
 }
 
 
-def test_every_strategy_takes_an_optimizer_with_parameter_groups_of_the_workloads_own():
+def test_every_strategy_accepts_the_workloads_own_parameter_groups():
     workload = Workload(name="w", model=deep, data=data, optimizer=grouped, defaults={"lr_schedule": "cosine"})
     num_steps = EPOCHS * -(-NUM_SAMPLES // BATCH_SIZE)
 
@@ -226,7 +226,7 @@ def _models(context, cases, build):
 
 
 @pytest.mark.parametrize("build", [row, Normalised], ids=["batch norm", "a buffer of its own"])
-def test_the_value_of_every_strategy_is_that_of_the_complete_model_which_is_the_same_on_all_ranks(build):
+def test_every_strategys_loss_is_that_of_the_complete_model_which_is_equal_on_all_ranks(build):
     needs_row = ("tensor", "pipeline")
     cases = {n: e for n, e in BUFFERS.items() if build is row or not any(word in n for word in needs_row)}
     first, other = on_ranks(lambda context: _models(context, cases, build), NUM_RANKS)
@@ -260,7 +260,7 @@ def tokens(_=None):
     return Data(train=split, val=split)
 
 
-def test_sparse_gradients_are_taken_by_ddp_and_refused_by_strategies_that_flatten_them():
+def test_ddp_accepts_sparse_gradients_and_strategies_that_flatten_them_do_not():
     workload = Workload(name="w", model=lambda _: Sparse(), data=tokens)
     one = on(1, workload, {"one": {}})["one"][0]
     for ranks in on(NUM_RANKS, workload, {"ddp": {}, "ddp, late": {"overlap": False}}).values():

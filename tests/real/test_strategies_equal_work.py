@@ -108,7 +108,7 @@ def test_a_strategy_gives_the_losses_of_one_process(num_ranks, alone):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_every_kind_of_loss_is_that_of_plain_torch_under_every_strategy(num_ranks):
+def test_every_kind_of_loss_equals_plain_torch_under_every_strategy(num_ranks):
     cloudpickle.register_pickle_by_value(plainlab)  # the ranks can't import it
     cases = {**EXACT, **(ONLY_2 if num_ranks == 2 else ONLY_4)}
     config = {**COMMON, "batch_size": 24, "eval_batch_size": 7}

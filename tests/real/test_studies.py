@@ -85,14 +85,14 @@ def data_dir(tmp_path_factory):
         yield named
 
 
-def test_every_study_that_ships_is_run_here():
+def test_every_shipped_study_is_tested():
     assert set(SHRUNK) == {path.stem for path in FOLDER.glob("*.py")}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.ray) if name in ON_RAY else name for name in sorted(SHRUNK)]
 )
-def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, request, monkeypatch):
+def test_a_shipped_study_answers_its_question(name, data_dir, tmp_path, request, monkeypatch):
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
     monkeypatch.setattr(sys, "path", list(sys.path))

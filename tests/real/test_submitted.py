@@ -99,7 +99,7 @@ def client(tmp_path, monkeypatch):
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_on_when_submitted_again(head, client):
+def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head, client):
     client.write("rates.py", STUDY)
     client.write("helpers.py", "RATES = (0.1, 0.2)\n")
     (client.folder / "settings").mkdir()

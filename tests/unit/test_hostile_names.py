@@ -43,7 +43,7 @@ def stored(folder, name):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=[f"name{i}" for i in range(len(NAMES))])
-def test_what_a_store_names_is_shown_and_written_as_text(name, tmp_path, monkeypatch):
+def test_hostile_names_are_shown_and_written_as_text(name, tmp_path, monkeypatch):
     folder, outside = tmp_path / "outer" / "project", tmp_path / "out"
     folder.mkdir(parents=True)
     outside.mkdir()

@@ -116,19 +116,19 @@ VERBS = [f"raypar.cli.{path.stem}" for path in sorted((PACKAGE / "cli").glob("[a
 
 
 @pytest.mark.parametrize("modules", ["raypar", "raypar.workloads", "raypar.study.loader", ", ".join(VERBS)])
-def test_what_every_command_imports_brings_nothing_slow(modules):
+def test_common_imports_are_fast(modules):
     code = f"import sys, {modules}; raypar.load; from raypar.study.options import OPTIONS; dict(OPTIONS); "
     code += f"print({{'pandas', 'pyarrow', *{SLOW!r}}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 
 
-def test_the_list_of_commands_imports_none_of_them():
+def test_listing_commands_imports_none_of_them():
     code = "import sys; from raypar.cli.app import app; app(['--help'], standalone_mode=False); "
     code += "assert not {'raypar.cli.study', 'raypar.cli.recommend', 'raypar.cli.store'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_says_what_it_is_for(module):
+def test_every_module_has_a_docstring(module):
     assert not TREES[module].body or ast.get_docstring(TREES[module])

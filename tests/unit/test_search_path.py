@@ -26,7 +26,7 @@ def file_found(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_study_called_like_a_module_hides_it_from_nobody(name, tmp_path):
+def test_a_study_named_like_a_module_does_not_hide_it(name, tmp_path):
     path = tmp_path / f"{name}.py"
     path.write_text(GOOD + f"def later():\n    import {name}\n")
     assert load_study(path).study.name == name
@@ -35,7 +35,7 @@ def test_a_study_called_like_a_module_hides_it_from_nobody(name, tmp_path):
 
 @pytest.mark.parametrize("is_package", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_beside_a_study_hides_no_module_and_is_refused_where_the_study_imports_it(name, is_package, tmp_path):
+def test_a_file_named_like_a_module_hides_nothing_and_is_refused_if_imported(name, is_package, tmp_path):
     file = tmp_path / name / "__init__.py" if is_package else tmp_path / f"{name}.py"
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise RuntimeError('imported')")
@@ -51,7 +51,7 @@ def test_a_file_beside_a_study_hides_no_module_and_is_refused_where_the_study_im
 
 
 @pytest.mark.parametrize("name", ["utils", "data", "train", "model", "test", "example", "sys", "os"])
-def test_other_files_beside_a_study_and_those_that_can_hide_nothing_are_fine(name, tmp_path):
+def test_other_files_beside_a_study_are_importable(name, tmp_path):
     (tmp_path / f"{name}.py").touch()
     (tmp_path / "xml").mkdir()  # no package: it hides nothing
     (tmp_path / "good.py").write_text(f"import {name}, xml\n" + GOOD)
@@ -59,7 +59,7 @@ def test_other_files_beside_a_study_and_those_that_can_hide_nothing_are_fine(nam
     assert (file_found(name).parent == tmp_path) == (name not in ("sys", "os"))
 
 
-def test_a_package_that_is_used_from_the_studys_folder_is_not_hidden(tmp_path, monkeypatch):
+def test_a_package_in_use_from_the_studys_folder_is_not_hidden(tmp_path, monkeypatch):
     for name in ("raypar", "ray"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
@@ -85,7 +85,7 @@ READ_ONLY = ("list", "store show s", "report s", "report s --html r.html", "stor
 READ_ONLY += ("recommend s", "fit s", "model predict s", "model list", "plan nothing.py", "store sync", "init --help")
 
 
-def test_what_only_reads_runs_no_code_of_the_current_folder(tmp_path):
+def test_reading_commands_run_no_code_of_the_current_folder(tmp_path):
     for name in {*sys.stdlib_module_names, *search_path._dependencies(), "colorama"}:
         if not name.startswith("_") and "/" not in name:
             (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r} + ' ')")
