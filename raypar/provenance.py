@@ -1,7 +1,7 @@
 """Provenance of a result: code, versions, machine and command.
 
 A trial's identity covers its settings, not its code. Code is compared by a digest of each file. Comments, formatting,
-docstrings and what a study declares beside its workload don't count. Import statements are followed to other files;
+docstrings and a study's settings outside its workload don't count. Import statements are followed to other files;
 modules imported by a computed name are missed, and installed packages are compared by version.
 """
 

@@ -1,4 +1,4 @@
-"""Two revisions of a repository compared for real: whose code runs, what is stored, and what is left at the end."""
+"""`raypar ab` on a real repository: the code that runs, the stored results, and the cleanup."""
 
 import json
 import os
@@ -41,8 +41,7 @@ study = Study(workload=workload, config={"batch_size": 32, "epochs": 2}, num_rep
 
 
 class Repository(Cli):
-    """A repository whose two commits differ in a package in src/, which is importable from the working tree, and in a
-    module beside the study."""
+    """A repository whose two commits differ in a package in src/, importable from the working tree, and in a module."""
 
     def make(self):
         self.folder.mkdir()

@@ -1,4 +1,4 @@
-"""Several ranks go on from their checkpoints, by every strategy that can (a trial's retry: test_runner_contract.py)."""
+"""Several ranks resume from checkpoints, by every strategy that can (for retries see test_runner_contract.py)."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from raypar.train.saved_model import WEIGHTS_FILE
 
 
 def model(config):
-    first, second = nn.Linear(NUM_FEATURES, 33), nn.Linear(33, 32)  # which don't split evenly
+    first, second = nn.Linear(NUM_FEATURES, 33), nn.Linear(33, 32)  # not evenly divisible
     return nn.Sequential(first, nn.ReLU(), nn.Dropout(0.2), second, nn.ReLU(), nn.Linear(32, NUM_CLASSES))
 
 
@@ -43,7 +43,7 @@ class PowerCut(Exception):
 
 
 class CutShort(Reports):
-    """Cuts the power at a report."""
+    """Raises at a report, like a power cut."""
 
     def __init__(self, at):
         self._at = at
@@ -56,7 +56,7 @@ class CutShort(Reports):
 
 
 def check_resumed(case, folder, cut_at, resumed_at, before):
-    """Compare trainings of all ranks, uninterrupted and resumed, whose losses have to agree to the last bit."""
+    """Check that the losses of an uninterrupted and a resumed training are equal bit for bit on all ranks."""
     workload, config, num_ranks = CASES[case]
 
     def both(context):

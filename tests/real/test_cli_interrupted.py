@@ -1,4 +1,4 @@
-"""A study that is interrupted or killed: nothing goes on running, what was finished is kept, the rest is run later."""
+"""Interrupted and killed studies leave no process, keep finished trials, and can be resumed."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def interrupt_third_trial(cli, study, flags, send):
 
 
 def check_rest(cli, study, *command):
-    """Run the rest; check that each point is in the store once, and that no trial was started that need not be."""
+    """Run the missing trials; check that each point is stored once and that no other trial was started."""
     study.hold_no_more()
     output = cli.done(*command)
     assert "2 of 4 trials" in output and len(re.findall(r"^\S+ \S+  \[\d/4\] ", output, re.MULTILINE)) == 2
@@ -57,7 +57,7 @@ def test_ctrl_c_ends_everything_and_resume_runs_the_missing_trials(cli, study, f
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
     assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
     assert "interrupted; `raypar store resume faulty` runs the rest" in output
-    assert cli.processes() == {}  # when it ends, not some time after
+    assert cli.processes() == {}  # at its end, not some time after
     assert finished(cli.folder) == sorted(study.starts()[:2])
     (execution,) = runs_of(cli.folder, "faulty", "execution")
     assert execution.info.status == "KILLED"

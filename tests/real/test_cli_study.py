@@ -1,4 +1,4 @@
-"""`raypar study` from the shell: what it prints, what it keeps, what it does when asked again, and what it refuses."""
+"""`raypar study` from the shell: its output, its store, repeated calls and refusals."""
 
 import re
 
@@ -22,7 +22,7 @@ study = Study(
     config={"epochs": 2, "batch_size": 256, "hidden_size": 32},
 )
 '''
-# How Ray, MLflow and what they start would show up.
+# Output of Ray, MLflow and their processes.
 FOREIGN = re.compile(
     r"\b(INFO|WARNING|ERROR|DEBUG)\b|\(\w*pid=|raylet|ray::|Ray Tune|alembic|mlflow\.\w|Traceback|/tmp/"
 )
@@ -30,7 +30,7 @@ FOREIGN = re.compile(
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """The study's first execution, on Ray."""
+    """First execution of the study, on Ray."""
     cli = Cli(tmp_path_factory.mktemp("study"))
     cli.write("tiny.py", STUDY)
     return cli, cli.done("study", "tiny.py")
@@ -115,7 +115,7 @@ def test_a_second_study_waits_for_the_first_and_names_it(tmp_path):
 
 
 KEPT = '''
-"""Which learning rate does a linear model of the digits want?"""
+"""Which learning rate suits a linear model of the digits?"""
 from raypar import Data, Split, Study, Workload, grid
 from raypar.workloads import digits
 

@@ -1,6 +1,6 @@
-"""A study on a cluster that `ray up` made of several hosts, from inside and from outside of it.
+"""Studies on a cluster of several hosts made by `ray up`, from inside and outside of it.
 
-The hosts are namespaces of this machine, with addresses, homes and ssh daemons of their own (needs root).
+The hosts are namespaces of this machine, each with an address, a home and an ssh daemon (needs root).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from raypar.workloads import digits
 
 study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=2, config={"epochs": 2})
 """
-# Each trial writes on which node it has begun, and goes on when it may.
+# Each trial writes the name of its node, and continues when it is released.
 HELD = """
 import socket, time
 from dataclasses import replace
@@ -79,14 +79,14 @@ def cluster():
 
 
 def trials_of(cluster, study):
-    """Return params, tags and status of a study's trials, as the head's MLflow server has them."""
+    """Return params, tags and status of a study's trials from the head's MLflow server."""
     printed = cluster.run(HEAD, f"python {cluster.lab.folder / 'runs.py'} {MLFLOW} {study}")
     (line,) = [line for line in printed.splitlines() if line.startswith("runs ")]
     return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
 
 
 def rows_of(cluster, study):
-    """Return what `raypar store export` writes of a study's trials."""
+    """Return the rows that `raypar store export` writes for a study."""
     cluster.run(HEAD, f"raypar store export {study} {study}.csv --tracking-uri {MLFLOW}")
     with (cluster.lab.home(HEAD) / f"{study}.csv").open() as table:
         return list(csv.DictReader(table))
@@ -94,7 +94,7 @@ def rows_of(cluster, study):
 
 @contextlib.contextmanager
 def tunnel(cluster):
-    """Forward the head's dashboard to the client, as the users' file says."""
+    """Forward the head's dashboard to the client."""
     ssh = cluster.start(
         cluster.client,
         f"exec ssh -N -i {cluster.lab.folder / 'key'} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
@@ -109,18 +109,18 @@ def tunnel(cluster):
 
 
 def write_study(cluster, host, name, text=STUDY):
-    """Write a study in a folder of its own."""
+    """Write a study into a new folder."""
     (cluster.lab.home(host) / name).mkdir()
     (cluster.lab.home(host) / name / f"{name}.py").write_text(text)
 
 
 def test_a_study_on_the_head_waits_for_the_nodes_and_uses_all_of_them(cluster):
-    """The first test, as `ray up` has just returned."""
+    """Must run first: `ray up` has just returned."""
     write_study(cluster, HEAD, "from_head")
     command = f"ray exec {cluster.file} 'raypar study from_head/from_head.py --address auto'"
     printed = " ".join(cluster.run(cluster.client, command).split())
     assert "from_head: 2 points, 4 trials" in printed
-    assert "different nodes" not in printed  # which are alike
+    assert "different nodes" not in printed  # they are alike
     trials = trials_of(cluster, "from_head")
     assert len(trials) == 4 and {status for _, _, status in trials} == {"FINISHED"}
     assert {params["num_workers"] for params, _, _ in trials} == {"1", "2"}
@@ -171,7 +171,7 @@ def test_a_submitted_study_can_be_detached_attached_and_stopped(cluster):
     write_study(cluster, cluster.client, "held", HELD.format(folder=str(folder)))
 
     def begun():
-        """Return the nodes on which each trial's attempts have begun."""
+        """Return the nodes of each trial's attempts so far."""
         return {path.name[6:]: path.read_text().split() for path in folder.glob("begun-*")}
 
     def client(command, log):
@@ -205,7 +205,7 @@ def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):
     new, home = cluster.client, cluster.lab.home(cluster.client)
     (home / "add-node.sh").write_text(script)
     cluster.run(new, "rm -r ~/.ray")
-    # In place of an installation, as everywhere in this lab: this environment, and what pip was asked for.
+    # This environment replaces an installation, as everywhere in this lab; pip only logs its arguments.
     (home / "venv" / "bin").mkdir(parents=True)
     for name in ("python", "ray"):
         (home / "venv" / "bin" / name).symlink_to(f"{sys.prefix}/bin/{name}")
@@ -236,5 +236,5 @@ def test_only_ray_and_ssh_listen_on_the_heads_network(cluster):
 def test_ray_down_ends_ray_on_every_host(cluster):
     cluster.run(cluster.client, f"ray down -y {cluster.file}")
     assert "raylet" not in cluster.run(HEAD, "ps -eo comm")
-    for host in range(1, cluster.num_workers + 1):  # which end when they have missed the head for a minute
+    for host in range(1, cluster.num_workers + 1):  # they end after a minute without the head
         until(lambda host=host: "raylet" not in cluster.run(host, "ps -eo comm"), "the nodes' end", 180)

@@ -1,4 +1,4 @@
-"""Commands as trials: several machines, output, failures, stops, and nothing left behind."""
+"""Commands as trials: output, failures, stops, several machines and cleanup."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_the_memory_of_a_command_is_that_of_its_program_or_unknown(tmp_path, num
     assert result.failure is None
     if is_known:
         assert result.peak_rss_bytes == pytest.approx(num_bytes, rel=0.05)
-    else:  # Linux shows what the process that started it has
+    else:  # Linux shows the memory of the process that started it
         assert result.peak_rss_bytes is None
 
 
@@ -142,7 +142,7 @@ def test_event_files_give_no_times_if_an_evaluation_counts_its_own_steps(tmp_pat
 def test_a_command_without_event_files_fails_with_the_folder_in_the_message(tmp_path):
     (tmp_path / "train.py").write_text("")
     (result,) = run(tmp_path, study_of(tensorboard="runs"))
-    assert result.failure.kind is FailureKind.INVALID  # which ends a study with this message
+    assert result.failure.kind is FailureKind.INVALID  # ends the study with this message
     assert f"{tmp_path}/runs: the command has left no event files there" in result.failure.summary
 
 
@@ -170,11 +170,11 @@ def test_a_machine_without_the_studys_folder_runs_a_copy_of_its_script(tmp_path)
     assert "has no such folder to run the command in" in result.failure.summary
 
 
-# ---- several machines, each a thread that runs the first rank of one
+# ---- several machines: each is a thread that runs its first rank
 
 
 class Reports:
-    """A channel that goes on until it has had a number of reports."""
+    """A channel that stops the trial after a number of reports."""
 
     def __init__(self, limit=1000):
         self.taken, self._limit = [], limit
@@ -185,7 +185,7 @@ class Reports:
 
 
 def on_two_machines(tmp_path, code, command, channel):
-    """Run the command of a trial of two workers, one a machine; return the outcome or the error of each."""
+    """Run the command of a trial with one worker on each of two machines; return each outcome or error."""
     (tmp_path / "train.py").write_text(code)
     study = study_of(command, metrics={"loss": r"loss: (\S+)"}, options={"lr": 0.1, "note": "two"})
     spec = study.trial({"num_workers": 2}, 0)

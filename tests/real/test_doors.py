@@ -1,4 +1,4 @@
-"""Every listening socket is for this machine only and asks for a token or a password, and no secret leaks."""
+"""Every listening socket is local and requires a token or a password, and no secret leaks."""
 
 import configparser
 import contextlib
@@ -197,7 +197,7 @@ study = Study(workload=workload, space={"leaks": grid(False, True)}, num_repeats
 
 
 def files_with(folder, *secrets):
-    """Return the files below the folder that hold one of the secrets; Ray may remove it meanwhile."""
+    """Return the files below the folder that contain one of the secrets; Ray may remove some meanwhile."""
     matches = []
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         with contextlib.suppress(OSError):  # sockets
@@ -222,7 +222,7 @@ def test_secrets_in_the_environment_do_not_leak(isolation, tmp_path):
             with contextlib.suppress(OSError):
                 sessions.update({path: stat.S_IMODE(path.stat().st_mode) for path in ray_folder.iterdir()})
 
-    # Short: sockets lie in it.
+    # A short path, for sockets.
     with tempfile.TemporaryDirectory(prefix="r") as ray_folder, ThreadPoolExecutor() as pool:
         variables = {"HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET, "DATA_URL": address, "RAY_TMPDIR": ray_folder}
         looking = pool.submit(look, Path(ray_folder))

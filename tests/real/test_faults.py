@@ -1,4 +1,4 @@
-"""Faults cost no finished trial: what is killed, lost or full; what failed is told apart, and the rest is run later."""
+"""Faults lose no finished trial, failures are classified, and missing trials run later."""
 
 import contextlib
 import itertools
@@ -33,7 +33,7 @@ def killed(victim):
     return inject
 
 
-# Faults of trials, one after the other; the kind of the failure, and how often the trial is started.
+# Faults of successive trials, with the kind of the failure and the number of attempts.
 IN_A_TRIAL = [
     (rank_killed, None, 2),
     (act("raise"), FailureKind.ERROR, 1),
@@ -46,12 +46,12 @@ WITH_THE_GANG = [
     (killed("gang controller"), None, 2),
     (killed("gang worker"), None, 2),
     (killed("fork server"), None, 2),
-    (killed("broker"), None, 1),  # the next one counts anew
+    (killed("broker"), None, 1),  # a new broker counts from 1
 ]
 
 
 def go_through(study, process, faults):
-    """Inject the faults; return what has to be in the store then, by learning rate."""
+    """Inject the faults; return the expected outcomes in the store by learning rate."""
     expected = {}
     for inject, kind, attempts in faults:
         lr, rank = next_held(study, process)

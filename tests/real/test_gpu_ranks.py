@@ -1,7 +1,6 @@
-"""What ranks see of their gang's GPUs, and of their node, on a Ray cluster.
+"""The GPUs and the environment that ranks see on a Ray cluster.
 
-The GPUs are a number that Ray was given. In the ranks a stand-in takes the place of CUDA and NCCL, with a GPU for each
-number that is visible.
+Ray is started with a number of GPUs. In the ranks a stand-in replaces CUDA and NCCL, with a GPU for each visible index.
 """
 
 import json
@@ -57,7 +56,7 @@ study = Study(
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The environment and what was used of CUDA: of each rank, by its trial's device and its number."""
+    """Environment and CUDA calls of each rank, by device of its trial and rank."""
     folder = tmp_path_factory.mktemp("gpus")
     cli = Cli(folder)
     cli.write("cards.py", CARDS)

@@ -1,7 +1,6 @@
-"""The HTML report in a real browser: what its scripts do, what it asks of the network, how it fits phone and paper.
+"""The HTML report in a real browser: its scripts, its requests, its layout on phones and paper.
 
-The pages of the golden studies are checked by axe-core (https://github.com/dequelabs/axe-core), which a package of the
-tests brings along.
+axe-core (https://github.com/dequelabs/axe-core), from a package of the extra `dev`, checks the golden studies' pages.
 """
 
 import base64
@@ -50,7 +49,7 @@ def page(chromium, path):
 
 @pytest.fixture(scope="module")
 def golden_pages(tmp_path_factory):
-    """The pages of the golden studies by name."""
+    """Pages of the golden studies by name."""
     pages, made = {}, tmp_path_factory.mktemp("golden")
     with golden.studies() as folder, contextlib.chdir(folder):
         for name in ("quickstart", "scaling", "search"):
@@ -62,7 +61,7 @@ def golden_pages(tmp_path_factory):
 
 
 def written(path, name, text):
-    """Write the page of a study by this name, whose file, description, failures and values are this text."""
+    """Write the page of a study with this name, and with this text as file, description, failures and values."""
     trials = [
         replace(r, spec=replace(r.spec, point={**r.spec.point, "note": text})) for r in results(name=name, failure=text)
     ]
@@ -107,7 +106,7 @@ def test_a_table_sorts_by_keyboard_and_filters_by_typed_words(page):
         page.until(f"{button}.parentElement.getAttribute('aria-sort') === '{direction}'")
         cells = page.run(COLUMN.format(column))
         numbers = [float(cell) for cell in cells if cell.strip() != "–"]
-        assert cells[len(numbers) :] == ["–"]  # of the trial that failed: last, either way round
+        assert cells[len(numbers) :] == ["–"]  # the failed trial is last in both orders
         orders.append(numbers)
     assert len(orders[0]) == 18 and orders[0] == sorted(orders[0]) and orders[1] == orders[0][::-1]
     assert page.run("document.querySelectorAll('#all-trials [aria-sort]').length") == 1

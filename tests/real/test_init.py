@@ -1,4 +1,4 @@
-"""Studies that `raypar init` has written, run as they are: each of a script whose kind it has found out."""
+"""Studies written by `raypar init` for each kind of script run unedited."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ SCRIPTS = Path(__file__).parents[1] / "golden" / "scripts"
 
 
 def run_unedited(folder, name, *flags):
-    """Return what the study of a script prints, written by `raypar init` and run at once."""
+    """Write the study of a script by `raypar init`, run it, and return its output."""
     cli = Cli(folder)
     if name:
         shutil.copy(SCRIPTS / f"{name}.py", folder)

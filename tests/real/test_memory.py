@@ -1,4 +1,4 @@
-"""Memory as a result, from the shell: trials that do not fit, and the largest batch that does."""
+"""Memory as a result, from the shell: trials that do not fit, and the largest batch that fits."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def test_every_command_handles_a_point_that_does_not_fit(tmp_path):
         ("64", "2", "trained"),
     ]
     assert "2 do not fit" in output and re.search(r"^ *512 +does not fit ", output, re.MULTILINE)
-    assert report_in(cli.done("study", "batches.py", "--no-ray")) == report_in(output)  # runs nothing again
+    assert report_in(cli.done("study", "batches.py", "--no-ray")) == report_in(output)  # no trial runs again
 
     shown = json.loads(cli.done("store", "show", "batches", "--json"))["trials"]
     assert {(t["point"]["batch_size"], t["state"]) for t in shown} == {(64, "finished"), (512, "does not fit")}
@@ -50,7 +50,7 @@ def test_every_command_handles_a_point_that_does_not_fit(tmp_path):
 
 def found_by(cli, *words):
     done = cli.run(*words)
-    assert done.returncode == 0, done.stderr  # which may warn that the machine is busy
+    assert done.returncode == 0, done.stderr  # standard error may warn that the machine is busy
     return json.loads(done.stdout)
 
 
@@ -69,7 +69,7 @@ def test_fit_batch_finds_the_largest_batch_of_each_point_once(tmp_path):
     assert len(shown) == sum(point["num_trials"] for point in points.values())
     assert found_by(cli, *words) == found
     assert json.loads(cli.done("store", "show", "batches-fit-batch", "--json"))["trials"] == shown
-    # Nothing was trained: there are sizes, and no times to compare.
+    # Nothing was trained, so there are no times.
     report = json.loads(cli.done("report", "batches-fit-batch", "--json"))
     assert {point["time_s"] for point in report["points"]} == {None}
     refused = cli.run("store", "resume", "batches-fit-batch")

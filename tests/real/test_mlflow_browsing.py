@@ -1,4 +1,4 @@
-"""A study in MLflow, for whoever browses it there: names, data sets, the model, and pages in a real browser."""
+"""A study as seen in MLflow: names, data sets, the model, and pages in a real browser."""
 
 import re
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""A real MLflow server, and real deaths: of the server, and of the process that writes."""
+"""A real MLflow server, and kills of the server and of the writing process."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ NAN = float("nan")
 
 
 def everything_once(uri, project, numbers):
-    """Check that the result of each number is in the store exactly once, whole, and under one execution."""
+    """Check that the result of each number is in the store exactly once, complete, and under one execution."""
     store, client = Store(uri, project), connect(uri)
     assert sorted(r.spec.config["batch_size"] for r in store.results("mnist")) == list(numbers)
     (parent,) = runs(uri, kind="execution")
@@ -55,7 +55,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def serve(tmp_path_factory):
-    """Start a server, always over the same database, which is away from the project of the study."""
+    """Start a server over one database, which is outside of the study's project."""
     folder = tmp_path_factory.mktemp("server")
     return lambda port: start_server(default_tracking_uri(folder), folder, port=port)
 
@@ -102,7 +102,7 @@ def test_odd_results_go_through_a_server(project, serve):
         assert rec.close("finished") == 0
         assert journal_paths(project) == () and list(project.rglob("*.rejected")) == []
         results = Store(server.url, project).results("mnist")
-        # As texts: NaN is not equal to itself.
+        # As JSON, since NaN is not equal to itself.
         assert [r.to_json() for r in results] == [replace(r, step_times_s=()).to_json() for r in odd]
         (metrics,) = [run.data.metrics for run in runs(server.url) if run.data.params["batch_size"] == "1"]
         assert metrics["acc_1"] == 0.5 and metrics["loss"] != metrics["loss"]
@@ -207,7 +207,7 @@ def test_sync_completes_what_a_killed_writer_left(project, owner, name, before):
 
 def test_concurrent_syncs_duplicate_nothing(project):
     uri = default_tracking_uri(project)
-    (project / "mlflow.db").mkdir()  # a store that is out of reach
+    (project / "mlflow.db").mkdir()  # an unreachable store
     rec = recorder(project, uri)
     for n in range(1, 9):
         rec.record(make_result(n))

@@ -1,6 +1,6 @@
-"""The network of hosts for other tests and benchmarks: links as asked for, and nothing left behind.
+"""The simulated network of tests and benchmarks: its links have the requested shape, and it leaves nothing behind.
 
-Rates and delays are checked from below only: a busy machine adds to every time.
+Rates and delays are only checked from below, since a busy machine adds to every time.
 """
 
 import json
@@ -26,7 +26,7 @@ WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 CUT_S = MIN_STALL_S + 1.0
 
-# Counts what it receives, and answers every connection's end with the count.
+# Counts received bytes, and answers the end of each connection with the count.
 COUNTER = """
 import socket
 listen = socket.create_server(("", 5000))
@@ -39,7 +39,7 @@ while True:
     line.sendall(f"{count} from {sender}".encode())
     line.close()
 """
-# Prints the answer and how long it took from the connection's beginning.
+# Prints the answer, the time to connect and the total time.
 SENDER = """
 import json, socket, sys, time
 begun_s = time.monotonic()
@@ -106,7 +106,7 @@ def lab():
 
 
 def sent(lab, to, num_bytes, times=1):
-    """Send from host 0 so many times; return the shortest times of a connection's start and of all of it."""
+    """Send from host 0 `times` times; return the shortest time to connect and the shortest total time."""
     printed = [json.loads(lab.run(0, [sys.executable, "-c", SENDER, to, str(num_bytes)])) for _ in range(times)]
     assert {answer for answer, _, _ in printed} == {f"{num_bytes} from {lab.address(0)}"}
     return min(connected_s for _, connected_s, _ in printed), min(took_s for _, _, took_s in printed)
@@ -164,7 +164,7 @@ def test_a_link_cut_during_a_timed_trial_is_a_stall(lab):
 
 
 def test_ranks_connect_even_if_host_names_resolve_to_loopback():
-    """Gloo by itself listens at the address of the host's name, which Debian's installer sets to 127.0.1.1."""
+    """By default, Gloo listens at the address of the host's name, which Debian's installer sets to 127.0.1.1."""
     env = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     how["env"] = {**env, "PYTHONPATH": str(HERE.parents[1])}
@@ -173,7 +173,7 @@ def test_ranks_connect_even_if_host_names_resolve_to_loopback():
             hosts = lab.folder / f"hosts{host}"
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node{host}\n")
             lab.run(host, ["mount", "--bind", hosts, "/etc/hosts"])
-            # As Docker's, and of the same address on every host.
+            # Like Docker's bridge, with the same address on every host.
             lab.run(host, ["ip", "link", "add", "br-decoy", "type", "bridge"])
             lab.run(host, ["ip", "addr", "add", "172.17.0.1/16", "dev", "br-decoy"])
             lab.run(host, ["ip", "link", "set", "br-decoy", "up"])
@@ -192,7 +192,7 @@ def test_a_lab_leaves_nothing_when_closed_or_killed(is_killed, tmp_path):
         descendants = owner.children(recursive=True)
         assert {int(pid) for pid in pids} < {process.pid for process in descendants}
         assert any("relay.py" in " ".join(process.cmdline()) for process in descendants)
-        if is_killed:  # its folder of logs is all that may stay
+        if is_killed:  # only its folder of logs may stay
             owner.kill()
         owner.communicate("\n")
     assert psutil.wait_procs(descendants, timeout=10)[1] == []

@@ -1,4 +1,4 @@
-"""Ranks hold and send what their strategy says, beside giving the right losses."""
+"""Weights that ranks hold and gradients that they send, by strategy."""
 
 import contextlib
 
@@ -52,7 +52,7 @@ def _step(strategy, batch, optimizer):
 
 
 def _held(strategy):
-    """Return the number of weights that a rank has in memory to train."""
+    """Return the number of weights that a rank holds and trains."""
     parameters = [p for group in strategy.parameter_groups() for p in group["params"]]
     return sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in parameters)
 
@@ -73,7 +73,7 @@ def test_ranks_hold_their_strategys_share_of_the_weights():
     held = {name: [rank[name][0] for rank in ranks] for name in ranks[0]}
     assert held["ddp"] == [every] * 4
     assert sum(held["fsdp"]) == every and max(held["fsdp"]) < every / 2
-    # Two pairs of layers are split in four; a row layer's biases and the odd layer at the end are with every rank.
+    # Two pairs of layers are split in four. Every rank has the biases of row layers and the odd layer at the end.
     assert held["tensor"] == [2 * (16 + 2 + 16 + 8) + last] * 4
     assert sum(held["pipeline"]) == every and min(held["pipeline"]) > 0
     assert sum(held["hybrid"]) == 2 * 2 * (32 + 4 + 32 + 8) + 2 * last
@@ -131,7 +131,7 @@ def _local(context):
 
 def test_local_sgd_averages_at_its_interval_and_evaluates_the_average():
     first, other = on_ranks(_local, 2)
-    assert first == [True] * NUM_STEPS  # the others are compared with rank 0
+    assert first == [True] * NUM_STEPS  # rank 0 is the reference
     assert other == [False, False, True, False, False]
 
 

@@ -1,4 +1,4 @@
-"""Profiles of real ranks: their records, what the command line shows of them, and the links between ranks."""
+"""Profiles of real ranks: their records, their display on the command line, and probed networks."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ TRACES = ["rank0.trace.json.gz", "rank1.trace.json.gz"]
 
 
 def recorded_by(context, workload, how, chosen, folder=None):
-    """Return what a rank records of a training, and its reports."""
+    """Return a rank's recorded profile of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
     outcome = train(workload, config, 0, context, reports, start_s=0.0, artifact_dir=folder, profiling=how)
@@ -36,7 +36,7 @@ def recorded_by(context, workload, how, chosen, folder=None):
 
 
 def profiled(chosen, workload=wide_mlp, num_ranks=2, steps=8):
-    """Return the profile of a trial that does nothing else."""
+    """Return the profile of a trial that only records one."""
     how = Profiling(steps, instead_of_training=True)
     recordings = on_ranks(lambda context: recorded_by(context, workload, how, chosen)[0], num_ranks)
     profile = profile_of(recordings, resolve(workload, {**chosen, "num_workers": num_ranks}))

@@ -1,4 +1,4 @@
-"""Gangs on a real Ray: kept warm over blocks, replaced where they die, stopped by schedulers, evicted by others."""
+"""Gangs on a real Ray: kept warm over blocks, replaced after a loss, used by searches."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def gang_of(result):
 
 
 def processes_of_ray(*names):
-    """Return those processes of this process's Ray that have one of the names."""
+    """Return the processes of this process's Ray with one of the names."""
     below = psutil.Process().children(recursive=True)
     return [process for process in below if any(name in command_line(process) for name in names)]
 
@@ -168,14 +168,14 @@ def test_a_search_with_early_stopping_uses_one_warm_gang(on_ray):
 
 def test_a_search_is_reproducible_by_seed_and_resumes(on_ray):
     space = {"lr": uniform(0.1, 1), "weight_decay": loguniform(1e-6, 1e-3), "num_samples": randint(64, 200)}
-    too_wide = NUM_CORES + 1  # refused without a gang, which would take long to start
+    too_wide = NUM_CORES + 1  # refused without starting a gang
 
     def search(num_trials, done=(), **fields):
         fields = {"space": space, "config": {"num_workers": too_wide}, **fields}
         study = Study(workload=acting, name="search", num_trials=num_trials, seed=4, max_concurrent_trials=2, **fields)
         return on_ray(study, done).results
 
-    def points_of(results):  # two at a time start in any order
+    def points_of(results):  # concurrent trials start in any order
         return {tuple(result.spec.point.values()) for result in results}
 
     results = search(3)
@@ -205,7 +205,7 @@ MAX_GROWTH_BYTES = 100e6
 
 
 def memory_of(process, peak=False):
-    """Return the bytes of memory of a process, now or at their peak, without what it sees of Ray's object store."""
+    """Return a process's bytes of memory, current or peak, without Ray's object store."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
     total, shared = (int(fields[key].split()[0]) * 2**10 for key in ("VmHWM" if peak else "VmRSS", "RssShmem"))
     return total - shared
@@ -230,7 +230,7 @@ def test_a_model_kept_on_another_machine_is_sent_to_the_driver_in_pieces(fork_ad
             assert event.result.failure is None
             growth.update({p.name(): memory_of(p, peak=True) - bytes_ for p, bytes_ in before.items()})
 
-    # The driver makes its folder when the first piece comes: till then it is one that the rank's node has not.
+    # The driver creates its folder with the first piece, so the rank's node does not see it before.
     settings = settings_at(tmp_path, driver_dir=tmp_path / "driver")
     spec = study.trial({}, 0)
     TuneRunner(settings, owns_cluster=True, fork_addresses={"": fork_address}).run(study, (spec,), listen)

@@ -1,4 +1,4 @@
-"""README's study, saved and run by README's commands."""
+"""README's studies, run by README's commands."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from harness import Cli
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).parents[1] / "golden" / "scripts" / "plain_script.py"
-ELSEWHERE = ("ui", "doctor")  # one serves until Ctrl-C, the other looks at the machine: they have tests of their own
+ELSEWHERE = ("ui", "doctor")  # tested elsewhere
 
 
 @pytest.mark.ray

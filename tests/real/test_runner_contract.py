@@ -1,4 +1,4 @@
-"""Contract of every runner: each trial ends once and whole, and neither its failure nor its dirt reaches the next."""
+"""Contract of every runner: each trial ends once and completely, and does not affect the next one."""
 
 import json
 import math
@@ -24,7 +24,7 @@ MAX_RETRIES = 1
 EPOCHS = 2
 CHECKPOINTED = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
 CHECKPOINTED["checkpoint_every_epochs"] = 1
-# In this order; every trial that ends badly or leaves something has one after it that must not notice.
+# In this order: a trial that fails or leaves something behind must not affect the next one.
 TRIALS = {
     "clean": {"dropout": 0.5},
     "raises": {"act": "raise", "num_workers": 2},
@@ -37,19 +37,19 @@ TRIALS = {
     "after it soiled": {"dropout": 0.5},
     "strays": {"act": "stray", "loader": "dataloader", "num_loader_workers": 2},
     "strays and dies": {"act": "stray and kill"},
-    "goes on": CHECKPOINTED,
-    "goes on after a fall": {**CHECKPOINTED, "act": "fall"},
+    "uninterrupted": CHECKPOINTED,
+    "resumes after a fall": {**CHECKPOINTED, "act": "fall"},
 }
 
 
 RAY = pytest.param("ray", marks=pytest.mark.ray)
-# For tests that `make test` has no time for on Ray.
+# For tests that take too long on Ray for `make test`.
 outside_core = pytest.mark.parametrize("run_in", ["local", RAY], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])
 def run_in(request):
-    """Runs a study in a folder with the runner under test."""
+    """Run a study in a folder with the runner under test."""
     address = request.getfixturevalue("fork_address") if request.param == "ray" else ""
 
     def run_(study, specs, folder, more=None, **settings):
@@ -76,7 +76,7 @@ class Run:
         return self.events.result(self.specs[name])
 
     def log(self, name, attempt=1):
-        """Return what rank 0 wrote: first the state of its process before it trained."""
+        """Return the JSON lines of rank 0; the first is the state of its process before training."""
         path = self.folder / "logs" / self.specs[name].identity / f"attempt{attempt}-rank0.log"
         return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
@@ -87,7 +87,7 @@ def study_run(run_in, tmp_path_factory):
     study = Study(workload=acting, name="contract", max_retries=MAX_RETRIES, config={"epochs": EPOCHS})
     specs = {}
     for i, (name, point) in enumerate(TRIALS.items()):
-        scratch = str(folder / f"scratch{i}")  # also tells trials of the same point apart
+        scratch = str(folder / f"scratch{i}")  # also distinguishes trials of the same point
         specs[name] = study.trial({**point, "scratch": scratch}, 0, order=i)
     return Run(specs, run_in(study, list(specs.values()), folder), folder)
 
@@ -118,7 +118,7 @@ def test_a_finished_trial_is_complete(study_run, name):
     environment = result.conditions.to_stored()
     assert len(environment["node"]) == len(set(environment["pid"])) == num_workers
     assert environment["num_threads"] == [1] * num_workers
-    # Too short to measure other load, but the machine was looked at.
+    # Too short to measure other load, but the machine was observed.
     assert environment["num_node_cores"] == [psutil.cpu_count()] * num_workers
     assert (result.energy_j is None) is ("energy_of" not in environment)
     assert result.energy_j is not None or environment["no_energy"]
@@ -165,7 +165,7 @@ def test_a_point_that_keeps_raising_the_same_error_is_stopped_alone(run_in, tmp_
 def test_a_point_that_does_not_fit_runs_once_and_counting_memory_changes_no_loss(run_in, tmp_path):
     config = {"epochs": EPOCHS, "num_workers": 2}
     study = Study(workload=acting, name="memory", config=config, max_retries=MAX_RETRIES, num_repeats=2)
-    # The third loses the count with its warm-up.
+    # The third has no warm-up in which memory is counted.
     points = {"max_memory": "1MB"}, {"max_memory": "1MB", "num_ballast": 1_000_000}, {"num_warmup_steps": 0}
     specs = [study.trial(point, repeat, order=i) for repeat in (0, 1) for i, point in enumerate(points)]
     events = run_in(study, specs, tmp_path)
@@ -205,7 +205,7 @@ def test_a_second_attempt_finishes_a_trial_and_later_trials_are_unaffected(study
 
 
 def test_a_retry_resumes_from_the_last_checkpoint_with_equal_losses(study_run):
-    one, other = study_run["goes on"], study_run["goes on after a fall"]
+    one, other = study_run["uninterrupted"], study_run["resumes after a fall"]
     assert (one.attempts, other.attempts, other.state) == (1, 2, TrialState.FINISHED)
     assert (
         other.conditions.of_ranks("resumed_at_epoch") == [2, 2] and "resumed_at_epoch" not in one.conditions.to_stored()
@@ -213,7 +213,7 @@ def test_a_retry_resumes_from_the_last_checkpoint_with_equal_losses(study_run):
     assert losses(other) == losses(one) and len(other.reports) == 4
     # Each step that led to the result is timed once, those of the first attempt included.
     assert [len(steps) for steps in other.step_times_s] == [len(steps) for steps in one.step_times_s] == [16, 16]
-    events = study_run.events.about(study_run.specs["goes on after a fall"])
+    events = study_run.events.about(study_run.specs["resumes after a fall"])
     assert list(other.reports[:2]) == [e.report for e in events if isinstance(e, TrialReported)][:2]
     assert not list(study_run.folder.rglob("*.pt"))
 
@@ -314,10 +314,10 @@ def test_an_unchanged_train_loop_runs_with_one_and_two_workers(run_in, tmp_path)
         assert [report["epoch"] for report in result.reports] == [1, 2, 3]
         assert {report["num_seen"] for report in result.reports} == {num_seen}
         assert {report["world_size"] for report in result.reports} == {spec.placement.num_workers}
-        assert {report["rank"] for report in result.reports} == {0}  # rank 0 speaks for all
+        assert {report["rank"] for report in result.reports} == {0}  # rank 0 reports for all
         assert result.final["loss"] < result.reports[0]["loss"]
         assert "note" not in result.final
-        assert result.step_times_s == () and result.train_time_s is None  # its reports count no work
+        assert result.step_times_s == () and result.train_time_s is None  # its reports contain no work
         assert 0 < result.reports[0]["since_launch_s"] < result.final["since_launch_s"] < result.wall_s
         assert result.startup_s is not None
 

@@ -1,4 +1,4 @@
-"""A locked store, a full disk, a damaged journal: what was written stays, and the rest is reported."""
+"""A locked store, a full disk and a damaged journal lose nothing that was written."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ RATES = ["0.01", "0.02", "0.03", "0.04"]
 
 @pytest.fixture
 def disk(tmp_path):
-    """A folder on a file system of its own with little room."""
+    """A folder on a small file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     with contextlib.ExitStack() as stack:
@@ -106,7 +106,7 @@ def test_a_full_disk_ends_a_study_which_keeps_its_results_and_can_be_resumed(dis
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
     assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
-    # The second result may just have fitted into the journal's last block: a result is kept or lost as reported.
+    # The second result may still fit into the journal's last block. It is kept or lost, as reported.
     kept = finished(disk)
     assert kept in ([first], sorted([first, second]))
     assert f"broke off when {len(kept)} of 4 trials were done" in output

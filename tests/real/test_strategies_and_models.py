@@ -1,6 +1,7 @@
-"""Every strategy trains as plain torch does what raypar's own workloads don't have.
+"""Every strategy trains like plain torch in cases that raypar's own workloads don't have.
 
-Layers without a gradient, always or in some steps; sparse gradients; buffers that differ by rank; own parameter groups.
+These are layers without a gradient, always or in some steps, sparse gradients, buffers that differ by rank, and own
+parameter groups.
 """
 
 import pytest
@@ -31,7 +32,7 @@ def data(config):
 
 
 class Net(nn.Module):
-    """One layer is never used, and one only by batches whose first feature is positive in the mean."""
+    """One layer is never used, another only by batches whose first feature has a positive mean."""
 
     def __init__(self, uses_extra):
         super().__init__()
@@ -66,7 +67,7 @@ def plain(build, optimizer_of, *, num_ranks=NUM_RANKS, num_parts=1):
 
 
 def on(num_ranks, workload, cases):
-    """Return each case's validation losses on every rank, or the error of the case."""
+    """Return each case's validation losses on every rank."""
 
     def of_rank(context):
         return {
@@ -82,18 +83,18 @@ DATA_PARALLEL = {
     "ddp": {},
     "ddp, gradients accumulated": {"accumulation_steps": 2},
     "ddp, sent after the backward pass": {"overlap": False},
-    "ddp, every gradient by itself": {"bucket_mb": 0.0},
+    "ddp, no fused gradients": {"bucket_mb": 0.0},
     "gather_broadcast": {"strategy": "gather_broadcast"},
     "hybrid": {"strategy": "hybrid"},
-    "hybrid, every gradient by itself": {"strategy": "hybrid", "bucket_mb": 0.0},
+    "hybrid, no fused gradients": {"strategy": "hybrid", "bucket_mb": 0.0},
 }
-# They rely on every step, or every rank, using the same layers.
+# They require the same layers in every step, or on every rank.
 SAME_LAYERS = {"ddp, static graph": {"static_graph": True}, "fsdp": {"strategy": "fsdp"}}
 
 
 @pytest.mark.parametrize("uses_extra", [False, True], ids=["never", "in some steps"])
 def test_layers_without_a_gradient_stay_as_in_plain_torch(uses_extra):
-    """With momentum and weight decay: a gradient of zeros would move a weight that none leaves where it is."""
+    """With momentum and weight decay, a gradient of zeros would move a weight; no gradient does not."""
     optimizer = {"optimizer": "momentum", "weight_decay": 0.01}
     workload = Workload(name="w", model=lambda _: Net(uses_extra), data=data, defaults=optimizer)
     cases = DATA_PARALLEL if uses_extra else {**DATA_PARALLEL, **SAME_LAYERS}
@@ -116,7 +117,7 @@ def test_layers_with_a_gradient_in_some_steps_are_refused_by_strategies_that_nee
 
 
 class Late(Net):
-    """Its extra layer is used by the first passes, those of the check and of the warm-up."""
+    """Its extra layer is only used by the first passes: the check and the warm-up."""
 
     def __init__(self):
         super().__init__(True)
@@ -147,7 +148,7 @@ def deep(_=None):
 
 
 def grouped(model, config):
-    """No weight decay for biases, and twice the lr."""
+    """Biases have no weight decay, and twice the lr."""
     weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     assert len(weights) == len(biases) == 5
@@ -155,7 +156,7 @@ def grouped(model, config):
         [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 2 * config["lr"]}],
         lr=config["lr"],
         weight_decay=0.0,
-        foreach=True,  # as is the default on a GPU
+        foreach=True,  # the default on a GPU
     )
 
 
@@ -187,7 +188,7 @@ def test_every_strategy_accepts_the_workloads_own_parameter_groups():
 
 
 class Normalised(nn.Module):
-    """Batch norm, and a buffer that is no part of the state and is replaced in each step."""
+    """Batch norm, and a buffer outside of the state that is replaced in each step."""
 
     def __init__(self):
         super().__init__()
@@ -225,7 +226,7 @@ def _models(context, cases, build):
     return found
 
 
-@pytest.mark.parametrize("build", [row, Normalised], ids=["batch norm", "a buffer of its own"])
+@pytest.mark.parametrize("build", [row, Normalised], ids=["batch norm", "own buffer"])
 def test_every_strategys_loss_is_that_of_the_complete_model_which_is_equal_on_all_ranks(build):
     needs_row = ("tensor", "pipeline")
     cases = {n: e for n, e in BUFFERS.items() if build is row or not any(word in n for word in needs_row)}

@@ -74,7 +74,7 @@ def _write_digits_as(name, root):
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Return the data folder of whoever runs the tests, or one that is made up."""
+    """Return the user's data folder, or one with generated data."""
     named = Path(os.environ.get(DATA_DIR_VARIABLE) or SHARED)
     with pytest.MonkeyPatch.context() as patch:
         if not named.is_dir():
@@ -113,7 +113,7 @@ def test_a_shipped_study_answers_its_question(name, data_dir, tmp_path, request,
     assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
     assert len(results) == len(study.points()) >= 1
     for result in results:
-        if result.train_time_s is None:  # a train loop reports what it likes
+        if result.train_time_s is None:  # a train loop may report anything
             assert result.reports and result.wall_s is not None
         else:
             assert study.judged_by.name in result.final and result.final["step"] == len(result.gang_step_times_s) > 0

@@ -1,4 +1,4 @@
-"""A store that can't be used is refused in one message with a hint by whatever reads it, and stays as it is."""
+"""Every command refuses an unusable store in one message with a hint, and does not change it."""
 
 import shutil
 import sqlite3
@@ -53,7 +53,7 @@ def a_link(path):
     path.symlink_to("gone.db")
 
 
-# What is wrong with the database, a part of the message, and of its hint where it is to be written.
+# Function that damages the database, part of the message, part of the hint for writing.
 STORES = {
     "older": (older, "older MLflow", "mlflow db upgrade sqlite:///"),
     "newer": (lambda path: of_version(path, "ffffffffffff"), "newer MLflow", "pip install -U mlflow"),

@@ -1,4 +1,4 @@
-"""benchmarks/honesty.py counts the claims of simulated studies, and finds hardly any where all points are the same."""
+"""benchmarks/honesty.py counts claims of simulated studies, with hardly any for identical points."""
 
 import importlib
 import subprocess
@@ -36,7 +36,7 @@ def test_cells_have_unique_titles_and_a_measure(honesty):
         assert cell.run(2, 0) == cell.run(2, 0)
 
 
-# Each with the claim that many of these studies made.
+# Studies that once made a false claim, with the claim.
 ONCE_FALSE = {
     "8 points, n=6, CV 0.5 %": "recommended",
     "2 points, n=6, clean": "recommended",

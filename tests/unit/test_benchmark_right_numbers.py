@@ -1,4 +1,4 @@
-"""benchmarks/right_numbers.py notices a wrong number, a refusal without need and one without the fix."""
+"""benchmarks/right_numbers.py reports wrong numbers, needless refusals and refusals without a fix."""
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ CASE = CASES["no_metric_classes"]
 
 @dataclass(frozen=True)
 class Recorded(User):
-    """A user whose commands have ended already."""
+    """A user whose commands have already ended."""
 
     done: Done = field(default_factory=lambda: Done(0, ""))
     trials: list = field(default_factory=list)
@@ -35,7 +35,7 @@ class Recorded(User):
 
 @pytest.fixture
 def right(tmp_path):
-    """Return a user of a trial whose numbers are right."""
+    """Return a user with a trial whose numbers are right."""
     config = {"epochs": 2, "batch_size": 32, "lr": 0.1}
     trained = CASE.plain.train(loaded(User(tmp_path).write("study.py", CASE.text())), config)
     final = {**trained.reports[-1], "accuracy": CASE.truths["accuracy"](trained.outputs, trained.targets)}

@@ -1,4 +1,4 @@
-"""benchmarks/store_rows.py writes the rows and files that MLflow would have written."""
+"""benchmarks/store_rows.py writes the same rows and files as MLflow."""
 
 import importlib
 import json

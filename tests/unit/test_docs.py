@@ -1,4 +1,4 @@
-"""The documentation is right without being built: links, navigation, commands, messages, output, paths."""
+"""Checks of the documentation without building it: links, navigation, commands, messages, output, paths."""
 
 import ast
 import contextlib
@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 CODE = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)#?([^)\s]*)\)")
-USAGE_ERROR = typer.BadParameter.__mro__[1]  # of typer's click, which doesn't export it
+USAGE_ERROR = typer.BadParameter.__mro__[1]  # typer doesn't export it
 GROUP = typer.main.get_command(app)
 BY_LAST_WORD = {verb.split()[-1]: verb for verb in reversed(VERBS)}
 OTHERS_FLAGS = {"--hypothesis-profile", "--no-restart", "--node-ip-address", "--quick", "--shm-size", "--torch-backend"}
@@ -50,7 +50,7 @@ HOOKS = hooks()
 
 
 def anchors(text):
-    """The anchors of a page's headings, as GitHub names them."""
+    """Return the anchors of a page's headings, as GitHub names them."""
     headings = re.findall(r"^#+ +(.*)$", BLOCK.sub("", text), re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", h)).lower().replace(" ", "-") for h in headings
@@ -95,7 +95,7 @@ def test_links_out_of_the_docs_resolve_on_the_site():
 
 
 def command_lines(text):
-    """Every ``raypar …`` of the code in a page."""
+    """Yield every ``raypar …`` in the code of a page."""
     lines = [line for _, block in BLOCK.findall(text) for line in block.splitlines()]
     spans = [" ".join(span.split()) for span in SPAN.findall(BLOCK.sub("", text))]
     for line in [*lines, *spans]:
@@ -114,7 +114,7 @@ def words_of(line):
 
 
 def mistake(line):
-    """What is wrong with a command line: its verb, a flag, too many arguments; None."""
+    """Return the mistake in a command line (verb, flag, too many arguments), or None."""
     verb, *words = words_of(line) or ["--help"]
     if verb.startswith("-"):
         return None if verb in {flag for p in GROUP.params for flag in p.opts} | {"--help"} else "no such flag"
@@ -178,7 +178,7 @@ def test_the_reference_of_python_is_complete():
 
 
 def templates():
-    """Every string of raypar's code, with one … in place of what is filled in."""
+    """Yield every string of raypar's code, with … for placeholders."""
     for path in sorted((ROOT / "raypar").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
@@ -195,7 +195,7 @@ def test_explained_messages_are_in_the_code():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [message for _, message in re.findall(r"^### (`{1,2})(.*)\1$", text, re.MULTILINE)]
     assert len(quoted) > 50 and len(set(quoted)) == len(quoted)
-    # The sentence of a caveat is made of parts: its subject, its values, the rest.
+    # A caveat is built of parts: its subject, its values, the rest.
     parts = {message: [part.strip(" .,)") for part in re.split("[…:(]", message)] for message in quoted}
     code = "\n".join(templates())
     missing = [message for message, texts in parts.items() if not all(text in code for text in texts)]

@@ -21,7 +21,7 @@ def test_packages_out_of_range_and_missing_ones_fail_unless_only_an_extra_needs_
     unmet = {r.name: installed for r, installed in doctor.unmet_requirements(["ray[train,tune]<2", "torch>=1", *texts])}
     assert (unmet.pop("ray") or "").startswith("2.")
     assert unmet.pop("no-such-package-here") is None
-    assert list(unmet) == ["numpy"], "an extra's package that is there has to be of its version"
+    assert list(unmet) == ["numpy"], "an installed package of an extra must have a valid version"
 
 
 def test_cores_and_memory_are_shown(tmp_path):
@@ -45,7 +45,7 @@ NCCL = "2.30.7"
 
 @pytest.fixture
 def one_gpu(monkeypatch):
-    """A stand-in for the driver, and a torch that is built for it."""
+    """A stand-in for the driver, and a torch built for it."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "torch_build", lambda: gpus.TorchBuild("13.2", ""))
     return nvml.install(monkeypatch, Card(1))
@@ -83,7 +83,7 @@ def test_missing_nccl_and_disabled_persistence_fail(one_gpu):
     assert not nccl.is_ok and "gradients" in nccl.fix
     assert (persistence.detail, persistence.is_ok) == ("off for 1 GPU", False) and "nvidia-smi -pm 1" in persistence.fix
     one_gpu.cards = (Card(1, is_persistent=None),)
-    assert len(list(doctor.gpus(TorchGpus(1, NCCL)))) == 2, "WSL2 has no such mode"
+    assert len(list(doctor.gpus(TorchGpus(1, NCCL)))) == 2, "WSL2 has no persistence mode"
 
 
 def test_incomplete_data_fails_and_missing_data_does_not(tmp_path, monkeypatch):
@@ -112,7 +112,7 @@ def test_a_bad_store_and_results_not_in_their_store_fail(tmp_path):
 
 def test_a_taken_port_is_named_and_the_next_one_shown():
     with closing(socket.socket()) as taken:
-        with suppress(OSError):  # somebody has it: as good
+        with suppress(OSError):  # taken already
             taken.bind(("127.0.0.1", 5000))
             taken.listen()
         check = doctor.port("sqlite:////tmp/x.db")

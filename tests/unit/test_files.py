@@ -1,4 +1,4 @@
-"""A folder that is sent in pieces arrives whole, and a piece from another machine writes nowhere else."""
+"""A folder is sent in pieces, and pieces from another machine are only written below their folder."""
 
 import os
 

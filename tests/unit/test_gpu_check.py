@@ -37,7 +37,7 @@ def stand_in(gpu_check):
 
 
 def runner(outcome=lambda config: {}):
-    """A runner whose trials report once and end at once, with these fields of their results."""
+    """Return a runner whose trials report once and end with these fields of their results."""
 
     def run(study, specs, listener):
         for spec in specs:
@@ -54,7 +54,7 @@ def runner(outcome=lambda config: {}):
 
 
 def bench(device, **runners):
-    """A bench without processes, and time enough."""
+    """Return a bench without processes or deadline."""
     return SimpleNamespace(device=device, deadline_s=float("inf"), **runners)
 
 
@@ -157,7 +157,7 @@ def test_steps_must_be_steady_after_a_warm_up(gpu_check, stand_in, monkeypatch, 
     [(100.0, "", True), (160.0, "", False), (0.1, "", False), (None, "no counter", False)],
 )
 def test_energy_must_be_power_times_time(gpu_check, stand_in, monkeypatch, energy_j, reason, passes):
-    samples = [(0.0, 1e6)]  # before the first report, as is the warm-up
+    samples = [(0.0, 1e6)]  # before the first report, like the warm-up
 
     @contextmanager
     def sampled(read):
@@ -170,7 +170,7 @@ def test_energy_must_be_power_times_time(gpu_check, stand_in, monkeypatch, energ
     reports = runner(outcome)
 
     def run(study, specs, listener):
-        """Report before the power is read, and after."""
+        """Report before and after the power is read."""
         listener(TrialReported(specs[0], REPORT))
         reports.run(study, specs, listener)
 
@@ -180,7 +180,7 @@ def test_energy_must_be_power_times_time(gpu_check, stand_in, monkeypatch, energ
 
 
 def test_power_is_that_of_the_first_visible_gpu(gpu_check, monkeypatch):
-    """With a stand-in for NVML, whose power is in milliwatts."""
+    """Uses a stand-in for NVML, whose power is in milliwatts."""
     calls = []
     nvml = SimpleNamespace(
         nvmlInit=lambda: calls.append("init"),
@@ -198,7 +198,7 @@ def test_power_is_that_of_the_first_visible_gpu(gpu_check, monkeypatch):
     [
         ("fsdp", {}, True),
         ("fsdp", {"reports": ({**REPORT, "train_loss": 2.1},)}, False),
-        ("local_sgd", {"reports": ({**REPORT, "train_loss": 2.05},)}, True),  # whose ranks go their own ways
+        ("local_sgd", {"reports": ({**REPORT, "train_loss": 2.05},)}, True),  # its ranks diverge between averages
         ("local_sgd", {"reports": ({**REPORT, "train_loss": float("nan")},)}, False),
         ("pipeline", {"failure": CRASH}, False),
     ],
@@ -216,7 +216,7 @@ def test_strategies_are_skipped_where_two_ranks_cannot_share_a_device(gpu_check,
     refused = runner(lambda config: {"failure": refusal} if config["num_workers"] == 2 else {})
     ok, figures = gpu_check.nccl(bench(stand_in, warm=refused))
     assert ok and figures["two_ranks"] == "skipped: DistBackendError: Duplicate GPU detected : rank 1 and rank 0"
-    with pytest.raises(SystemExit, match="SIGSEGV"):  # a single rank has to work
+    with pytest.raises(SystemExit, match="SIGSEGV"):  # a single rank must work
         gpu_check.nccl(bench(stand_in, warm=runner(lambda _: {"failure": CRASH})))
 
 
@@ -250,7 +250,7 @@ def test_running_out_of_memory_must_be_classified_and_leave_nothing(gpu_check, m
 
 
 def recorded(*parts, peak_flops=1e12):
-    """What a rank records of two steps with these parts, each of a tenth of a second."""
+    """Return a rank's record of two steps with these parts, each of a tenth of a second."""
     spans = [["step", float(i), i + 1.0] for i in range(2)]
     spans += [[part, i + 0.1 * k, i + 0.1 * k + 0.1] for i in range(2) for k, part in enumerate(parts)]
     times = {"step_times_s": [1.0, 1.0], "profiled_step_times_s": [1.0, 1.0]}
@@ -262,7 +262,7 @@ def recorded(*parts, peak_flops=1e12):
     [
         (recorded("forward", "backward", "optimizer"), True),
         (recorded("forward", "optimizer"), False),
-        (recorded("forward", "backward", "optimizer", peak_flops=1e8), False),  # of 5.12e8 FLOP in a second
+        (recorded("forward", "backward", "optimizer", peak_flops=1e8), False),  # below 5.12e8 FLOP in a second
         (recorded("forward", "backward", "optimizer", peak_flops=0.0), False),
     ],
 )

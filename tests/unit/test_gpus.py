@@ -1,4 +1,4 @@
-"""GPUs of a machine, from a stand-in for NVML and from folders laid out like the kernel's."""
+"""GPUs of a machine, from a stand-in for NVML and from folders like the kernel's."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def test_gpus_are_listed_by_nvml(monkeypatch):
     one, two = all_gpus()
     assert one == Gpu(0, "GPU-1234", "NVIDIA H100", "0000:1b:00.0")
     assert (two.index, two.name, two.bus_id) == (1, "NVIDIA H200", "0000:2b:00.0")
-    assert library.num_open == 0  # a process that forks ranks leaves nothing open
+    assert library.num_open == 0  # nothing stays open in a process that forks ranks
 
 
 @pytest.mark.parametrize("reason", ["Driver Not Loaded", "NVML Shared Library Not Found"])
@@ -64,7 +64,7 @@ def test_a_split_gpu_is_listed_as_its_mig_slices(monkeypatch):
         (1, "GPU-2234", "0000:2b:00.0"),
     ]
     nvml.install(monkeypatch, Card(1, is_split=True))
-    assert all_gpus() == ()  # no part has been made
+    assert all_gpus() == ()  # no slice exists
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_a_split_gpu_is_listed_as_its_mig_slices(monkeypatch):
         ("0", ["GPU-1234"]),
         ("1,0", ["GPU-2234", "GPU-1234"]),
         (" 1 , 0", ["GPU-2234", "GPU-1234"]),
-        ("1,9,0", ["GPU-2234"]),  # what comes after an unknown one is ignored
+        ("1,9,0", ["GPU-2234"]),  # entries after an invalid one are ignored
         ("1,-1,0", ["GPU-2234"]),
         ("0,0", []),
         ("GPU-2234", ["GPU-2234"]),
         ("GPU-2", ["GPU-2234"]),
         ("GPU-2234,GPU-1234", ["GPU-2234", "GPU-1234"]),
         ("GPU-1,GPU-1", []),
-        ("GPU-", []),  # which one?
+        ("GPU-", []),  # ambiguous
         ("GPU-9,GPU-1234", []),
         *((hidden, []) for hidden in ("", "-1", "NoDevFiles", "none")),
     ],
@@ -89,7 +89,7 @@ def test_cuda_visible_devices_is_read_like_cuda_does(monkeypatch, variable, visi
     nvml.install(monkeypatch, *TWO)
     assert uuids(visible_gpus({"CUDA_VISIBLE_DEVICES": variable})) == visible
     torch = pytest.importorskip("torch")
-    # torch counts by the same rules, with NVML's raw answers in place of a driver.
+    # torch uses the same rules, here with NVML's raw answers instead of a driver.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 2)
     monkeypatch.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: uuids(all_gpus()))
@@ -118,7 +118,7 @@ def test_visible_only_hides_gpus_and_restores_the_variable(monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,0"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvml.install(monkeypatch, Card(1, PARTS))
-    with visible_only(visible_gpus()):  # CUDA alone would use the first part for all
+    with visible_only(visible_gpus()):  # otherwise CUDA would use the first slice only
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a5,MIG-b5"
 
 
@@ -133,13 +133,13 @@ def test_amd_gpus_are_kernel_nodes_with_simd_units(monkeypatch, tmp_path):
     write_node(tmp_path, 0, cpu_cores_count=64, simd_count=0)
     write_node(tmp_path, 2, simd_count=440, location_id=0x2300, domain=1)
     write_node(tmp_path, 10, simd_count=440, location_id=0x438A)
-    (tmp_path / "nodes" / "3").mkdir()  # another container's: there is nothing to read
+    (tmp_path / "nodes" / "3").mkdir()  # of another container: unreadable
     one, two = all_gpus()
     assert (one.index, one.uuid, one.bus_id, one.is_amd) == (0, "", "0001:23:00.0", True)
     assert (two.index, two.bus_id) == (1, "0000:43:11.2")
     assert visible_gpus({"HIP_VISIBLE_DEVICES": "1"}) == (two,)
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1,0"}) == (two, one)
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == (one,)  # which HIP reads too
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == (one,)  # HIP reads it too
     with visible_only([two]):
         assert os.environ["HIP_VISIBLE_DEVICES"] == "1"
 
@@ -153,7 +153,7 @@ def test_local_cores_are_those_of_the_numa_node(tmp_path):
     assert local_cores(Gpu(0, "", "AMD GPU", ""), tmp_path) == frozenset()
 
 
-@pytest.mark.parametrize("uuid", ["GPU-2234", "2234", "MIG-a5", "a5"])  # torch leaves the prefix out
+@pytest.mark.parametrize("uuid", ["GPU-2234", "2234", "MIG-a5", "a5"])  # torch omits the prefix
 def test_device_handles_accept_uuids_of_nvml_and_torch(monkeypatch, uuid):
     library = nvml.install(monkeypatch, Card(1, PARTS), Card(2))
     assert device_handle(gpus.open_nvml(), uuid).uuid.endswith(uuid)
@@ -172,7 +172,7 @@ def test_device_handles_accept_uuids_of_nvml_and_torch(monkeypatch, uuid):
             "CUDA 13.2, which needs driver 580.65.06 or later; installed: 535.183.01",
         ),
         (("14.0", ""), {}, "CUDA 14.0, which needs a newer driver; installed: 580.65.06"),
-        (("13.2", ""), {"driver": "535.183.01", "cuda": 13000}, None),  # with a package of compatibility
+        (("13.2", ""), {"driver": "535.183.01", "cuda": 13000}, None),  # with cuda-compat
         (("13.2", ""), {"error": "Driver Not Loaded"}, None),
         (("", ""), {}, "the installed torch is built without CUDA"),
         (None, {}, "torch is not installed"),

@@ -1,4 +1,4 @@
-"""Content of a store or a journal is data: it runs nothing, reads nothing else, and fills no disk."""
+"""The content of a store or a journal is data: it runs no code and reads no other files."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ RESUME = {"set": ["epochs=1"], "repeats": 3, "seed": 0, "isolation": "warm", "no
 
 
 class Bomb:
-    """Unpickled, it leaves a mark."""
+    """Object that leaves a mark when unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -153,7 +153,7 @@ def journalled(project, uri, artifact_dir):
 
 @pytest.fixture
 def private(tmp_path_factory):
-    """A folder outside of the project."""
+    """Folder outside of the project."""
     folder = tmp_path_factory.mktemp("ssh")
     (folder / "model").mkdir()
     for path in (folder / "id", folder / "model" / "id"):
@@ -202,14 +202,14 @@ def test_no_pickle_is_loaded_from_a_kept_model(tmp_path):
         generate(tmp_path, "x", 1)
     assert not mark.exists()
     pickle.loads((tmp_path / WEIGHTS_FILE).read_bytes())
-    assert mark.exists()  # so it would have been seen
+    assert mark.exists()  # the mark works
 
 
-# ---- what ranks send
+# ---- results from ranks
 
 
 def handled(folder, result):
-    """Handle the end of a trial; return the recorded results, those that failed and what was passed on."""
+    """Handle the end of a trial; return recorded results, failures and shown events."""
     recorder, shown = Mock(), []
     study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
     outcome = ExecutionOutcome(ExecutionPlan(study, (), (), (), this_machine()), folder, {})

@@ -1,4 +1,4 @@
-"""Passwords and keys are masked wherever a text may hold them."""
+"""Passwords and keys are masked in texts."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Edits of a study's files that count as other code, and those that don't."""
+"""Edits of a study's files that count as a change of code, and others."""
 
 import pytest
 
@@ -35,7 +35,7 @@ FILES = {
     "tables.py": "import json, sklearn.datasets\n\ndef load():\n    return 3\n",
     "unrelated.py": "import scipy\n",
 }
-# As stored before digests were of files, and of a file alone.
+# Older schemes of digests.
 OLD = ({"s.py: model": "0123456789ab", "s.py: study": "ba9876543210"}, {"s.py": "0123456789ab"})
 
 

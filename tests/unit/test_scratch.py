@@ -1,4 +1,4 @@
-"""Folders of killed processes are removed at the next start; those in use, and others' files, stay."""
+"""Folders of killed processes are removed at the next start; folders in use and other files stay."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def temporary(tmp_path, monkeypatch):
 
 @contextmanager
 def other_process(temporary):
-    """Yield a process and its scratch folder, with something in it."""
+    """Yield a process and its scratch folder, which is not empty."""
     code = "from raypar.scratch import make_folder as make; (f := make()).joinpath('token').touch(); "
     code += "print(f, flush=True); input()"
     process = subprocess.Popen(

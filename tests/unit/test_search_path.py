@@ -1,4 +1,4 @@
-"""A study's folder comes first on the path, and hides nothing; the current folder is on no path but a trial's."""
+"""A study's folder is first on the path and hides no module; only trials import from the current folder."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("modules_as_they_were")
 
 
 def file_found(name):
-    """The file that an import of the module would run now."""
+    """Return the file that an import of the module would run."""
     for finder in sys.meta_path:
         if (spec := finder.find_spec(name, None)) is not None:
             return Path(spec.origin)
@@ -53,7 +53,7 @@ def test_a_file_named_like_a_module_hides_nothing_and_is_refused_if_imported(nam
 @pytest.mark.parametrize("name", ["utils", "data", "train", "model", "test", "example", "sys", "os"])
 def test_other_files_beside_a_study_are_importable(name, tmp_path):
     (tmp_path / f"{name}.py").touch()
-    (tmp_path / "xml").mkdir()  # no package: it hides nothing
+    (tmp_path / "xml").mkdir()  # not a package, so it hides nothing
     (tmp_path / "good.py").write_text(f"import {name}, xml\n" + GOOD)
     load_study(tmp_path / "good.py")
     assert (file_found(name).parent == tmp_path) == (name not in ("sys", "os"))
@@ -64,7 +64,7 @@ def test_a_package_in_use_from_the_studys_folder_is_not_hidden(tmp_path, monkeyp
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     monkeypatch.setattr(search_path.sys, "path", [str(tmp_path)])
-    assert search_path.hidden_by([tmp_path], "ray") is None, "there is no other"
+    assert search_path.hidden_by([tmp_path], "ray") is None, "no other one exists"
     monkeypatch.undo()
     assert search_path.hidden_by([tmp_path], "ray") is not None
     assert search_path.hidden_by([Path(search_path.__file__).parents[1]], "raypar") is None
@@ -90,7 +90,7 @@ def test_reading_commands_run_no_code_of_the_current_folder(tmp_path):
         if not name.startswith("_") and "/" not in name:
             (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r} + ' ')")
     environment = {**os.environ, "PYTHONPATH": str(Path(doctor.__file__).parents[1])}
-    command = [sys.executable, "-P", "-c", VERBS, *READ_ONLY]  # as the installed script does
+    command = [sys.executable, "-P", "-c", VERBS, *READ_ONLY]  # like the installed script
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["True"], done
     assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
@@ -98,5 +98,5 @@ def test_reading_commands_run_no_code_of_the_current_folder(tmp_path):
 
 def test_rays_workers_do_not_import_from_the_current_folder():
     config = job_config()
-    config._py_driver_sys_path.extend(["/somewhere"])  # as Ray does when it connects
+    config._py_driver_sys_path.extend(["/somewhere"])  # like Ray when it connects
     assert config._py_driver_sys_path == [] and config._serialize() is not None

@@ -1,4 +1,4 @@
-"""The first signal, a second Ctrl-C, and what no signal may tear."""
+"""The first signal, a second Ctrl-C, and uninterrupted blocks."""
 
 import signal
 import subprocess
@@ -20,8 +20,8 @@ def send(number=signal.SIGINT): os.kill(os.getpid(), number); [None for _ in ran
 
 @pytest.fixture(autouse=True)
 def signals_are_not_ignored(monkeypatch):
-    """Tests may be started where some are, under nohup or as a shell's background job."""
-    # Other tests of this process may have started something that is to stay.
+    """Under nohup or in a shell's background, some are."""
+    # Other tests of this process may have started child processes.
     monkeypatch.setattr(interruption, "end_descendants", lambda: None)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in interruption.SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,11 +50,11 @@ def test_a_signal_waits_for_the_end_of_the_outermost_uninterrupted_block():
         with uninterrupted():
             with uninterrupted():
                 signal.raise_signal(signal.SIGTERM)
-                happened.append("inner goes on")
-            happened.append("outer goes on")
+                happened.append("inner continues")
+            happened.append("outer continues")
             assert was_interrupted()
         happened.append("never")
-    assert happened == ["inner goes on", "outer goes on"]
+    assert happened == ["inner continues", "outer continues"]
 
 
 def test_nothing_is_raised_after_the_first_signal():
@@ -68,13 +68,13 @@ def test_nothing_is_raised_after_the_first_signal():
 
 
 SWALLOWED = """
-os.register_at_fork(after_in_parent=send)  # Python reports what such a callback raises, and goes on
+os.register_at_fork(after_in_parent=send)  # Python only reports exceptions of such a callback
 try:
     with handle_signals():
         raise_again()
         if os.fork() == 0:
             os._exit(0)
-        print("goes on")
+        print("continues")
         raise_again()
         print("never")
 except Interrupted as error:
@@ -88,8 +88,8 @@ def test_a_swallowed_interrupt_is_raised_again():
     with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         raise_again()  # not before the end of the block
-        has_gone_on = True
-    assert has_gone_on
+        has_continued = True
+    assert has_continued
     raise_again()
 
 
@@ -132,7 +132,7 @@ def test_a_second_ctrl_c_exits_at_once_and_no_process_is_left(body, code, error)
     assert error or not done.stderr
     for pid in done.stdout.split():
         stat = Path(f"/proc/{pid}/stat")
-        assert not stat.exists() or stat.read_text().split()[2] == "Z"  # reaped by whoever inherits it
+        assert not stat.exists() or stat.read_text().split()[2] == "Z"  # a zombie until its new parent reaps it
 
 
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])

@@ -1,4 +1,4 @@
-"""An embedded database appears with all of MLflow's tables: whatever is killed meanwhile, the next command makes it."""
+"""An embedded database is created completely or not at all, even if its process is killed."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ def uri_of(folder):
 
 
 def in_fork(act):
-    """Return the exit status of a fork that does this."""
+    """Return the exit status of a fork that calls `act`."""
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
             act()
@@ -87,7 +87,7 @@ def test_reading_rolls_back_the_transaction_of_a_killed_process(tmp_path):
 
     def killed():
         database = sqlite3.connect(path, isolation_level=None)
-        database.execute("PRAGMA cache_size = 1")  # so that it writes to the file before the end
+        database.execute("PRAGMA cache_size = 1")  # forces writes to the file before the commit
         database.execute("BEGIN")
         database.execute("DELETE FROM tags")
         database.execute("UPDATE runs SET name = 'x' || hex(randomblob(50000))")

@@ -1,4 +1,4 @@
-"""SQL reads the same from an embedded database as MLflow does, and leaves it alone."""
+"""SQL reads the same as MLflow from an embedded database, without changing it."""
 
 import hashlib
 import shutil
@@ -28,7 +28,7 @@ EXECUTION = {"tags": TAGS, "description": "What for?", "study_source": "study = 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A store with studies finished, resumed, cut short, deleted and restored, and experiments of others."""
+    """Store with finished, resumed, interrupted, deleted and restored studies, and foreign experiments."""
     folder = tmp_path_factory.mktemp("a project, 100% #1?")
     new_store(folder)
     uri = by_sql(folder)
@@ -112,7 +112,7 @@ def test_sql_and_mlflow_list_the_same_studies(project):
 
 
 def test_reading_imports_no_mlflow_and_changes_no_file(project):
-    """In a process of its own: here MLflow is imported already."""
+    """In a new process, since MLflow is imported in this one."""
     before = fingerprint(project)
     code = (
         "import sys, raypar.track.recorder, raypar.track.server\nfrom pathlib import Path\n"
@@ -126,7 +126,7 @@ def test_reading_imports_no_mlflow_and_changes_no_file(project):
     assert (done.stdout.strip(), fingerprint(project)) == ("[]", before)
 
 
-# ---- what is left to MLflow
+# ---- databases that are left to MLflow
 
 
 @pytest.fixture

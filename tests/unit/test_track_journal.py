@@ -1,4 +1,4 @@
-"""Lines of a journal: on disk when appended, complete or not at all, and private."""
+"""Lines of a journal are synced, complete or absent, and private."""
 
 import errno
 import json

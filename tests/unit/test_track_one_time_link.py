@@ -1,4 +1,4 @@
-"""The one-time link to MLflow's page, its key, and the file by which raypar itself has the key."""
+"""The one-time link to MLflow's page, its key, and the file through which raypar finds the key."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ HOST = {"host": "127.0.0.1:5000"}
 
 
 class Server:
-    """MLflow's place behind the link; `get` returns the status, the headers and the body of an answer."""
+    """App behind the link; `get` returns status, headers and body of an answer."""
 
     def __init__(self):
         self.access = Access()
@@ -77,7 +77,7 @@ def test_the_link_gives_one_browser_a_protected_cookie(server):
         r"raypar-ui-5000=[\w-]{43}; HttpOnly; Max-Age=86400; Path=/; SameSite=strict", headers["set-cookie"]
     )
     assert (headers["cache-control"], headers["referrer-policy"]) == ("no-store", "no-referrer")
-    assert server.token.encode() not in server.scope["query_string"], "the server logs what it is asked for"
+    assert server.token.encode() not in server.scope["query_string"], "the server logs requests"
     assert "set-cookie" not in server.get(query=f"token={server.token}")[1], "used up"
     assert server.status(cookie=headers["set-cookie"].partition(";")[0]) == 200
 

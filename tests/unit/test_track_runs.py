@@ -1,4 +1,4 @@
-"""A trial's result comes back from the tags and files of its MLflow run (`golden/cases/runs.txt` shows a run)."""
+"""A trial's result is restored from the tags and files of its MLflow run (`golden/cases/runs.txt` shows a run)."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ RESULT = make_result()
 
 @pytest.mark.parametrize("num_reports", [0, 2, 500, 5000])
 def test_a_result_is_restored_from_its_tags_or_its_file(num_reports):
-    draw = random.Random(num_reports).random  # numbers of as many digits as measured ones
+    draw = random.Random(num_reports).random  # with as many digits as measured numbers
     keys = (*SECTIONS, *UNPLOTTED)
     reports = tuple({**{key: draw() for key in keys}, "step": i, "epoch": i / 938} for i in range(num_reports))
     result = replace(RESULT, reports=reports)
@@ -82,7 +82,7 @@ def test_a_trial_has_at_most_20_params_16_metrics_and_12_tags(workload):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_only_params_with_an_effect_are_logged(strategy):
-    """Each option is set to something else than its default."""
+    """Each option differs from its default."""
     defaults = {key: option.default for key, option in OPTIONS.items()}
     others = {key: "other" for key in OPTIONS if key not in ("strategy", "compression", "lr_scaling")}
     shown = run_params(TrialSpec("s", "w", {}, {**defaults, **others, "strategy": strategy}, 0, 0))

@@ -1,4 +1,4 @@
-"""Recorded results are read back equal, over the real embedded database."""
+"""Recorded results are read back equal from a real embedded database."""
 
 import math
 import os
@@ -95,7 +95,7 @@ def test_every_kind_of_result_is_read_back_equal(project, uri, changes):
 
 
 def test_diverged_trials_are_failed_runs_with_their_own_count(project, uri):
-    """A journal from before there was such a state, which is uploaded only now, included."""
+    """Includes a pending journal that is older than this state."""
     bad = {"reports": ({"epoch": 1, "train_loss": math.nan},)}
     new, old = make_result(32, state=TrialState.DIVERGED, **bad), make_result(64, **bad)
     record(project, uri, SMALL, new, old, TOO_LARGE, make_result(128, state=TrialState.STOPPED))
@@ -108,7 +108,7 @@ def test_diverged_trials_are_failed_runs_with_their_own_count(project, uri):
 
 
 def summary_of(*results):
-    """Return a point run for each point of the results, as an execution derives them."""
+    """Return a point run for each point of the results."""
     by_point = {result.spec.point_identity: result.spec for result in results}
     metrics = {"median_train_time_s": 6.0, "num_trials": 1.0}
     return [
@@ -118,7 +118,7 @@ def summary_of(*results):
 
 
 def test_mlflow_has_the_execution_its_points_their_trials_and_the_experiment(project, uri):
-    """What a trial's run holds is in golden/cases/runs.txt."""
+    """The content of a trial's run is in golden/cases/runs.txt."""
     about = {
         "description": "What does it buy? More.",
         "about": "- **Sweeps:** `batch_size`",
@@ -221,7 +221,7 @@ def test_a_point_deleted_by_hand_is_created_again(project, uri):
 
 
 def test_an_older_store_gets_points(tmp_path):
-    """Its trials lie under their execution, and have more params, metrics and tags."""
+    """Its trials are nested under their execution, and have more params, metrics and tags."""
     with tarfile.open(OLD_STORE) as tar:
         tar.extractall(tmp_path, filter="data")
     uri = default_tracking_uri(tmp_path)

@@ -1,4 +1,4 @@
-"""Load of a trial's machines: sampled by MLflow's monitors beside its first rank on each, and recorded with it."""
+"""Load of a trial's machines, sampled by MLflow's monitors and recorded with its result."""
 
 import contextlib
 import json

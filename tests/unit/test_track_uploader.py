@@ -1,4 +1,4 @@
-"""Journalled records reach the store, each once, whatever fails on the way; damaged ones hold up nothing."""
+"""Journalled records reach the store exactly once, whatever fails; damaged ones block nothing."""
 
 import json
 import logging
@@ -130,7 +130,7 @@ def test_an_outage_within_a_record_neither_loses_nor_duplicates(project, uri, mo
     real, calls = getattr(RunWriter, method), []
 
     def flaky(self, *args, **kwargs):
-        """Do every call, and lose every second answer."""
+        """Execute every call, and lose every second answer."""
         calls.append(method)
         answer = real(self, *args, **kwargs)
         if len(calls) % 2:
@@ -342,7 +342,7 @@ def test_a_rejected_record_is_kept_in_a_file_and_blocks_nothing(project, uri, od
     assert "refused" in caplog.text
 
 
-# No database holds such a step; MLflow says no more than that something went wrong.
+# No database can store such a step, and MLflow reports only a general error.
 NEVER_TAKEN = {**COMPLETE, "kind": "metrics", "points": [["a", 1.0, 10**30]]}
 
 

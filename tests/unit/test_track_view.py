@@ -1,4 +1,4 @@
-"""The saved view of a study in MLflow, and the links to it; what it shows is in tests/golden."""
+"""Saved views of a study in MLflow and their links; their content is in tests/golden."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_saved_views_are_reproducible_and_omitted_if_too_long():
 
 SEARCH = ViewContent({"lr": True}, "loss", ["loss"], mode="min")
 TIMED = ViewContent({"strategy": False, "num_workers": True}, "accuracy", ["accuracy"], compares=True, has_points=True)
-ORDERS = {  # kind of the runs, and what they are sorted by
+ORDERS = {  # kind of the runs, sort key, ascending
     ("points", "timed"): ("point", "tags.`raypar.order`", True),
     ("trials", "timed"): ("trial", "tags.`mlflow.runName`", True),
     ("points", "search"): ("trial", "metrics.`loss`", True),
