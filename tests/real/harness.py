@@ -28,6 +28,13 @@ RAY_AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # of the 
 UNSET = ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "RAY_ADDRESS", *RAY_AUTH)
 
 
+def digits_study(space, question="Does it train?", **fields):
+    """Return a study file of `digits`; `space`: its source text, `fields`: other arguments of `Study`."""
+    arguments = ", ".join(f"{key}={value!r}" for key, value in {"num_repeats": 1, **fields}.items())
+    imports = "from raypar import Study, grid\nfrom raypar.workloads import digits\n"
+    return f'"""{question}"""\n{imports}study = Study(workload=digits, space={space}, {arguments})\n'
+
+
 @dataclass
 class RunEvents:
     """Events of a run, in order."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faultlab import Faulty, next_held
-from harness import TIMEOUT_S, Cli, finished, runs_of, until
+from harness import TIMEOUT_S, finished, runs_of, until
 
 from raypar.cli.common import DRIVER_LOG
 from raypar.signals import is_running
@@ -18,11 +18,6 @@ RATES = ["0.01", "0.02", "0.03", "0.04"]
 WAYS = pytest.mark.parametrize(
     "flags", [pytest.param((), marks=pytest.mark.ray, id="ray"), pytest.param(("--no-ray",), id="no-ray")]
 )
-
-
-@pytest.fixture
-def cli(tmp_path):
-    return Cli(tmp_path)
 
 
 @pytest.fixture

@@ -3,25 +3,19 @@
 import re
 
 import pytest
-from harness import TIMEOUT_S, Cli, client_of, report_in, runs_of
+from harness import TIMEOUT_S, Cli, client_of, digits_study, report_in, runs_of
 
 from raypar.track.store import Store, default_tracking_uri
 from raypar.train.affinity import allowed_cores
 from raypar.train.saved_model import WEIGHTS_FILE
 
-STUDY = '''
-"""Does a second worker pay off for a tiny network?"""
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(
-    workload=digits,
-    space={"num_workers": grid(1, 2)},
+STUDY = digits_study(
+    '{"num_workers": grid(1, 2)}',
+    "Does a second worker pay off for a tiny network?",
     baseline={"num_workers": 1},
     num_repeats=2,
     config={"epochs": 2, "batch_size": 256, "hidden_size": 32},
 )
-'''
 # Output of Ray, MLflow and their processes.
 FOREIGN = re.compile(
     r"\b(INFO|WARNING|ERROR|DEBUG)\b|\(\w*pid=|raylet|ray::|Ray Tune|alembic|mlflow\.\w|Traceback|/tmp/"
@@ -84,13 +78,7 @@ def test_a_repeated_study_runs_only_new_trials_and_reads_the_rest_from_the_store
 
 
 NUM_CORES = len(allowed_cores())
-NARROW = """
-from raypar import Study, grid
-from raypar.workloads import digits
-
-config = {"epochs": 2, "batch_size": 256, "cpus_per_worker": 1}
-study = Study(workload=digits, space={"lr": grid(0.1)}, num_repeats=2, config=config)
-"""
+NARROW = digits_study('{"lr": grid(0.1)}', num_repeats=2, config={"epochs": 2, "batch_size": 256, "cpus_per_worker": 1})
 
 
 def test_a_second_study_waits_for_the_first_and_names_it(tmp_path):
@@ -142,8 +130,7 @@ study = Study(
 '''
 
 
-def test_only_models_chosen_by_validation_see_the_test_set(tmp_path):
-    cli = Cli(tmp_path)
+def test_only_models_chosen_by_validation_see_the_test_set(cli, tmp_path):
     cli.write("linear.py", KEPT)
     output = cli.done("study", "linear.py", "--no-ray")
     pattern = r"Test set, seen once, by the 2 models .*?\(lr=0.5\): accuracy (\d+)"
@@ -159,8 +146,7 @@ def test_only_models_chosen_by_validation_see_the_test_set(tmp_path):
     cli.wait_for_its_processes()
 
 
-def test_doctor_checks_everything_and_starts_ray(tmp_path):
-    cli = Cli(tmp_path)
+def test_doctor_checks_everything_and_starts_ray(cli):
     done = cli.run("doctor")
     assert done.returncode == ("FAIL" in done.stdout) and not done.stderr  # a busy machine fails
     checks = ("versions", "packages", "cores", "memory", "disk", "data", "store", "port", "torch", "GPU")
@@ -172,11 +158,8 @@ def test_doctor_checks_everything_and_starts_ray(tmp_path):
 
 
 @pytest.mark.ray
-def test_files_named_like_modules_beside_a_study_break_neither_ray_nor_trials(tmp_path):
-    cli = Cli(tmp_path)
+def test_files_named_like_modules_beside_a_study_break_neither_ray_nor_trials(cli):
     for name in ("cmd", "json", "logging", "ray", "torch", "mlflow", "click"):
         cli.write(f"{name}.py", "raise RuntimeError('imported')\n")
-    text = "from raypar import Study, grid\nfrom raypar.workloads import digits\n"
-    text += 'study = Study(workload=digits, space={"lr": grid(0.1)}, config={"epochs": 1}, num_repeats=1)\n'
-    cli.write("random.py", text)
+    cli.write("random.py", digits_study('{"lr": grid(0.1)}', config={"epochs": 1}))
     assert "[1/1] lr=0.1 #1" in cli.done("study", "random.py")

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import pytest
 import ray
-from harness import until
+from harness import digits_study, until
 from netlab import Lab, why_not
 from netlab.ray_cluster import HEAD, RayCluster
 
@@ -25,12 +25,7 @@ pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
 ]
 
-STUDY = """
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=2, config={"epochs": 2})
-"""
+STUDY = digits_study('{"num_workers": grid(1, 2)}', num_repeats=2, config={"epochs": 2})
 # Each trial writes the name of its node, and continues when it is released.
 HELD = """
 import socket, time

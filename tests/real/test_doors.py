@@ -18,19 +18,14 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 import requests
-from harness import RAY_AUTH, Cli, command_line, environment, listening, ray_head, runs_of, until
+from harness import RAY_AUTH, Cli, command_line, digits_study, environment, listening, ray_head, runs_of, until
 
 from raypar.signals import is_running
 from raypar.track.server import free_port, start_server
 from raypar.track.store import default_tracking_uri
 
 TOKEN = "a-token-of-the-cluster-and-of-nobody-else"
-GOOD = """
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, num_repeats=1, config={"epochs": 1})
-"""
+GOOD = digits_study('{"lr": grid(0.1, 0.2)}', config={"epochs": 1})
 
 
 def status(url, host="localhost", login=None):
@@ -70,8 +65,8 @@ REFUSED = (
 
 
 @pytest.mark.ray
-def test_a_cluster_admits_only_those_with_its_token(tmp_path):
-    cli, home = Cli(tmp_path), tmp_path / "home"
+def test_a_cluster_admits_only_those_with_its_token(cli, tmp_path):
+    home = tmp_path / "home"
     cli.write("good.py", GOOD)
     with ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN) as (address, _):
         for variables, words in REFUSED:
@@ -103,8 +98,7 @@ def test_mlflows_page_accepts_only_host_names_of_this_machine(tmp_path, monkeypa
 
 
 @pytest.mark.mlflow
-def test_a_page_admits_its_link_and_its_users_commands_and_warns_of_a_network(tmp_path):
-    cli = Cli(tmp_path)
+def test_a_page_admits_its_link_and_its_users_commands_and_warns_of_a_network(cli, tmp_path):
     with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process, contextlib.ExitStack() as stack:
         stack.callback(process.terminate)
         cli.wait(process, lambda: "opens once" in cli.output())
@@ -208,8 +202,7 @@ def files_with(folder, *secrets):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
-def test_secrets_in_the_environment_do_not_leak(isolation, tmp_path):
-    cli = Cli(tmp_path)
+def test_secrets_in_the_environment_do_not_leak(isolation, cli, tmp_path):
     cli.write("leaky.py", LEAKY)
     address = f"http://me:{PASSWORD}@nowhere:1/data"
     is_over, leaks, sessions = threading.Event(), set(), {}

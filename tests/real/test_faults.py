@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faultlab import Faulty, find, kill, kill_rank, next_held
-from harness import TIMEOUT_S, Cli, finished, ray_head, results_of, run, runs_of, settings_at
+from harness import TIMEOUT_S, finished, ray_head, results_of, run, runs_of, settings_at
 from loops import acting, uneven
 
 from raypar import Study
@@ -64,8 +64,8 @@ def outcomes(results):
     return {lr: (result.failure and result.failure.kind, result.attempts) for lr, result in results.items()}
 
 
-def test_failures_are_classified_and_affect_no_other_trial(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, len(IN_A_TRIAL) + 1)
+def test_failures_are_classified_and_affect_no_other_trial(cli, tmp_path):
+    study = Faulty(tmp_path, len(IN_A_TRIAL) + 1)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         expected = go_through(study, process, IN_A_TRIAL)
         last, _ = next_held(study, process)
@@ -114,8 +114,8 @@ def test_ranks_with_uneven_numbers_of_batches_are_reported_and_slow_ones_are_not
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_study_on_ray_survives_kills_and_resumes_after_the_loss_of_the_head(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, len(IN_RAY) + 2)
+def test_a_study_on_ray_survives_kills_and_resumes_after_the_loss_of_the_head(cli, tmp_path):
+    study = Faulty(tmp_path, len(IN_RAY) + 2)
     with study.running(cli.start("study", "faulty.py")) as process:
         expected = go_through(study, process, IN_RAY)
         running, _ = next_held(study, process)
@@ -141,8 +141,8 @@ def test_a_study_on_ray_survives_kills_and_resumes_after_the_loss_of_the_head(tm
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("as_soon_as_there_is", ["gcs_server", "raylet/raylet"])
-def test_a_head_killed_during_the_start_ends_the_study_with_one_message(tmp_path, as_soon_as_there_is):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 1)
+def test_a_head_killed_during_the_start_ends_the_study_with_one_message(cli, tmp_path, as_soon_as_there_is):
+    study = Faulty(tmp_path, 1)
 
     def is_there():
         with contextlib.suppress(LookupError):
@@ -161,8 +161,8 @@ def test_a_head_killed_during_the_start_ends_the_study_with_one_message(tmp_path
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_losing_a_clusters_head_ends_the_study_and_the_next_one_runs_the_missing_trials(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 2)
+def test_losing_a_clusters_head_ends_the_study_and_the_next_one_runs_the_missing_trials(cli, tmp_path):
+    study = Faulty(tmp_path, 2)
     with (
         ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="disabled") as (address, head),
         study.running(cli.start("study", "faulty.py", "--address", address, "--exclusive")) as process,
@@ -184,8 +184,8 @@ def test_losing_a_clusters_head_ends_the_study_and_the_next_one_runs_the_missing
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_lost_gang_or_broker_is_replaced_and_its_trial_runs_again(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, len(WITH_THE_GANG) + 1)
+def test_a_lost_gang_or_broker_is_replaced_and_its_trial_runs_again(cli, tmp_path):
+    study = Faulty(tmp_path, len(WITH_THE_GANG) + 1)
     with study.running(cli.start("study", "faulty.py")) as process:
         expected = go_through(study, process, WITH_THE_GANG)
         last, _ = next_held(study, process)

@@ -4,25 +4,13 @@ import json
 import re
 
 import pytest
-from harness import Cli, report_in
+from harness import digits_study, report_in
 
-STUDY = '''
-"""Which batch of the digits fits?"""
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(
-    workload=digits,
-    space={"batch_size": grid(64, 512)},
-    baseline={"batch_size": 64},
-    num_repeats=2,
-    config={"epochs": 1, "hidden_size": 512, "max_memory": "6MB"},
-)
-'''
+FIELDS = {"num_repeats": 2, "config": {"epochs": 1, "hidden_size": 512, "max_memory": "6MB"}}
+STUDY = digits_study('{"batch_size": grid(64, 512)}', baseline={"batch_size": 64}, **FIELDS)
 
 
-def test_every_command_handles_a_point_that_does_not_fit(tmp_path):
-    cli = Cli(tmp_path)
+def test_every_command_handles_a_point_that_does_not_fit(cli):
     cli.write("batches.py", STUDY)
     output = cli.done("study", "batches.py", "--no-ray")
     trials = re.findall(r"batch_size=(\d+) #(\d)  (trained|DOES NOT FIT: (?:not run: )?)", output)
@@ -55,8 +43,7 @@ def found_by(cli, *words):
 
 
 @pytest.mark.core
-def test_fit_batch_finds_the_largest_batch_of_each_point_once(tmp_path):
-    cli = Cli(tmp_path)
+def test_fit_batch_finds_the_largest_batch_of_each_point_once(cli):
     cli.write("batches.py", STUDY)
     words = ("model", "fit-batch", "batches.py", "--no-ray", "--set", "hidden_size=grid(256,512)", "--json")
     found = found_by(cli, *words)
@@ -76,7 +63,7 @@ def test_fit_batch_finds_the_largest_batch_of_each_point_once(tmp_path):
     assert refused.returncode == 2 and "raypar model fit-batch batches.py --no-ray" in refused.stderr
 
     # The largest really fits, and the smallest that was too large does not.
-    cli.write("both.py", STUDY.replace('    baseline={"batch_size": 64},\n', ""))
+    cli.write("both.py", digits_study('{"batch_size": grid(64, 512)}', **FIELDS))
     both = points[512]["batch_size"], points[512]["too_large"]
     cli.done("study", "both.py", "--no-ray", "--repeats", "1", "--set", f"batch_size=grid{both}".replace(" ", ""))
     shown = json.loads(cli.done("store", "show", "both", "--json"))["trials"]

@@ -8,25 +8,18 @@ import mlflow
 import pytest
 import torch
 from browser import browser
-from harness import Cli, client_of, runs_of
+from harness import Cli, client_of, digits_study, runs_of
 
 from raypar.workloads import digits
 
 pytestmark = pytest.mark.mlflow
 
-STUDY = '''
-"""Does a second worker pay off for a tiny network?"""
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(
-    workload=digits,
-    space={"batch_size": grid(128, 256), "num_workers": grid(1, 2)},
+STUDY = digits_study(
+    '{"batch_size": grid(128, 256), "num_workers": grid(1, 2)}',
+    "Does a second worker pay off for a tiny network?",
     baseline={"num_workers": 1},
-    num_repeats=1,
     config={"epochs": 3, "hidden_size": 32},
 )
-'''
 FLAGS = ("--no-ray", "--log-model", "--system-metrics")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "mlflow.md"
 

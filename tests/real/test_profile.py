@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Cli, client_of, report_in, runs_of
+from harness import client_of, digits_study, report_in, runs_of
 from ranks import Reports, on_ranks
 from torch import nn
 
@@ -115,24 +115,16 @@ def test_every_strategy_can_be_profiled(strategy):
     assert profile.utilisation is not None  # of the whole model, counted once
 
 
-STUDY = '''
-"""Where does a tiny network spend its time?"""
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(
-    workload=digits,
-    space={"num_workers": grid(1, 2)},
+STUDY = digits_study(
+    '{"num_workers": grid(1, 2)}',
     baseline={"num_workers": 1},
     num_repeats=2,
     config={"epochs": 1, "batch_size": 256, "hidden_size": 32},
 )
-'''
 
 
 @pytest.fixture
-def cli(tmp_path):
-    cli = Cli(tmp_path)
+def cli(cli):
     cli.write("tiny.py", STUDY)
     return cli
 

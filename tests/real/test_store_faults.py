@@ -32,8 +32,8 @@ def disk(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_lines(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 4)
+def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_lines(cli, tmp_path):
+    study = Faulty(tmp_path, 4)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         first, _ = next_held(study, process)
         study.go(first)
@@ -63,8 +63,8 @@ def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_
 
 
 @pytest.mark.mlflow
-def test_a_server_that_is_down_during_a_study_has_every_result_after_sync(tmp_path, tmp_path_factory):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 3)
+def test_a_server_that_is_down_during_a_study_has_every_result_after_sync(cli, tmp_path, tmp_path_factory):
+    study = Faulty(tmp_path, 3)
     kept = tmp_path_factory.mktemp("server")
     with start_server(default_tracking_uri(kept), kept, port=22600) as server:
         uri, port = server.url, int(server.url.rpartition(":")[2])
