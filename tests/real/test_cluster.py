@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from importlib.util import find_spec
 
 import pytest
 import ray
@@ -18,8 +17,6 @@ from netlab import Lab, why_not
 from netlab.ray_cluster import HEAD, RayCluster
 
 WHY_NOT = why_not(with_ssh=True)
-if WHY_NOT is None and find_spec("flask_wtf") is None:
-    WHY_NOT = "a head's MLflow asks for a password: pip install 'raypar[cluster]'"
 pytestmark = [
     *(pytest.mark.cluster, pytest.mark.timeout(900)),
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),

@@ -128,7 +128,6 @@ def test_a_page_admits_its_link_and_its_users_commands_and_warns_of_a_network(cl
 
 @pytest.mark.mlflow
 def test_the_shared_server_keeps_running_and_asks_for_a_private_password(tmp_path):
-    pytest.importorskip("flask_wtf", reason="MLflow asks for passwords with raypar[cluster]")
     home, port = tmp_path / "home", free_port(23700)
     home.mkdir()
     url, pid_file = f"http://127.0.0.1:{port}", home / "mlflow" / "pid"

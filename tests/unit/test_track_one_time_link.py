@@ -26,8 +26,8 @@ HOST = {"host": "127.0.0.1:5000"}
 class Server:
     """App behind the link; `get` returns status, headers and body of an answer."""
 
-    def __init__(self):
-        self.access = Access()
+    def __init__(self, access=None):
+        self.access = access or Access()
         self.token = self.access.token
         self.app = OneTimeLink(self._page, self.access)
 
@@ -108,6 +108,15 @@ def test_the_key_is_accepted_as_a_password(server, header):
     }
     status = server.status("/api/2.0/mlflow/runs/search", method="POST", authorization=header.format(**encoded))
     assert status == (200 if header == "Basic {key}" else 401)
+
+
+def test_a_shared_server_has_no_link_and_browsers_ask_for_its_password():
+    shared = Server(Access(token="", key="of the owner"))
+    status, headers, body = shared.get()
+    assert (status, headers["www-authenticate"]) == (401, 'Basic realm="MLflow"') and b"~/.mlflow/credentials" in body
+    assert "set-cookie" not in shared.get(query="token=")[1]
+    password = base64.b64encode(b"admin:of the owner").decode()
+    assert shared.status(authorization=f"Basic {password}") == 200
 
 
 def test_health_is_public_and_other_protocols_are_refused(server):

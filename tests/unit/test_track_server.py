@@ -9,13 +9,12 @@ import pytest
 from raypar.errors import StoreError
 from raypar.track import server
 from raypar.track.client import unreachable
-from raypar.track.server import credentials, ensure_shared_server, free_port, main
+from raypar.track.server import credentials, ensure_shared_server, free_port
 
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
 
-def test_a_taken_port_is_skipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "find_spec", lambda name: object())
+def test_a_taken_port_is_skipped_and_refused_by_the_shared_server(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert free_port(port) > port
@@ -33,23 +32,6 @@ def test_the_password_is_generated_once_and_private(tmp_path):
     text = "[mlflow]\nmlflow_tracking_username = ann\nmlflow_tracking_password = 100%%-of-it\n"
     path.write_text(text)
     assert credentials(tmp_path) == ("ann", "100%-of-it") and path.read_text() == text
-
-
-def test_a_lost_password_is_not_replaced(tmp_path):
-    users = tmp_path / "mlflow" / "users.db"
-    users.parent.mkdir()
-    users.touch()
-    with pytest.raises(StoreError, match="is lost") as error:
-        credentials(tmp_path)
-    assert f"rm {users}" in str(error.value) and not (tmp_path / ".mlflow").exists()
-
-
-def test_no_server_starts_without_the_password_plugin(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert main([]) == 2
-    assert "pip install 'raypar[cluster]'" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "refuses this user and password")])
