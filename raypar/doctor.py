@@ -19,7 +19,6 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import psutil
 from packaging.requirements import Requirement
@@ -33,7 +32,6 @@ from raypar.provenance import cpu_model, versions
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
 from raypar.track.journal import journal_paths, read_ack
-from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
 from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, ensure_image_set, named_dir
@@ -83,10 +81,11 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
 
     Starts and stops a private Ray; with an address it checks the cluster there instead.
     """
-    of_system = (python, versions_in_range, cores, cpu_quota, pinning, other_load, memory, shared_memory, open_files)
-    of_project = (partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri))
-    of_journal = (partial(unsent, project_dir), partial(port, tracking_uri))
-    checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (*of_system, *of_project, *of_journal)
+    checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (
+        *(python, versions_in_range, cores, cpu_quota, pinning, other_load, memory, shared_memory, open_files),
+        *(partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri)),
+        partial(unsent, project_dir),
+    )
     for check in checks:
         result = check()
         yield from (result,) if isinstance(result, CheckResult) else result
@@ -295,18 +294,6 @@ def unsent(project_dir: Path) -> Iterator[CheckResult]:
         detail = f"{units.counted(num, 'execution')} not completely in the store; the journal has the rest"
         fix = "run `raypar store sync` (a running study uploads its own results)"
         yield CheckResult("results", detail, False, fix)
-
-
-def port(tracking_uri: str) -> CheckResult:
-    """Check that `raypar ui` has a port to listen on."""
-    if urlsplit(tracking_uri).scheme in ("http", "https"):
-        return CheckResult("port", "none is needed: the store has a server")
-    try:
-        free = free_port(FIRST_PORT)
-    except StoreError as error:
-        return failed("port", error)
-    taken = "" if free == FIRST_PORT else f" ({FIRST_PORT} is taken)"
-    return CheckResult("port", f"{free} is free for `raypar ui`{taken}")
 
 
 def own_ray() -> CheckResult:

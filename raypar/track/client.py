@@ -285,7 +285,13 @@ def _first_line(error: Exception) -> str:
 
 
 def save_model(
-    module: nn.Module, inputs: Tensor, outputs: Tensor, folder: Path, *, metadata: Mapping[str, Any], versions: Any
+    module: nn.Module,
+    inputs: Tensor,
+    outputs: Tensor,
+    folder: Path,
+    *,
+    metadata: Mapping[str, str],
+    versions: Mapping[str, str],
 ) -> None:
     """Save a model with signature and input example as a graph, which loads with only torch and mlflow.
 

@@ -170,10 +170,10 @@ class Recorder:
         if by_identity:
             self._write("trial_metrics", by_identity=by_identity)
 
-    def record_trial_inputs(self, by_identity: Mapping[str, Mapping[str, Any]], contexts: Sequence[str]) -> None:
-        """Add splits of `TrialResult.data` that trials were later evaluated on."""
-        if by_identity:
-            self._write("trial_inputs", by_identity=by_identity, contexts=contexts)
+    def record_trial_inputs(self, trials: Sequence[TrialResult], contexts: Sequence[str]) -> None:
+        """Add splits of the trials' data, such as "test", that they were later evaluated on."""
+        if trials:
+            self._write("trial_inputs", by_identity={t.spec.identity: t.data for t in trials}, contexts=contexts)
 
     def record_model(self, identity: str, folder: Path) -> None:
         """Add a folder of `raypar.track.client.save_model`, which has to stay there, as model of the trial's run."""

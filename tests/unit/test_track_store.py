@@ -275,6 +275,6 @@ def test_data_sets_of_a_trial_are_the_splits_it_has_used(project, uri):
     rec.record(make_result(data=DATA))
     shown = {("train", "MNIST", "0123456789abcdef"), ("val", "MNIST, val", "none")}
     assert data_sets(uri) == shown
-    rec.record_trial_inputs({make_result().spec.identity: DATA}, ["test"])
+    rec.record_trial_inputs([make_result(data=DATA)], ["test"])
     assert data_sets(uri) == shown | {("test", "MNIST", "fedcba9876543210")}
     assert results_of(uri, project)[0].data == DATA

@@ -191,7 +191,7 @@ def test_replaying_a_complete_journal_changes_nothing(project, uri):
     rec = recorder(project, uri, execution={"params": {"a": "1"}, "description": "d"})
     rec.record(replace(SMALL, data=DATA))
     rec.record_metrics([("scaling/speedup", 1.0, 1)])
-    rec.record_trial_inputs({SMALL.spec.identity: DATA}, ["test"])
+    rec.record_trial_inputs([replace(SMALL, data=DATA)], ["test"])
     point = PointRun(SMALL.spec.point_identity, "bs=32", {"batch_size": "32"}, {"median_accuracy": 0.9}, {})
     rec.record_summary("d", [point])
     (path,) = journal_paths(project)
