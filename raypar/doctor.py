@@ -34,7 +34,7 @@ from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
 from raypar.track.journal import journal_paths, read_ack
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
-from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, ensure_image_set, named_dir
+from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS, data_dir, ensure_files, ensure_image_set, named_dir
 from raypar.workloads.gpt2_code import MBPP
 from raypar.workloads.tweets import TWEETS
 
@@ -82,7 +82,17 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
     Starts and stops a private Ray; with an address it checks the cluster there instead.
     """
     checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (
-        *(python, versions_in_range, cores, cpu_quota, pinning, other_load, memory, shared_memory, open_files),
+        *(
+            installed_versions,
+            versions_in_range,
+            cores,
+            cpu_quota,
+            pinning,
+            other_load,
+            memory,
+            shared_memory,
+            open_files,
+        ),
         *(partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri)),
         partial(unsent, project_dir),
     )
@@ -95,7 +105,7 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
     yield cluster(address) if address else own_ray()
 
 
-def python() -> CheckResult:
+def installed_versions() -> CheckResult:
     return CheckResult("versions", ", ".join(f"{name} {version}" for name, version in versions().items()))
 
 
@@ -252,7 +262,7 @@ def disk(project_dir: Path) -> Iterator[CheckResult]:
     temporary = Path(tempfile.gettempdir())
     for name, folder in (("disk", project_dir), ("disk for Ray", temporary)):
         free = shutil.disk_usage(folder).free
-        yield CheckResult(name, f"{units.size(free)} free in {folder}", free > MIN_FREE_BYTES, "free some")
+        yield CheckResult(name, f"{units.size(free)} free in {folder}", free > MIN_FREE_BYTES, "free some space")
         if folder.stat().st_dev == temporary.stat().st_dev:
             return
 
@@ -274,7 +284,7 @@ def data_sets() -> Iterator[CheckResult]:
             except DataError as error:
                 yield failed("data", error)
     if absent:
-        effect = "fails, as the folder was named" if named_dir() else "downloads it"
+        effect = f"fails, since {DATA_DIR_VARIABLE} is set" if named_dir() else "downloads it"
         yield CheckResult("data", f"not in {folder}: {', '.join(absent)}; a study that needs one {effect}")
 
 
