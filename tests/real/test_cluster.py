@@ -23,30 +23,6 @@ pytestmark = [
 ]
 
 STUDY = digits_study('{"num_workers": grid(1, 2)}', num_repeats=2, config={"epochs": 2})
-# Each trial writes the name of its node, and continues when it is released.
-HELD = """
-import socket, time
-from dataclasses import replace
-from pathlib import Path
-from raypar import Study, grid
-from raypar.workloads import digits
-
-
-def data(config):
-    with (Path({folder!r}) / f"begun-{{config['lr']}}").open("a") as begun:
-        begun.write(socket.gethostname() + "\\n")
-    while not (Path({folder!r}) / f"go-{{config['lr']}}").exists():
-        time.sleep(0.1)
-    return digits.data(config)
-
-
-study = Study(
-    workload=replace(digits, name="held", data=data),
-    space={{"lr": grid(0.1, 0.2, 0.3)}},
-    num_repeats=1,
-    max_concurrent_trials=1,
-)
-"""
 PIP = '#!/bin/sh\necho "$@" >>~/pip.log\n'
 DASHBOARD = "http://127.0.0.1:8265"
 MLFLOW = "http://127.0.0.1:5000"
@@ -155,41 +131,6 @@ def test_a_study_submitted_from_outside_adds_only_missing_trials_to_the_same_sto
         printed = cluster.run(cluster.client, f"raypar study from_head/from_head.py --repeats 3 --address {DASHBOARD}")
     assert "from_head: 2 points, 6 trials" in " ".join(printed.split())
     assert len(trials_of(cluster, "from_head")) == 6
-
-
-def test_a_submitted_study_can_be_detached_attached_and_stopped(cluster):
-    folder, home = cluster.lab.folder / "held", cluster.lab.home(cluster.client)
-    folder.mkdir()
-    write_study(cluster, cluster.client, "held", HELD.format(folder=str(folder)))
-
-    def begun():
-        """Return the nodes of each trial's attempts so far."""
-        return {path.name[6:]: path.read_text().split() for path in folder.glob("begun-*")}
-
-    def client(command, log):
-        return cluster.start(cluster.client, f"exec raypar {command} --address {DASHBOARD} >{log} 2>&1")
-
-    with tunnel(cluster):
-        submitting = client("study held/held.py", "submit.log")
-        until(lambda: any(begun().values()), lambda: (home / "submit.log").read_text(), 120)
-        ((first, (node,)),) = begun().items()
-        cluster.run(cluster.client, "pkill -INT -x raypar")  # of this host alone
-        assert submitting.wait(60) == 128 + signal.SIGINT
-        assert "detached: the study continues" in (home / "submit.log").read_text()
-
-        attached = client("cluster attach held", "attach.log")
-        cluster.run(int(node.removeprefix("node")), "pkill -KILL -f RayTrainWorker")
-        until(lambda: len(begun()[first]) == 2, lambda: (home / "attach.log").read_text(), 120)
-        (folder / f"go-{first}").touch()
-        until(lambda: len(begun()) == 2, lambda: (home / "attach.log").read_text(), 120)
-        stopped = cluster.run(cluster.client, f"raypar cluster stop held --address {DASHBOARD}")
-        assert attached.wait(60) == 128 + signal.SIGTERM
-    followed = " ".join((home / "attach.log").read_text().split())
-    assert f"starting again: its gang was lost: {node}: " in followed and "process has died" in followed
-    for printed in (followed, " ".join(stopped.split())):
-        assert "study held was stopped" in printed and "Partial: interrupted when 1 of 3 trials were done" in printed
-        assert "1 of 1 trial finished after a failure and a retry" in printed
-    assert [row["attempts"] for row in rows_of(cluster, "held") if row["state"] == "finished"] == ["2"]
 
 
 def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):

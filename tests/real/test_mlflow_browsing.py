@@ -99,18 +99,6 @@ def test_the_best_trials_model_is_logged_once_and_reproduces_its_predictions(stu
     assert [m.model_id for m in models(studied)] == [model.model_id]
 
 
-def test_a_trial_has_few_params_metrics_and_tags_and_is_nested_under_its_point(studied):
-    (parent,), points = runs_of(studied.folder, "tiny", "execution"), runs_of(studied.folder, "tiny", "point")
-    names = {run.info.run_id: run.info.run_name for run in points}
-    assert sorted(names.values()) == ["bs=128 w=1", "bs=128 w=2", "bs=256 w=1", "bs=256 w=2"]
-    assert {run.data.tags["mlflow.parentRunId"] for run in points} == {parent.info.run_id}
-    assert {run.info.status for run in points} == {"FINISHED"}
-    for trial in runs_of(studied.folder, "tiny", "trial"):
-        assert trial.info.run_name == f"{names[trial.data.tags['mlflow.parentRunId']]} #1"
-        metrics = [key for key in trial.data.metrics if not key.startswith("system/")]
-        assert (len(trial.data.params) <= 20, len(metrics) <= 16, len(trial.data.tags) <= 12) == (True, True, True)
-
-
 def rows(page, num_columns):
     """Return the first cells of the table's rows, from left to right, without the name and the time."""
     cells = """[...document.querySelectorAll('.ag-center-cols-container [role=row]')].map(row =>

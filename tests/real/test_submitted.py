@@ -120,6 +120,7 @@ def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130, client.output()
     assert f"`raypar cluster attach rates --address {head.url}` shows it" in client.output()
+    assert "detached: the study continues" in client.output()
     assert "Traceback" not in client.output()
     refused = client.run(*submit)
     assert refused.returncode == 2

@@ -123,14 +123,6 @@ def test_memory_must_rise_and_be_freed(gpu_check, monkeypatch, memory_mb, passes
     assert ok is passes and len(figures["left_mb"]) == 3 and figures["trial_s"] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(("spawned_s", "passes"), [(4.0, True), (0.4, False)])
-def test_warm_trials_must_be_faster_than_spawned_ones(gpu_check, stand_in, spawned_s, passes):
-    spawned = runner(lambda _: {"wall_s": spawned_s})
-    stand_in.min_spawned_ratio = 1.0
-    ok, figures = gpu_check.warm_against_spawned(bench(stand_in, warm=runner(), spawned=spawned))
-    assert ok is passes and figures["ratio"] == pytest.approx(spawned_s / 0.5)
-
-
 STEADY, SLOW_START = [1.0] * 100, [2.0] * 25 + [1.0] * 75
 
 
@@ -177,20 +169,6 @@ def test_energy_must_be_power_times_time(gpu_check, stand_in, monkeypatch, energ
     monkeypatch.setattr(gpu_check, "sampled", sampled)
     ok, figures = gpu_check.energy(bench(stand_in, warm=SimpleNamespace(run=run)))
     assert ok is passes and figures["power_w"] == 50 and figures.get("no_energy", "") == reason
-
-
-def test_power_is_that_of_the_first_visible_gpu(gpu_check, monkeypatch):
-    """Uses a stand-in for NVML, whose power is in milliwatts."""
-    calls = []
-    nvml = SimpleNamespace(
-        nvmlInit=lambda: calls.append("init"),
-        nvmlDeviceGetHandleByUUID=lambda uuid: f"handle of {uuid}",
-        nvmlDeviceGetPowerUsage=lambda handle: {"handle of GPU-1": 250_000}[handle],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(sys.modules["gpu_devices"], "visible_gpus", lambda: (SimpleNamespace(uuid="GPU-1"), None))
-    gpu = gpu_check.Gpu()
-    assert [gpu.power_w(), gpu.power_w()] == [250.0, 250.0] and calls == ["init"]
 
 
 @pytest.mark.parametrize(
@@ -289,13 +267,6 @@ def test_each_precision_must_have_the_loss_of_fp32(gpu_check, stand_in, change, 
     ok, figures = gpu_check.precisions(bench(stand_in, warm=runner(outcome)))
     assert ok is passes and list(figures["failures"]) == ([] if passes else ["cnn_bf16"])
     assert figures["mlp_fp32_compiled"]["speedup"] == 2 and not figures["not_run"]
-
-
-def test_precisions_without_remaining_time_are_listed(gpu_check, stand_in):
-    late = bench(stand_in, warm=runner())
-    late.deadline_s = 0.0
-    ok, figures = gpu_check.precisions(late)
-    assert not ok and figures["not_run"] == [each.name for each in stand_in.combinations]
 
 
 @pytest.mark.parametrize("name", ["mnist_mlp", "mnist_cnn", "fashion_small"])
