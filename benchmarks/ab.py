@@ -1,4 +1,4 @@
-"""What `raypar ab` finds, and what it claims of one revision with itself, on a quiet machine and beside other load.
+"""Findings of `raypar ab` for a slower revision, and for one revision against itself, on quiet and busy machines.
 
 The benchmark makes a repository of two commits: the second does 5 % more work in every step, calibrated beforehand on a
 core of its own. `raypar ab` then compares the first with itself and with the second. Beside half of the runs, or all, a
@@ -121,7 +121,7 @@ def calibrate(folder: Path) -> None:
 
     medians(0)
     units = FIRST_UNITS
-    for _ in range(NUM_ADJUSTMENTS):  # the last measures what is kept
+    for _ in range(NUM_ADJUSTMENTS):  # the last one measures the result
         without_s, with_s = medians(0, units)
         slowdown = with_s / without_s - 1
         if abs(slowdown / SLOWDOWN - 1) < TOLERANCE:
@@ -143,7 +143,7 @@ def make_repository(folder: Path) -> None:
     (folder / "units.py").write_text(f"UNITS = {calibrated['units']}\n")
     _commit(folder, "slower")
     measured = f"{calibrated['slowdown']:.1%} of a step of {1e3 * calibrated['step_s']:.2f} ms"
-    print_row("injected slowdown, measured on a core of its own", measured)
+    print_row("injected slowdown, measured on a separate core", measured)
 
 
 def _git(folder: Path, *words: str) -> None:
@@ -178,7 +178,7 @@ def compare(folder: Path, a: str, b: str, file: str, *flags: str) -> dict[str, A
 def count(
     folder: Path, title: str, revisions: tuple[str, str], num_runs: int, num_hogged: int, flags: tuple[str, ...]
 ) -> Counter[str]:
-    """Compare two revisions so many times, the hog beside every other run until it has had its share."""
+    """Compare two revisions repeatedly, with the hog beside every other run until its share is done."""
     changes, ratios = Counter[str](), []
     for i in range(num_runs):
         has_hog = num_hogged == num_runs or (i % 2 == 1 and i // 2 < num_hogged)

@@ -3,7 +3,7 @@
 A tiny study on 2 workers (`digits`) runs as a process in an empty folder: new private Ray, new store, new gang. Its
 processes mark the points they reach (RAYPAR_TRACE); a row shows the median time from the start of the process to a
 mark, and in its title the time since the mark before. Processes run concurrently (Ray starts while the fork server
-imports torch), so that time is not always spent on what the mark names.
+imports torch), so the time before a mark is not always spent on what the mark names.
 
 For scale, `import torch` in a new interpreter is timed in the same rounds.
 """
@@ -41,7 +41,7 @@ def run_study(num_workers: int) -> dict[str, float]:
         for line in trace.read_text().splitlines():
             event = json.loads(line)
             name, at_s = event["what"], event["at"] - started_at
-            # Of the ranks' marks the slowest rank's, since a step needs them all; of others the first.
+            # The slowest rank counts, since a step needs all ranks; of other marks, the first.
             marks[name] = max(at_s, marks.get(name, 0.0)) if name.startswith("rank:") else marks.get(name, at_s)
     return {START: 0.0, **marks, END: end_s}
 

@@ -41,7 +41,7 @@ from gpu_studies import COMPARISONS, compare
 from gpu_trials import NETWORKS, all_reducing, hoarding, metered
 from torch import nn
 
-from raypar.gpus import driver_version
+from raypar.gpus import driver_versions
 from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
@@ -61,7 +61,7 @@ from raypar.workloads.wide_mlp import wide_mlp
 
 Figures = dict[str, Any]
 
-TWO_RANKS_A_GPU = {SHARED_GPU: "1"}  # older versions of NCCL ignore it, and refuse the second rank
+TWO_RANKS_A_GPU = {SHARED_GPU: "1"}  # older versions of NCCL ignore it and refuse the second rank
 PRELOAD = ("gpu_trials", *digits.preload)
 FORK_TIMEOUT_S = 60
 TRIAL_TIMEOUT_S = 120.0
@@ -78,7 +78,7 @@ LOADERS = (
     {"loader": "dataloader", "pin_memory": True, "num_loader_workers": 0},
     {"loader": "dataloader", "pin_memory": True, "num_loader_workers": 2},
 )
-# After an epoch of 24 steps, the accuracy is about 0.9; that of guessing among 10 classes is 0.1, its loss log(10).
+# After an epoch of 24 steps, the accuracy is about 0.9. Guessing among 10 classes gives 0.1 and a loss of log(10).
 MIN_ACCURACY = 0.3
 MAX_LOSS = math.log(10)
 DEPTH = 4  # of the perceptron whose memory is computed
@@ -162,7 +162,7 @@ def fork_hygiene(bench: Bench) -> tuple[bool, Figures]:
 
 
 def in_fork(function: Callable[[], Figures]) -> Figures:
-    """Return what the function returns in a fork of this process, or ``{"error": ...}``."""
+    """Call the function in a fork of this process; return its value, or ``{"error": ...}``."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -233,7 +233,7 @@ def training_step(device: Device, width: int) -> tuple[Callable[[], None], StepT
 
 
 def memory_after_trials(bench: Bench) -> tuple[bool, Figures]:
-    """Every trial, in a fork of the warm server, gives the device's memory back when it ends."""
+    """Every trial, in a fork of the warm server, frees the device's memory at its end."""
     device = bench.device
     during_mb: list[float] = []
     left_mb: list[float] = []
@@ -244,8 +244,8 @@ def memory_after_trials(bench: Bench) -> tuple[bool, Figures]:
         elif isinstance(event, TrialEnded):
             left_mb.append(settled_mb(device, base_mb) - base_mb)
 
-    base_mb = device.memory_mb()  # before the server starts: what it might take on the device is in `left_mb`
-    # The first trial's fork is the server's first: it is no warm one.
+    base_mb = device.memory_mb()  # before the server starts, so that `left_mb` includes its memory
+    # The first trial is not warm: its fork is the server's first.
     results = run_trials(bench.warm, {"device": device.name}, 1 + device.num_trials, listener=listen)
     walls_s = [result.wall_s or math.nan for result in results]
     ok = max(left_mb) <= MEMORY_TOLERANCE_MB and min(during_mb) > MEMORY_TOLERANCE_MB
@@ -279,7 +279,7 @@ def warm_against_spawned(bench: Bench) -> tuple[bool, Figures]:
 
 
 def loaders(bench: Bench) -> tuple[bool, Figures]:
-    """Each loader trains an epoch of digits, and all come to the same losses."""
+    """Each loader trains an epoch of digits, with equal losses."""
     ok, figures, losses = True, {}, []
     for config in LOADERS:
         (result,) = run_trials(bench.warm, {"device": bench.device.name, **config})
@@ -297,9 +297,9 @@ def loaders(bench: Bench) -> tuple[bool, Figures]:
 
 
 def warm_up(bench: Bench) -> tuple[bool, Figures]:
-    """Steps are no faster at the end than right after a second of warm-up, nor after a trial's own.
+    """Steps right after a second of warm-up, or a trial's own warm-up, are as fast as later ones.
 
-    ``10_steps_ratio`` shows the difference without: the first quarter's median step over the last quarter's.
+    ``10_steps_ratio`` is the ratio after only 10 steps: the first quarter's median step over the last quarter's.
     """
     device, figures = bench.device, {}
     for name, seconds in WARMUPS_S.items():
@@ -327,7 +327,7 @@ def _steps(timer: StepTimer, step: Callable[[], None], num_steps: int) -> list[f
 
 
 def slow_start(steps_s: Sequence[float]) -> float:
-    """Return the median of the first quarter of some steps over that of the last quarter."""
+    """Return the median of the first quarter of the steps over the median of the last quarter."""
     quarter = len(steps_s) // 4
     return statistics.median(steps_s[:quarter]) / statistics.median(steps_s[-quarter:])
 
@@ -340,7 +340,7 @@ def steady_config(device: Device) -> Figures:
 
 
 def energy(bench: Bench) -> tuple[bool, Figures]:
-    """The energy of some seconds of steady work is the device's power times their number.
+    """The energy of some seconds of steady work is the device's power times the time.
 
     The power is averaged from the first evaluation on, when it is steady.
     """
@@ -373,7 +373,7 @@ def energy(bench: Bench) -> tuple[bool, Figures]:
 
 @contextlib.contextmanager
 def sampled(read: Callable[[], float]) -> Iterator[list[tuple[float, float]]]:
-    """Give a list that a thread fills with readings and their times, until the end of the block."""
+    """Yield a list that a thread fills with (time, reading) during the block."""
     samples: list[tuple[float, float]] = []
     is_over = threading.Event()
 
@@ -391,9 +391,9 @@ def sampled(read: Callable[[], float]) -> Iterator[list[tuple[float, float]]]:
 
 
 def nccl(bench: Bench) -> tuple[bool, Figures]:
-    """A group of one rank reduces; two ranks on the one device train with every strategy, to the losses of one rank.
+    """One rank can reduce, and two ranks on the device train with every strategy and the losses of one rank.
 
-    Where the collectives refuse two ranks on a device, the strategies are skipped, with the reason.
+    If the collectives refuse two ranks on a device, the strategies are skipped, with the reason.
     """
     config = {"device": bench.device.name, "hidden_size": 256}
     (alone,) = run_trials(bench.warm, config, workload=all_reducing)
@@ -415,16 +415,16 @@ def nccl(bench: Bench) -> tuple[bool, Figures]:
             continue
         figures[f"{strategy}_loss"] = result.final["train_loss"]
         deviation = figures[f"{strategy}_deviation"] = abs(result.final["train_loss"] / loss - 1)
-        # Between averages, local SGD's ranks go their own ways.
+        # Ranks of local SGD diverge between averages.
         ok = ok and deviation <= (LOCAL_SGD_TOLERANCE if strategy == "local_sgd" else LOSS_TOLERANCE)
     return ok, figures
 
 
 def peak_memory(bench: Bench) -> tuple[bool, Figures]:
-    """A perceptron's peak is that of its backward pass, computed by hand; within less it does not fit.
+    """A perceptron's peak matches its backward pass, computed by hand, and with a lower limit it does not fit.
 
     By hand: weights and Adam's two moments, the batch and every ReLU's output, and two gradients of activations. A GPU
-    holds the data as well, and what its libraries work in, which `MAX_MEMORY_DEVIATION` has room for.
+    also holds the data and its libraries' workspace, for which `MAX_MEMORY_DEVIATION` leaves room.
     """
     width, num_features = bench.device.widths[1], 256
     batch_size = 4 * width
@@ -448,7 +448,7 @@ def peak_memory(bench: Bench) -> tuple[bool, Figures]:
 
 
 def out_of_memory(bench: Bench) -> tuple[bool, Figures]:
-    """A trial that runs out of memory fails as such; the next one in the same server is healthy, and none is left."""
+    """A trial out of memory is classified as such, and the next one in the same server is healthy; none is left."""
     device = bench.device
     config, base_mb = {"device": device.name}, device.memory_mb()
     (failed,) = trial_results(bench.warm, {**config, "is_limited": device.limits_memory}, workload=hoarding)
@@ -487,10 +487,10 @@ def profile(bench: Bench) -> tuple[bool, Figures]:
 
 
 def precisions(bench: Bench) -> tuple[bool, Figures]:
-    """Each network comes to the loss of its fp32, in each precision, compiled or not.
+    """Each network has about the loss of its fp32 in each precision, compiled or not.
 
-    The figures of a training are its loss, the loss's relative deviation, the median step, and where it is compiled the
-    speedup by that.
+    The figures of a training are its loss, the relative deviation of the loss, the median step, and the speedup by
+    compilation.
     """
     figures, not_run, failures = {}, [], {}
     losses: dict[str, float] = {}
@@ -512,7 +512,7 @@ def precisions(bench: Bench) -> tuple[bool, Figures]:
         if each.compiles and eager in figures:
             figures[each.name]["speedup"] = figures[eager]["step_s"] / step_s
         if not deviation <= PRECISION_TOLERANCES[each.precision]:
-            failures[each.name] = f"its loss deviates from that of {reference} by {deviation:.2g}"
+            failures[each.name] = f"its loss deviates from the loss of {reference} by {deviation:.2g}"
     return not failures and bool(figures), {**figures, "failures": failures, "not_run": not_run}
 
 
@@ -561,19 +561,19 @@ def study_of(workload: Workload, config: Mapping[str, Any]) -> Study:
 
 
 def environment(bench: Bench) -> tuple[bool, Figures]:
-    """The device is there, as seen by a fork: this process leaves CUDA alone until the forks have been checked."""
+    """A fork sees the device; this process does not touch CUDA before the forks have been checked."""
 
     def look() -> Figures:
         name = torch.cuda.get_device_name(0) if bench.device.name == "cuda" else cpu_model()
         return {"device": bench.device.name, "device_name": name}
 
     figures = in_fork(look)
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_version()}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_versions()[0]}
     versions |= {"python": platform.python_version(), "cores": os.cpu_count()}
     return "error" not in figures, {**figures, **versions}
 
 
-# In this order: what leaves CUDA alone first, what takes longest last.
+# Checks that do not touch CUDA come first, the longest ones last.
 CHECKS: Mapping[str, Callable[[Bench], tuple[bool, Figures]]] = {
     check.__name__: check
     for check in (
@@ -584,7 +584,7 @@ CHECKS: Mapping[str, Callable[[Bench], tuple[bool, Figures]]] = {
 
 
 def run_check(name: str, check: Callable[[], tuple[bool, Figures]]) -> bool:
-    """Run a check and print its line; an error fails the check, and the next one is run all the same."""
+    """Run a check and print its line; an error only fails this check."""
     begin_s = time.perf_counter()
     try:
         ok, figures = check()
@@ -622,7 +622,7 @@ def main() -> int:
     args = parser.parse_args()
     begin_s = time.perf_counter()
     device: Device = StandIn() if args.dry_run else Gpu()
-    torch.set_num_threads(1)  # small layers gain nothing by more, and a dry run shares its cores
+    torch.set_num_threads(1)  # more don't help small layers, and a dry run shares its cores
     profiling = NO_PROFILING if args.studies else PROFILING
     with scratch() as folder, Bench(device, folder, profiling) as bench:
         if not run_check("environment", partial(environment, bench)):

@@ -44,15 +44,15 @@ class Device(Protocol):
         widths: of two models: one whose steps wait for the host, and one whose steps wait for the device.
         num_trials: warm trials whose memory is looked at.
         num_spawned: trials in spawned processes, and in warm ones, whose times are compared.
-        min_spawned_ratio: a spawned trial takes more than so many times as long as a warm one.
+        min_spawned_ratio: lower bound of the time of a spawned trial over that of a warm one.
         combinations: of the check of precisions, in the order of `COMBINATIONS`.
         max_deviation: allowed between two measurements of the same steps, relative.
         max_slow_start: allowed of the first steps after a warm-up against the last ones, relative.
         max_energy_deviation: allowed between the energy counter and power x time, relative.
         max_utilisation: model FLOP utilisation is below it.
-        idle_s: after so many seconds without work, the clocks are down.
+        idle_s: seconds without work after which the clocks are low.
         region_s: steps between two evaluations, whose energy is measured: long against the counter's updates.
-        power_average_s: `power_w` is the mean over so many seconds.
+        power_average_s: seconds over which `power_w` is averaged.
         package_w: watts of a made-up CPU package that the ranks read; 0: none, so that only the GPU's energy counts.
         limits_memory: a trial that runs out of memory needs a limit below the machine's memory.
         max_total_s: precisions that are not checked by then are left out, and listed.
@@ -137,7 +137,7 @@ class Gpu:
 class StandIn:
     """The CPU: every line of the checks is run, each network, precision and compile once.
 
-    It shares its cores with whatever else runs, which is why its limits are wide.
+    Its limits are wide, since it shares its cores with other processes.
     """
 
     name = "cpu"

@@ -18,12 +18,12 @@ SMALL = {"epochs": 1, "num_samples": 500, "batch_size": 20}  # of a dry run
 
 @dataclass(frozen=True)
 class Comparison:
-    """A study that ships with raypar, at a fixed point but for the device, beside what was published.
+    """A shipped study at one point on both devices, beside a published figure.
 
     Attributes:
         study: the name of its file.
         settings: as for ``--set``.
-        published: speedup of the GPU over the CPU; in words where there is no number.
+        published: speedup of the GPU over the CPU, or a text if there is no number.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Workloads of gpu_check.py's trials; the ranks import this module. All data is embedded or made up."""
+"""Workloads of gpu_check.py's trials; the ranks import this module. All data is embedded or generated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How often raypar's reports are wrong: simulated studies whose truth is known.
 
 Every study goes through `analyse` and `recommend`, as a user's results do. In an A/A study all points are the same, and
-whatever its report claims is false: a speedup whose interval excludes 1, a fastest or a best point, an effect, an
+any claim of its report is false: a speedup whose interval excludes 1, a fastest or a best point, an effect, an
 interaction, a difference of the metric, a trend where there was none, a point that another one dominates, a clear
 recommendation. A tie claims nothing. Other studies have points that differ, and count how often the report shows it.
 
@@ -72,7 +72,7 @@ class Noise:
         noisy_point: index of the one point whose trials have a CV of 10 %.
         missing: share of the trials that are missing.
         metric_sd: of the accuracy.
-        report_cv: of the rate of an epoch, and of its accuracy's way to the last one; 0: there are no such reports.
+        report_cv: CV of an epoch's rate and of its distance to the final accuracy; 0: only the final report.
     """
 
     name: str = "clean"
@@ -142,7 +142,7 @@ class Design:
 
 
 def dummies(num_points: int) -> Design:
-    """Return a design of so many points that differ in a hyperparameter that changes nothing."""
+    """Return a design whose points differ in a hyperparameter without effect."""
     return Design(f"{num_points} points", {"dummy": range(num_points)}, {"dummy": 0})
 
 
@@ -267,7 +267,7 @@ def recommendation_claims(advice: Recommendation) -> Iterator[str]:
 def false_claims(study: Simulated, noise: Noise, target: Target | None = None) -> list[str]:
     """Return the claims of a study whose points are all the same; with a target those of its recommendation alone."""
     claims = [*recommendation_claims(recommend(study.question, study.results, Constraints(target)))]
-    if target is None:  # what compares other times is another report
+    if target is None:  # a report without target compares other times
         claims += claims_of(analyse(study.question, study.results))
     return [claim for claim in claims if not (noise.drift and claim == "drift_over_study")]
 
@@ -280,7 +280,7 @@ class Outcome:
     """Outcome of a number of simulations of a cell.
 
     Attributes:
-        sums: of what the cell measures: each simulation gives a number, 0 or 1 for most.
+        sums: sum of the measured numbers, one per simulation, mostly 0 or 1.
         squares: sum of the squares.
         counts: claims, each at most once a simulation.
     """
@@ -304,7 +304,7 @@ class Outcome:
         return math.sqrt(max(0.0, self.squares / self.num_runs - self.value**2) / self.num_runs)
 
 
-# Of one simulation: the number, and the names of what it counts.
+# Function of one simulation: its number, and the names of its claims.
 Measure: TypeAlias = Callable[[np.random.Generator], tuple[float, Sequence[str]]]
 
 
@@ -318,7 +318,7 @@ class Cell:
         options: its arguments.
         at_most: bar; None: there is none.
         at_least: likewise.
-        factor: simulations, for each of a study.
+        factor: simulations of this cell for each simulation of a study.
         show: format of the figure.
     """
 
@@ -331,7 +331,7 @@ class Cell:
     show: Callable[[float], str] = field(default=units.percent)
 
     def run(self, num_runs: int, seed: int) -> Outcome:
-        """Simulate so many; the same seed gives the same."""
+        """Run `num_runs` simulations, reproducibly by seed."""
         rng = np.random.default_rng([seed, zlib.crc32(self.title.encode())])
         measure = MEASURES[self.kind]
         measured = [measure(rng, **self.options) for _ in range(num_runs)]
@@ -384,7 +384,7 @@ def recommended(
 def found_equivalent(
     rng: np.random.Generator, num_blocks: int, change: float, metric_sd: float
 ) -> tuple[float, Sequence[str]]:
-    """Measure whether the accuracy of two workers is called equivalent to that of one."""
+    """Measure whether two workers' accuracy is called equivalent to one worker's."""
     design = Design("2 workers", {"num_workers": (1, 2)}, {"num_workers": 1})
     study = simulate(rng, design, num_blocks, Noise(metric_sd=metric_sd), None, {1: change})
     analysis = analyse(study.question, study.results)
@@ -516,7 +516,7 @@ def _submitted(pool: ProcessPoolExecutor, cell: Cell, num_runs: int) -> list[Fut
 
 
 def other_rows(name: str, part: int, num_runs: int) -> list[Any]:
-    """Return some of the rows of another script: of `raypar compare`, of the laws of scaling, of `--until settled`."""
+    """Return a part of the rows of another script in `OTHERS`."""
     return list(importlib.import_module(name).parts()[part](num_runs))
 
 

@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 def row_of(title: str, hits: Sequence[bool], bar: tuple[float, float]) -> Row:
     """Return the row of simulations, each of which is a hit or not."""
-    # One simulation more of either kind: none out of 100 is no proof of 0.
+    # One more simulation of either kind, since 0 hits of 100 do not prove 0.
     smoothed = (sum(hits) + 1) / (len(hits) + 2)
     return Row(title, sum(hits) / len(hits), math.sqrt(smoothed * (1 - smoothed) / len(hits)), bar)
 
@@ -63,13 +63,13 @@ class Cell:
     """Simulated pairs of studies.
 
     Attributes:
-        title: of what is counted.
-        counts: whether a comparison counts.
+        title: name of the counted claim.
+        counts: function that tells if a comparison counts.
         bar: as in `Row`.
         num_points: of each study.
         size: trials a point, in each study.
         cvs: coefficients of variation of a trial's time, in A and in B.
-        slowdowns: log of how many times as long B takes: that of the first point, and of the others.
+        slowdowns: log of B's time over A's, at the first point and at the others.
         allowed_share: as in `compare`.
         block_cv: of a block of one study, which all its points share.
         has_outliers: 5 % of the trials take longer by far.
@@ -168,7 +168,7 @@ def cells() -> Iterator[Cell]:
         yield replace(gate, title="5 % slower, 5 % allowed: failed", slowdowns=(limit, limit))
         yield replace(gate, title="one point over 5 % slower: passed", counts=passes, slowdowns=(beyond, 0.0))
     for num_points in (1, 4, 8):
-        # No interval contains what differs between two runs, as the report says.
+        # No interval covers an offset between two runs, as the report says.
         title, offset = "an offset of 3 % between the runs: any claim", math.log(1.03)
         yield Cell(title, claims_anything, NO_BAR, num_points, 6, (0.02, 0.02), (offset, offset))
     for cv in (0.02, 0.1):

@@ -40,7 +40,7 @@ class Cell:
         counts: worker counts.
         block_cv: of a block, which the i-th runs of all worker counts share.
         are_paired: whether the analysis knows the blocks.
-        noisy_cv: of the runs with the most workers; None: as of the others.
+        noisy_cv: CV of the runs with the most workers; None: like the others.
         has_outliers: 5 % of the runs take longer by far.
         has_peak: whether the true speedups have one.
     """

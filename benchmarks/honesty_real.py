@@ -37,7 +37,7 @@ study = Study(
 
 
 def claims(folder: Path, num_points: int, num_repeats: int) -> Counter[str]:
-    """Run a study in a folder and return what it claims."""
+    """Run a study in a folder and return its claims."""
     text = STUDY.replace("NUM_POINTS", str(num_points)).replace("NUM_REPEATS", str(num_repeats))
     folder.mkdir()
     (folder / "same.py").write_text(text)

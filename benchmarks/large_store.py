@@ -157,7 +157,7 @@ def _record(project: Path, writer: RowWriter, study: Study, results: Sequence[Tr
         params={"workload": study.workload.name, "num_repeats": str(study.num_repeats)},
         tags={"raypar.question": question, "host": "here", "cores": "2"},
         description="How large can a store be?",
-        study_source="# made up\n",
+        study_source="# generated\n",
     )
     recorder = Recorder(execution, tracking_uri=_uri(project), project_dir=project, writer=writer)
     recorder.start()

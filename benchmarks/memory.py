@@ -27,7 +27,7 @@ from raypar.train.loop import train
 MAX_ERROR, MAX_MISS, MAX_TRIALS = 0.10, 0.125, 8
 MIN_BYTES = 300e6
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)  # of the answer, at which the search starts
-MOST, ANSWER = 450, 400  # batch sizes of the exhaustive search, and which is to be the largest that fits
+MOST, ANSWER = 450, 400  # batch sizes of the exhaustive search; the largest that should fit
 STUDY = '''"""How much memory does a network of linear layers need?"""
 from raypar import Data, Split, Study, Workload
 
@@ -98,7 +98,7 @@ def measure_known_models(folder: Path) -> None:
 
 
 def peak_bytes(workload: Any, batch_size: int) -> int:
-    """Return the peak of a small model, counted in a process of its own, as that of a trial is."""
+    """Return the peak of a small model, counted in a fork like the peak of a trial."""
     out, into = os.pipe()
     if not (pid := os.fork()):
         config = resolve(workload, {**SMALL, "batch_size": batch_size})
@@ -114,7 +114,7 @@ def peak_bytes(workload: Any, batch_size: int) -> int:
 
 def measure_searches(folder: Path, *, is_quick: bool) -> None:
     """Print the largest batch that fits by exhaustive search, and what `raypar model fit-batch` finds."""
-    # As a rank's fork server does: otherwise each process imports them, for most of a second.
+    # Preloaded as by a rank's fork server; otherwise each process takes most of a second to import them.
     for name in (*BASE_PRELOAD, LATE_PRELOAD):
         importlib.import_module(name)
     sys.path.insert(0, str(folder))
@@ -126,7 +126,7 @@ def measure_searches(folder: Path, *, is_quick: bool) -> None:
     misses, counts = [], []
     for number, factor in enumerate(FACTORS[::3] if is_quick else FACTORS):
         start = round(largest * factor)
-        place = folder / f"from{number}"  # with a store of its own: a second search would start from what is stored
+        place = folder / f"from{number}"  # a separate store, since a search starts from stored trials
         place.mkdir()
         words = [f"../{NAME}.py", "--no-ray", "--json", "--max-memory", f"{limit}B", "--start", str(start)]
         (point,) = raypar_document(place, "model", "fit-batch", *words, *settings(SMALL))["points"]

@@ -41,7 +41,7 @@ class Mutation:
     """One change of behaviour.
 
     Attributes:
-        breaks: what is wrong with raypar where the mutation is applied.
+        breaks: the wrong behaviour after the mutation.
         old: the snippet to replace, which occurs once in raypar/.
         new: its replacement.
         tests: files under tests/ that are likely to catch it, without ``.py``.
@@ -102,7 +102,7 @@ def run_pytest(root: Path, tests: Sequence[str], timeout_s: float, *flags: str) 
     """
     shutil.rmtree(root / ".hypothesis", ignore_errors=True)  # the examples that failed under another mutation
     paths = (str(root), os.environ.get("PYTHONPATH", ""))
-    # Bytecode of a mutated module would pass for that of the original one, of equal size and time.
+    # Otherwise, bytecode of the mutated module could be used for the original one of equal size and time.
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     process = subprocess.Popen(

@@ -90,7 +90,7 @@ class HeldOut:
 
     @property
     def is_within(self) -> bool | None:
-        """True where the predicted value lies in the measured interval; None where either is missing."""
+        """True if the predicted value is in the measured interval; None if either is missing."""
         if self.predicted is None or self.measured.low is None:
             return None
         return not self.measured.excludes(self.predicted.value)

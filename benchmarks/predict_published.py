@@ -89,7 +89,7 @@ def layers_of(model: str) -> tuple[LayerCost, ...]:
 
 
 def efficiency(case: Case, calibration: Calibration) -> float:
-    """Return the predicted throughput over that of as many baselines."""
+    """Return the predicted throughput over that of the same number of baselines."""
     network = Topology(case.gpus_per_node, parse_network(case.within), parse_network(case.between))
     job = JobSpec(Scaling.WEAK, case.batch_size, NUM_IMAGES)
     sweep = predict(calibration, job, communication_of({}, network), [case.baseline, case.num_gpus])

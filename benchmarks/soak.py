@@ -202,13 +202,13 @@ def drive(folder: Path, rng: random.Random, tally: Soak, flags: Sequence[str]) -
 
 
 def says_why(folder: Path) -> bool:
-    """Return whether a driver that failed has said why, as a user would want to read it."""
+    """Return True if a failed driver printed a readable reason."""
     errors = (folder / "stderr").read_text()
     return "Traceback" not in errors and bool(SAID.search(output(folder)))
 
 
 def processes() -> list[psutil.Process]:
-    """Return the processes of the study, whoever is their parent by now."""
+    """Return the processes of the study, whatever their parent is now."""
     return [process for process in psutil.process_iter() if is_marked(process)]
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from raypar.track.client import sqlite_path
 from raypar.track.names import clip
+from raypar.track.run_writer import RunRef, RunWriter
 from raypar.track.runs import Input, Point
-from raypar.track.uploader import RunRef, RunWriter
 
 MAX_RUN_NAME_LENGTH = 500
 

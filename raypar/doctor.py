@@ -19,7 +19,6 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import psutil
 from packaging.requirements import Requirement
@@ -33,12 +32,10 @@ from raypar.provenance import cpu_model, versions
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
 from raypar.track.journal import journal_paths, read_ack
-from raypar.track.server import FIRST_PORT, free_port
 from raypar.track.store import Store
 from raypar.train.affinity import CAN_PIN, allowed_cores, host_cores, pin
-from raypar.workloads.datasets import IMAGE_SETS, data_dir, ensure_files, named_dir
+from raypar.workloads.datasets import DATA_DIR_VARIABLE, IMAGE_SETS, data_dir, ensure_files, named_dir
 
-OLDEST_PYTHON = (3, 11)
 DISTRIBUTION = "raypar"
 TORCH = """
 import json, torch, torchvision, torch.distributed as dist
@@ -82,10 +79,21 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
 
     Starts and stops a private Ray; with an address it checks the cluster there instead.
     """
-    of_system = (python, versions_in_range, cores, cpu_quota, pinning, other_load, memory, shared_memory, open_files)
-    of_project = (partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri))
-    of_journal = (partial(unsent, project_dir), partial(port, tracking_uri))
-    checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (*of_system, *of_project, *of_journal)
+    checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (
+        *(
+            installed_versions,
+            versions_in_range,
+            cores,
+            cpu_quota,
+            pinning,
+            other_load,
+            memory,
+            shared_memory,
+            open_files,
+        ),
+        *(partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri)),
+        partial(unsent, project_dir),
+    )
     for check in checks:
         result = check()
         yield from (result,) if isinstance(result, CheckResult) else result
@@ -95,10 +103,8 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
     yield cluster(address) if address else own_ray()
 
 
-def python() -> CheckResult:
-    detail = ", ".join(f"{name} {version}" for name, version in versions().items())
-    fix = f"make an environment of Python {'.'.join(map(str, OLDEST_PYTHON))} or later"
-    return CheckResult("versions", detail, sys.version_info >= OLDEST_PYTHON, fix)
+def installed_versions() -> CheckResult:
+    return CheckResult("versions", ", ".join(f"{name} {version}" for name, version in versions().items()))
 
 
 def versions_in_range() -> Iterator[CheckResult]:
@@ -254,7 +260,7 @@ def disk(project_dir: Path) -> Iterator[CheckResult]:
     temporary = Path(tempfile.gettempdir())
     for name, folder in (("disk", project_dir), ("disk for Ray", temporary)):
         free = shutil.disk_usage(folder).free
-        yield CheckResult(name, f"{units.size(free)} free in {folder}", free > MIN_FREE_BYTES, "free some")
+        yield CheckResult(name, f"{units.size(free)} free in {folder}", free > MIN_FREE_BYTES, "free some space")
         if folder.stat().st_dev == temporary.stat().st_dev:
             return
 
@@ -271,7 +277,7 @@ def data_sets() -> Iterator[CheckResult]:
             except DataError as error:
                 yield failed("data", error)
     if absent:
-        effect = "fails, as the folder was named" if named_dir() else "downloads it"
+        effect = f"fails, since {DATA_DIR_VARIABLE} is set" if named_dir() else "downloads it"
         yield CheckResult("data", f"not in {folder}: {', '.join(absent)}; a study that needs one {effect}")
 
 
@@ -291,18 +297,6 @@ def unsent(project_dir: Path) -> Iterator[CheckResult]:
         detail = f"{units.counted(num, 'execution')} not completely in the store; the journal has the rest"
         fix = "run `raypar store sync` (a running study uploads its own results)"
         yield CheckResult("results", detail, False, fix)
-
-
-def port(tracking_uri: str) -> CheckResult:
-    """Check that `raypar ui` has a port to listen on."""
-    if urlsplit(tracking_uri).scheme in ("http", "https"):
-        return CheckResult("port", "none is needed: the store has a server")
-    try:
-        free = free_port(FIRST_PORT)
-    except StoreError as error:
-        return failed("port", error)
-    taken = "" if free == FIRST_PORT else f" ({FIRST_PORT} is taken)"
-    return CheckResult("port", f"{free} is free for `raypar ui`{taken}")
 
 
 def own_ray() -> CheckResult:
@@ -336,12 +330,7 @@ def cluster(address: str) -> CheckResult:
     name, there = next(iter(differing.items()))
     pairs = [f"{key} {there.get(key, 'absent')} there, {here[key]} here" for key in here if there.get(key) != here[key]]
     detail += f"; versions differ on {units.counted(len(differing), 'node')}, such as {name}: {'; '.join(pairs)}"
-    return CheckResult(
-        "cluster",
-        detail,
-        False,
-        "install the same versions everywhere: timings must not mix them",
-    )
+    return CheckResult("cluster", detail, False, "install the same versions everywhere: timings must not mix them")
 
 
 def _releases(installed: Mapping[str, str]) -> dict[str, str]:

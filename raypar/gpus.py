@@ -210,25 +210,16 @@ def local_cores(gpu: Gpu, folder: Path = PCI_DEVICES) -> frozenset[int]:
         return frozenset()
 
 
-def driver_version() -> str:
-    """Return the version of NVIDIA's driver; empty without NVML."""
-    try:
-        with nvml() as library:
-            return str(library.nvmlSystemGetDriverVersion())
-    except NoDriver:
-        return ""
+def driver_versions() -> tuple[str, int]:
+    """Return the version of NVIDIA's driver and the major version of CUDA that it supports; "" and 0 without NVML.
 
-
-def driver_cuda() -> int:
-    """Return the major version of CUDA that the driver supports; 0 without NVML.
-
-    It may be newer than the driver's version suggests: many images contain cuda-compat.
+    The latter may be newer than the driver's version suggests: many images contain cuda-compat.
     """
     try:
         with nvml() as library:
-            return int(library.nvmlSystemGetCudaDriverVersion()) // 1000
+            return str(library.nvmlSystemGetDriverVersion()), int(library.nvmlSystemGetCudaDriverVersion()) // 1000
     except NoDriver:
-        return 0
+        return "", 0
 
 
 def torch_build() -> TorchBuild | None:
@@ -253,8 +244,8 @@ def torch_problem(gpus: tuple[Gpu, ...]) -> str | None:
         return None if build.hip else "the installed torch is not built for AMD's GPUs (ROCm)"
     if not build.cuda:
         return "the installed torch is built without CUDA"
-    major, newest = int(build.cuda.partition(".")[0]), driver_cuda()
+    major, (driver, newest) = int(build.cuda.partition(".")[0]), driver_versions()
     if not newest or newest >= major:
         return None
     needed = f"driver {OLDEST_DRIVERS[major]} or later" if major in OLDEST_DRIVERS else "a newer driver"
-    return f"the installed torch is built for CUDA {build.cuda}, which needs {needed}; installed: {driver_version()}"
+    return f"the installed torch is built for CUDA {build.cuda}, which needs {needed}; installed: {driver}"

@@ -47,7 +47,7 @@ def registered(group: str, kind: type[T], own_entries: Mapping[str, str]) -> Laz
 
     Returns:
         The entries by name: raypar's own first, in their order, then the others by name. Reading it raises RayparError
-        where an entry can't be imported, is of another type, or has the name of another one.
+        where an entry can't be imported, is of another type, or has the same name as another.
     """
 
     def load() -> dict[str, T]:
@@ -58,7 +58,7 @@ def registered(group: str, kind: type[T], own_entries: Mapping[str, str]) -> Laz
         entries: dict[str, T] = {}
         for point in points:
             if point.name in entries:
-                raise _error(point, "has the name of another one")
+                raise _error(point, "has the same name as another entry")
             entries[point.name] = _loaded(point, kind)
         return entries
 

@@ -1,7 +1,7 @@
 """Provenance of a result: code, versions, machine and command.
 
 A trial's identity covers its settings, not its code. Code is compared by a digest of each file. Comments, formatting,
-docstrings and what a study declares beside its workload don't count. Import statements are followed to other files;
+docstrings and a study's settings outside its workload don't count. Import statements are followed to other files;
 modules imported by a computed name are missed, and installed packages are compared by version.
 """
 
@@ -38,7 +38,7 @@ def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
         "os": platform.platform(),
         "cpu": cpu_model(),
         "cores": str(os.cpu_count()),
-        "gpu": gpu_model() or "none",
+        "gpu": next((gpu.name for gpu in all_gpus()), "none"),
         "load": f"{os.getloadavg()[0]:.2f}",
         "command": masked(shlex.join(command)),
     }
@@ -56,22 +56,11 @@ def versions() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    by_mac = _output(["sysctl", "-n", "machdep.cpu.brand_string"]) if sys.platform == "darwin" else ""
-    return _value(Path("/proc/cpuinfo"), "model name") or by_mac or platform.processor() or platform.machine()
-
-
-def gpu_model() -> str:
-    """Return the model of the first GPU; empty without one."""
-    return next((gpu.name for gpu in all_gpus()), "")
-
-
-def _value(path: Path, key: str) -> str:
-    """Return the value of a ``key: value`` line in a file of the kernel; empty if missing."""
+    model = _output(["sysctl", "-n", "machdep.cpu.brand_string"]) if sys.platform == "darwin" else ""
     with contextlib.suppress(OSError):
-        for line in path.read_text().splitlines():
-            if line.startswith(key):
-                return line.split(":", 1)[1].strip()
-    return ""
+        names = re.findall(r"^model name\s*: *(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        model = names[0] if names else ""
+    return model or platform.processor() or platform.machine()
 
 
 def git_state(folder: Path) -> dict[str, str]:

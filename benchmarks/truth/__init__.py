@@ -23,7 +23,7 @@ TIMEOUT_S = 600
 # Relative, of a number after a training in fp32; a wrong loss is off by far more.
 TOLERANCE = 1e-4
 BAD_INPUT = 2  # exit code
-# A share has one decimal where it is a metric; efficiencies, which may lie above 1, have none.
+# A share with one decimal is a metric. Efficiencies, which may exceed 1, have none.
 SHOWN_SHARE = re.compile(r"(\d[\d,]*\.\d+) %")
 
 RIGHT, REFUSED, WRONG, FAILED = "right", "refused", "WRONG", "FAILED"
@@ -45,7 +45,7 @@ class User:
     options: tuple[str, ...] = ("--no-ray",)
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file, in a folder of its own where its name has one."""
+        """Write a file and the folder in its name."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -114,7 +114,7 @@ class Case:
     """Something that a user does.
 
     Attributes:
-        expected: RIGHT, or REFUSED: right numbers are as good, but not to be had today.
+        expected: RIGHT, or REFUSED, where right numbers would be as good but are not supported.
         words: of a refusal; expressions, each of which has to be in it, the fix among them.
         tags: kinds it belongs to, for ``--only``.
     """
@@ -130,7 +130,7 @@ class Case:
         return re.sub(r"\W+", "_", self.name.lower()).strip("_")
 
     def judge(self, user: User) -> Outcome:
-        """Do what the user does, and compare what is shown with the truth."""
+        """Run the user's commands, and compare the shown numbers with the truth."""
         raise NotImplementedError
 
     def refusal(self, done: Done) -> Outcome:
@@ -177,7 +177,7 @@ class Training(Case):
         truths: the right value of each metric, of outputs and targets of the whole validation set.
         metric: name of the metric that points have to be judged by; empty: any.
         shown, hidden: expressions that the texts must have, and must not have.
-        checks: return what is wrong.
+        checks: functions that return mistakes.
     """
 
     code: str
@@ -239,7 +239,7 @@ study = Study(
         return differences({name: trial.get(f"final.{name}") for name in truth}, truth, point_of(trial, self.space))
 
     def _report(self, stored: Stored) -> list[str]:
-        """Return what is wrong in a report about its own trials."""
+        """Return the mistakes of a report about its own trials."""
         name = stored.report["metric"]
         problems = [f"judged by {name}, not {self.metric}"] if self.metric not in ("", name) else []
         for point in stored.report["points"]:
@@ -252,7 +252,7 @@ study = Study(
 
 
 def problems_of_text(text: str, shown: Sequence[str], hidden: Sequence[str]) -> list[str]:
-    """Return what is wrong in a report's text."""
+    """Return the mistakes in a report's text."""
     problems = [f"not shown: {each}" for each in shown if not re.search(each, text)]
     problems += [f"shown: {match[0]}" for each in hidden if (match := re.search(each, text))]
     shares = [float(value.replace(",", "")) for value in SHOWN_SHARE.findall(text)]

@@ -1,4 +1,4 @@
-"""Data as people have it: data sets, collate functions, loaders of their own, splits at random, holes, uneven sizes."""
+"""Real-world data: data sets, collate functions, own loaders, random splits, holes, uneven sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def collated_batches(data: Any, config: Mapping[str, Any], seed: int, epoch: int
 
 
 def sampled_batches(data: Any, config: Mapping[str, Any], _: int, epoch: int) -> Iterator[tuple[Any, Any]]:
-    """Yield what a DistributedSampler's ranks have together, 100 samples each of 2 or 200 of one."""
+    """Yield all samples of a DistributedSampler's ranks, 100 on each of two or 200 on one."""
     order = torch.randperm(200, generator=torch.Generator().manual_seed(epoch)).tolist()
     num = config["num_workers"]
     ranks = [order[rank::num] for rank in range(num)]

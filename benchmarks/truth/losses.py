@@ -1,4 +1,4 @@
-"""Losses: what is combined has to be the loss of whole batches, and what can't be is refused where a batch is cut."""
+"""Losses: combined parts must give the loss of whole batches; others are refused if a batch is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: of the whole validation set, in their own unit, and the ones that nobody named."""
+"""Metrics of the whole validation set, in their own unit, and metrics that are not named."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def hits(outputs, targets):
         metric="test_acc",
         tags=("units",),
     ),
-    # The metric that nobody named.
+    # The metric is not named.
     Training(
         name="no metric: classes",
         code=NET.format(3) + CLASSES,

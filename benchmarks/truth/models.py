@@ -63,7 +63,7 @@ def data(config):
 
 
 def kept_model(_: Training, user: User, file: ModuleType, stored: Stored) -> list[str]:
-    """Compare what is reported with the kept model's numbers."""
+    """Compare the reported numbers with those of the kept model."""
     problems = []
     for trial in stored.trials:
         (weights,) = user.folder.glob(f".raypar/logs/*/{trial['identity']}/artifacts/model/weights.pt")

@@ -1,4 +1,4 @@
-"""Scripts: numbers and times that are read from what they print, and two projects with a study of one name.
+"""Scripts: numbers and times read from their output, and two projects with studies of the same name.
 
 The work is sleep, so that the right times don't depend on the machine's load; each script notes its own clock.
 """

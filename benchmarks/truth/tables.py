@@ -32,7 +32,7 @@ def reads(speedups: Mapping[int, float], *options: str, quantity: str = "speedup
 
 
 def table(name: str, text: str, do: Any, *, words: Sequence[str] = (), tags: Sequence[str] = ("headers",)) -> Steps:
-    """Return a case; with words of a refusal, that is what is expected."""
+    """Return a case; words of a refusal make it an expected one."""
     expected = {"expected": REFUSED, "words": tuple(words)} if words else {}
     return Steps(name=f"table: {name}", files={"table.csv": text}, do=do, tags=tuple(tags), **expected)  # type: ignore[arg-type]
 

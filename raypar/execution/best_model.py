@@ -187,7 +187,7 @@ def final_test(
         return analysis
     metrics = {identity: {f"test/{key}": value for key, value in of.items()} for identity, of in scores.items()}
     recorder.record_trial_metrics(metrics)
-    recorder.record_trial_inputs({identity: results[identity].data for identity in scores}, ("test",))
+    recorder.record_trial_inputs([results[identity] for identity in scores], ("test",))
     before = last_final_test(store, study.name)
     look = before.look + 1 if before else 1
     outcome = FinalTest(point.point, analysis.question.metric, tuple(scores.values()), look=look)

@@ -140,7 +140,7 @@ def _check_schema(database: Path, tracking_uri: str, purpose: Literal["read", "w
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("ROLLBACK")
     except sqlite3.Error as e:
-        fix = "end the process that locks it" + ", replace it by a copy" * (purpose == "read")
+        fix = "end the process that locks it" + ", replace it with a copy" * (purpose == "read")
         hint = f"{fix}, or choose another one with --tracking-uri"
         raise StoreError(f"The database {database} can't be {purpose}: {e}", hint=hint) from e
     if is_empty:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
 import sqlite3
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -48,6 +50,7 @@ _UNAUTHORIZED = "failed with error code 401"  # part of MLflow's message; its er
 # Alembic's schema by version of MLflow. Experiments, runs and their tags are stored alike in all of these.
 SCHEMAS: Mapping[str, str] = {"3.17": "dc11669786a5", "3.18": "f4a9b2c7d1e6"}
 VERSIONS = "alembic_version"  # table
+_ABANDONED_DRAFT_S = 60.0  # a new database takes seconds to create
 
 
 class Unreachable(Exception):
@@ -143,6 +146,10 @@ def make_database(tracking_uri: str) -> None:
         return
     if not path.absolute().parent.is_dir():  # MLflow would create it
         raise Unreachable(f"no such folder: {path.parent}")
+    for draft in path.parent.glob(f".{glob.escape(path.name)}-*"):  # of a process that was killed
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _ABANDONED_DRAFT_S:
+                draft.unlink()
     if path.exists():
         return
     import_mlflow()
@@ -278,7 +285,13 @@ def _first_line(error: Exception) -> str:
 
 
 def save_model(
-    module: nn.Module, inputs: Tensor, outputs: Tensor, folder: Path, *, metadata: Mapping[str, Any], versions: Any
+    module: nn.Module,
+    inputs: Tensor,
+    outputs: Tensor,
+    folder: Path,
+    *,
+    metadata: Mapping[str, str],
+    versions: Mapping[str, str],
 ) -> None:
     """Save a model with signature and input example as a graph, which loads with only torch and mlflow.
 
@@ -306,8 +319,8 @@ def save_model(
     )
 
 
-def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str, name: str) -> str:
-    """Log a folder of `save_model` as a run's model, once per uid; return the model's id."""
+def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str) -> None:
+    """Log a folder of `save_model` as a run's model, once per uid."""
     mlflow = import_mlflow()
     from mlflow.models import Model
 
@@ -315,7 +328,7 @@ def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, 
     models = client.search_logged_models([experiment_id], filter_string=tag_filter(tags), max_results=1)
     if not models:
         params = client.get_run(run_id).data.params
-        models = [client.create_logged_model(experiment_id, name=name, source_run_id=run_id, tags=tags, params=params)]
+        models = [client.create_logged_model(experiment_id, MODEL_NAME, run_id, tags, params)]
     model = models[0]
     # MLflow writes these when it saves and logs in one step.
     saved = Model.load(str(folder))
@@ -324,4 +337,3 @@ def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, 
     client.log_model_artifacts(model.model_id, str(folder))
     client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, 0)])
     client.finalize_logged_model(model.model_id, "READY")
-    return str(model.model_id)

@@ -7,6 +7,7 @@ records) and a lock that the writing process holds until it ends: a journal whos
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 SUFFIX = ".jsonl"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,17 @@ def pending_lines(path: Path, tracking_uri: str, *, is_ended: bool = False) -> I
     """Yield the lines that this store has not acknowledged; see `read_lines`."""
     uri, offset = read_ack(path)
     return read_lines(path, offset if uri == tracking_uri else 0, is_ended=is_ended)
+
+
+def pending_records(project_dir: Path, tracking_uri: str) -> Iterator[dict[str, Any]]:
+    """Yield a project's records for this store that are not in it yet; log damaged lines."""
+    for path in journal_paths(project_dir, tracking_uri):
+        with suppress(OSError):  # uploaded and removed by now
+            for line in pending_lines(path, tracking_uri):
+                if line.record is None:
+                    log.warning("%s", line.problem)
+                elif {"study", "execution", "at", "totals"} <= line.record.keys():
+                    yield line.record
 
 
 def num_pending(path: Path, tracking_uri: str) -> int:

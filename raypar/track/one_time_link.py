@@ -1,9 +1,9 @@
-"""One-time link to MLflow's page, printed by `raypar ui`, which keeps out other users of the machine.
+"""Login of MLflow's pages: the one-time link that `raypar ui` prints, or a password. It keeps out other users.
 
 The link's token is exchanged once for a cookie with a key. The key is valid while the server runs, and the browser
 keeps the cookie for a day. A second browser needs another link from another `raypar ui`: a reusable link would let in
 anyone who reads it later in a terminal's log. raypar itself sends the key as a password, which it reads from a private
-file. Neither token nor key is on a command line.
+file. A cluster's shared server has no link, only the password. Neither token nor key is on a command line.
 
 MLflow's server runs `create_app`, named by raypar's entry point in the group ``mlflow.app``.
 """
@@ -42,15 +42,16 @@ HEALTH = "/health"  # only shows that the server runs
 ENTRANCE = """<!doctype html><meta charset="utf-8"><title>MLflow</title><script>
 const url = new URL(location); url.searchParams.delete("token"); location.replace(url)</script>"""
 FORWARD = "<!doctype html><title>MLflow</title><script>location.replace({})</script>"
-REFUSAL = (
+REFUSED_LINK = (
     "401: open this page with the link that `raypar ui` printed. The link works once, in one browser; for another "
     "browser run `raypar ui` again.\n"
 )
+REFUSED_PASSWORD = "401: the user and the password are in ~/.mlflow/credentials of the user who runs the server.\n"
 
 
 @dataclass(frozen=True)
 class Access:
-    """Secrets of a server: the token of its link, and the key that a browser gets in return."""
+    """Secrets of a server: the token of its link (empty: no link), and the key, which is a cookie or a password."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -112,7 +113,11 @@ class OneTimeLink:
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._key = app, access.key
-        self._token: str | None = access.token
+        self._token: str | None = access.token or None
+        # Browsers ask for a password only if it is the way to log in.
+        self._refusal, self._challenge = REFUSED_PASSWORD, 'Basic realm="MLflow"'
+        if access.token:
+            self._refusal, self._challenge = REFUSED_LINK, "Link"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] == HEALTH:
@@ -140,9 +145,8 @@ class OneTimeLink:
         elif _is_equal(request.cookies.get(cookie, ""), self._key) or self._has_password(request.headers):
             await self._app(scope, receive, send)
         else:
-            # "Link", so that browsers don't ask for a password.
-            challenge = {"WWW-Authenticate": "Link", "Cache-Control": "no-store"}
-            await PlainTextResponse(REFUSAL, 401, challenge)(scope, receive, send)
+            challenge = {"WWW-Authenticate": self._challenge, "Cache-Control": "no-store"}
+            await PlainTextResponse(self._refusal, 401, challenge)(scope, receive, send)
 
     def _has_password(self, headers: Mapping[str, str]) -> bool:
         scheme, _, credentials = headers.get("authorization", "").partition(" ")

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
-from raypar.study.trial import COUNTERS, DataRecord, TrialResult
+from raypar.study.trial import COUNTERS, TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
+from raypar.track.run_writer import RunWriter
 from raypar.track.runs import PointRun, view_content
-from raypar.track.uploader import RunWriter, Uploader, replay
+from raypar.track.uploader import Uploader, replay
 from raypar.track.view import ViewContent
 
 if TYPE_CHECKING:
@@ -169,10 +170,10 @@ class Recorder:
         if by_identity:
             self._write("trial_metrics", by_identity=by_identity)
 
-    def record_trial_inputs(self, by_identity: Mapping[str, DataRecord], contexts: Sequence[str]) -> None:
-        """Add splits of `TrialResult.data` that trials were later evaluated on."""
-        if by_identity:
-            self._write("trial_inputs", by_identity=by_identity, contexts=contexts)
+    def record_trial_inputs(self, trials: Sequence[TrialResult], contexts: Sequence[str]) -> None:
+        """Add splits of the trials' data, such as "test", that they were later evaluated on."""
+        if trials:
+            self._write("trial_inputs", by_identity={t.spec.identity: t.data for t in trials}, contexts=contexts)
 
     def record_model(self, identity: str, folder: Path) -> None:
         """Add a folder of `raypar.track.client.save_model`, which has to stay there, as model of the trial's run."""

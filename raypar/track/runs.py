@@ -107,16 +107,6 @@ class PointRun(NamedTuple):
     tags: Mapping[str, str]
 
 
-class StoredRun(NamedTuple):
-    """Run as read from a store; its status is RUNNING until it is complete."""
-
-    run_id: str
-    artifact_uri: str
-    start_ms: int
-    status: str
-    tags: Mapping[str, str]
-
-
 def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:
     """Return a result as MLflow's fields: the same for the same arguments, so that it can be sent twice."""
     start_s = result.started_at or recorded_at

@@ -1,9 +1,8 @@
 """MLflow servers: a web page over a store, which ends with this process, and the shared server on a cluster's head.
 
-``python -m raypar.track.server`` starts the shared server (``mlflow server --app-name basic-auth``) on 127.0.0.1 unless
-it is running, and leaves it running. The private folder ``~/mlflow`` has its database, files, users, log and process id
-(``kill $(cat ~/mlflow/pid)`` ends it). The first start generates a password in ``~/.mlflow/credentials``, from which
-MLflow's clients read it.
+``python -m raypar.track.server`` starts the shared server on 127.0.0.1 unless it is running, and leaves it running. The
+private folder ``~/mlflow`` has its database, files, log and process id; ``kill $(cat ~/mlflow/pid)`` ends it. The first
+start generates a password in ``~/.mlflow/credentials``, from which MLflow's clients read it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import IO
@@ -54,8 +52,6 @@ SERVER_ENVIRONMENT = {
 }
 DATABASE = "MLFLOW_BACKEND_STORE_URI"
 UVICORN = "MLFLOW_UVICORN_OPTS"
-# A password check takes a tenth of a second by design, so it is cached.
-AUTH_CONFIG = "[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///users.db\nauth_cache_ttl_seconds = 60\n"
 EXPOSED = "warning: --host {host}: {danger}; omit --host to keep it local, and connect from other machines with "
 EXPOSED += "`ssh -L {port}:localhost:{port} {name}`"
 WITHOUT_LINK = (
@@ -211,10 +207,8 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
     Its database is MLFLOW_BACKEND_STORE_URI, else ``home``/mlflow/mlflow.db.
 
     Raises:
-        StoreError: it doesn't start, another program uses the port, or the password is lost.
+        StoreError: it doesn't start, or another program uses the port.
     """
-    if find_spec("flask_wtf") is None:
-        raise StoreError("MLflow can't ask for a password here", hint="pip install 'raypar[cluster]'")
     folder = home / "mlflow"
     make_private_folder(folder)
     with suppress(OSError, ValueError, psutil.Error):
@@ -223,19 +217,13 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
             return False
     if free_port(port) != port:
         raise StoreError(f"another program uses port {port}", hint="end it, or choose another port with --port")
-    user, password = credentials(home)
-    (folder / "auth.ini").write_text(AUTH_CONFIG)
-    environment = {
-        DATABASE: os.environ.get(DATABASE) or f"sqlite:///{folder}/mlflow.db",
-        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
-        "MLFLOW_AUTH_ADMIN_USERNAME": user,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
-    }
+    _, password = credentials(home)
+    database = os.environ.get(DATABASE) or f"sqlite:///{folder}/mlflow.db"
+    environment = {DATABASE: database, **Access(token="", key=password).environment}
     # Beside the database, where `raypar ui` finds them in a copy of the folder.
-    arguments = ["--app-name", "basic-auth", "--artifacts-destination", str(folder / "mlartifacts")]
-    with reachable(environment[DATABASE]):
-        make_database(environment[DATABASE])
+    arguments = ["--app-name", APP_NAME, "--artifacts-destination", str(folder / "mlartifacts")]
+    with reachable(database):
+        make_database(database)
     with (folder / "log").open("w+b") as log:
         server = _launch(HOST, port, arguments, environment, log, folder)
     (folder / "pid").write_text(f"{server.pid}\n")
@@ -243,11 +231,7 @@ def ensure_shared_server(home: Path, *, port: int = FIRST_PORT) -> bool:
 
 
 def credentials(home: Path) -> tuple[str, str]:
-    """Return user and password of ``home``/.mlflow/credentials, which are generated if missing.
-
-    Raises:
-        StoreError: they are missing, but the server's users were created with them.
-    """
+    """Return user and password of ``home``/.mlflow/credentials, which are generated if missing."""
     path = home / ".mlflow" / "credentials"
     file = configparser.ConfigParser()  # as MLflow's clients read it
     file.read(path)
@@ -255,8 +239,6 @@ def credentials(home: Path) -> tuple[str, str]:
     user, password = (file.get("mlflow", key, fallback="") for key in keys)
     if user and password:
         return user, password
-    if (users := home / "mlflow" / "users.db").exists():
-        raise StoreError(f"{path}: the password of {users} is lost", hint=f"to create a new one: rm {users}")
     user, password = "admin", secrets.token_urlsafe(24)
     make_private_folder(path.parent)
     path.touch()

@@ -4,256 +4,32 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from raypar.errors import RayparError, StoreError
 from raypar.masking import masked
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.track import journal
 from raypar.track.check import check_address
-from raypar.track.client import (
-    MODEL_NAME,
-    Failing,
-    Rejected,
-    Unreachable,
-    artifact_root,
-    close_store,
-    connect,
-    has_server,
-    import_mlflow,
-    local_folder,
-    reachable,
-    store_errors,
-    tag_filter,
-    unreachable,
-    upload_model,
-)
-from raypar.track.names import (
-    MAX_EXPERIMENT_TAG_LENGTH,
-    MAX_NAME_LENGTH,
-    MAX_PARAM_LENGTH,
-    MAX_TAG_LENGTH,
-    clip,
-    experiment_name,
-    key_names,
-    safe_name,
-    short_hash,
-    short_label,
-    split_tag,
-)
-from raypar.track.runs import SOURCE_FILE, Input, Point, PointRun, StoredRun, child_run, inputs_of
+from raypar.track.client import Failing, Rejected, Unreachable, has_server, reachable, unreachable
+from raypar.track.names import key_names, short_hash, short_label, split_tag
+from raypar.track.run_writer import RunRef, RunWriter
+from raypar.track.runs import SOURCE_FILE, Point, PointRun, child_run, inputs_of
 from raypar.track.store import Store, default_tracking_uri
+from raypar.track.stored_runs import StoredRun
 from raypar.track.view import ViewContent, links, saved_views
 
-# Limits of one log_batch call.
-_MAX_POINTS, _MAX_PAIRS = 1000, 100
 INCOMPLETE = "incomplete trial"
-BEING_RUN = "being run"
 LOCK_TIMEOUT_S = 60.0
 ABANDONED_LOCK_TIMEOUT_S = 5.0  # for an upload that can wait
 
 log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
-
-
-class RunRef(NamedTuple):
-    """Run in the store: its id, and the URI of its files."""
-
-    run_id: str
-    artifact_uri: str
-
-
-def _ref(run: Any) -> RunRef:
-    return RunRef(run.info.run_id, run.info.artifact_uri)
-
-
-class RunWriter:
-    """Writer of experiments and runs. Methods raise Unreachable or Rejected if the store does not accept it."""
-
-    def __init__(self, tracking_uri: str, project_dir: Path) -> None:
-        self._tracking_uri = tracking_uri
-        self.project_dir = project_dir
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the connection and cached ids: the store may have been replaced."""
-        self.__dict__.pop("_client", None)
-        self._experiments: dict[str, str] = {}
-
-    @cached_property
-    def _client(self) -> Any:
-        client = connect(self._tracking_uri)
-        close_store(self._tracking_uri, self.project_dir)
-        return client
-
-    @store_errors()
-    def experiment(self, study: str) -> str:
-        """Return the id of the study's experiment, which is created if missing."""
-        if study not in self._experiments:
-            self._experiments[study] = self._find_or_create_experiment(study)
-        return self._experiments[study]
-
-    @store_errors()
-    def describe_experiment(self, study: str, key: str, value: str) -> None:
-        """Set a tag of the study's experiment."""
-        self._client.set_experiment_tag(self.experiment(study), key, clip(value, MAX_EXPERIMENT_TAG_LENGTH))
-
-    @store_errors()
-    def check_takes(self, study: str) -> None:
-        """Rewrite an existing tag of the experiment; raise if the store accepts no writes now."""
-        self._client.set_experiment_tag(self.experiment(study), "raypar.study", clip(study, MAX_TAG_LENGTH))
-
-    @store_errors()
-    def find(self, study: str, **tags: str) -> RunRef | None:
-        """Return the study's latest run with these ``raypar.`` tags, including deleted ones."""
-        every = import_mlflow().entities.ViewType.ALL
-        order = ["attributes.start_time DESC"]
-        runs = self._search(study, tags, run_view_type=every, max_results=1, order_by=order)
-        return _ref(runs[0]) if runs else None
-
-    @store_errors()
-    def find_running(self, study: str, kind: str, **tags: str) -> list[RunRef]:
-        """Return the study's unfinished runs of this kind with these ``raypar.`` tags."""
-        runs = self._search(study, {"kind": kind, **tags}, " AND attributes.status = 'RUNNING'")
-        return [_ref(run) for run in runs]
-
-    @store_errors()
-    def point_runs(self, study: str) -> dict[str, RunRef]:
-        """Return the runs of the study's points, by identity."""
-        page = runs = self._search(study, {"kind": "point"})
-        while page.token:
-            page = self._search(study, {"kind": "point"}, page_token=page.token)
-            runs += page
-        return {run.data.tags["raypar.point"]: _ref(run) for run in runs}
-
-    def _search(self, study: str, tags: Mapping[str, str], condition: str = "", **how: Any) -> Any:
-        """Return a page of the study's runs with these ``raypar.`` tags."""
-        query = tag_filter({f"raypar.{key}": value for key, value in tags.items()}) + condition
-        return self._client.search_runs([self.experiment(study)], query, **{"max_results": 1000, **how})
-
-    @store_errors()
-    def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
-        """Create a run; its start is in milliseconds of Unix time."""
-        name, tags = clip(name, MAX_NAME_LENGTH), {key: clip(text, MAX_TAG_LENGTH) for key, text in tags.items()}
-        info = self._client.create_run(self.experiment(study), start_ms, tags, run_name=name).info
-        return RunRef(info.run_id, info.artifact_uri)
-
-    @store_errors()
-    def log(
-        self,
-        run: RunRef,
-        *,
-        params: Mapping[str, str] | None = None,
-        points: Sequence[Point] = (),
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        """Add to a run, in as few calls as MLflow allows. Existing points are not duplicated."""
-        entities = import_mlflow().entities
-        metrics = [entities.Metric(p.key, p.value, p.time_ms, p.step) for p in points]
-        pairs = [entities.Param(k, clip(v, MAX_PARAM_LENGTH)) for k, v in (params or {}).items()]
-        labels = [entities.RunTag(k, clip(v, MAX_TAG_LENGTH)) for k, v in (tags or {}).items()]
-        while metrics or pairs or labels:
-            self._client.log_batch(run.run_id, metrics[:_MAX_POINTS], pairs[:_MAX_PAIRS], labels[:_MAX_PAIRS])
-            metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
-
-    @store_errors()
-    def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:
-        """Add data sets that a run used. Existing ones are not duplicated."""
-        entities = import_mlflow().entities
-        datasets = [
-            entities.DatasetInput(
-                entities.Dataset(i.name, i.digest, "code", i.source, i.schema or None, i.profile),
-                [entities.InputTag("mlflow.data.context", i.context)],
-            )
-            for i in inputs
-        ]
-        if datasets:
-            self._client.log_inputs(run.run_id, datasets)
-
-    @store_errors()
-    def log_model(self, study: str, run: RunRef, folder: Path, uid: str) -> None:
-        """Add a folder as a model of the run, once per uid."""
-        upload_model(self._client, self.experiment(study), run.run_id, folder, uid=uid, name=MODEL_NAME)
-
-    @store_errors()
-    def write_file(self, run: RunRef, name: str, text: str) -> None:
-        """Write a text to the run's artifacts; ``folder/name`` creates a folder."""
-        path = Path(*(safe_name(part) for part in name.split("/") if part))
-        if (folder := local_folder(run.artifact_uri)) is None:
-            self._client.log_text(run.run_id, text.encode("utf-8", "replace").decode(), path.as_posix())
-        else:  # as MLflow does, without its 20 ms
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8", errors="replace")
-
-    @store_errors()
-    def write_folder(self, run: RunRef, name: str, source: Path) -> None:
-        """Copy a folder's files to the run's artifacts, except links to files outside of it."""
-        folder = local_folder(run.artifact_uri)
-        for path in sorted(source.rglob("*")):
-            if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
-                continue
-            target = Path(safe_name(name)) / path.relative_to(source).parent
-            if folder is None:
-                self._client.log_artifact(run.run_id, str(path), target.as_posix())
-            else:
-                (folder / target).mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, folder / target / path.name)
-
-    @store_errors()
-    def end(self, run: RunRef, status: str, end_ms: int) -> None:
-        """Set a run's final status: FINISHED, FAILED or KILLED."""
-        self._client.set_terminated(run.run_id, status, end_ms)
-
-    @store_errors()
-    def delete_experiment(self, experiment_id: str) -> None:
-        """Delete an experiment. It can be restored with its files until ``mlflow gc`` removes them."""
-        self._client.delete_experiment(experiment_id)
-
-    @store_errors()
-    def rename_experiment(self, experiment_id: str, study: str) -> None:
-        """Give an experiment to another study, which must have none."""
-        self._free_name(experiment_name(study))
-        self._client.set_experiment_tag(experiment_id, "raypar.study", clip(study, MAX_TAG_LENGTH))
-        self._client.rename_experiment(experiment_id, experiment_name(study))
-
-    def _free_name(self, name: str) -> Any:
-        """Return the experiment of this name; None if it is missing or deleted, and its name free.
-
-        MLflow reserves the name of a deleted experiment until it is purged. So it is renamed and stays deleted.
-        """
-        client, experiment = self._client, self._client.get_experiment_by_name(name)
-        if experiment is None or experiment.lifecycle_stage == "active":
-            return experiment
-        deleted = experiment.experiment_id
-        client.restore_experiment(deleted)
-        client.rename_experiment(deleted, f"{name[: MAX_NAME_LENGTH - 40]} (deleted, {deleted})")
-        client.delete_experiment(deleted)
-        return None
-
-    def _find_or_create_experiment(self, study: str) -> str:
-        client, name = self._client, experiment_name(study)
-        experiment = self._free_name(name)
-        tags = {"raypar.study": clip(study, MAX_TAG_LENGTH), "mlflow.experimentKind": "custom_model_development"}
-        if experiment is None:
-            root = artifact_root(self._tracking_uri, self.project_dir)
-            folder = (root / safe_name(study)).as_uri() if root else None
-            try:
-                return str(client.create_experiment(name, artifact_location=folder, tags=tags))
-            except import_mlflow().exceptions.MlflowException as e:
-                if e.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            experiment = client.get_experiment_by_name(name)  # another process was faster
-        if "raypar.study" not in experiment.tags:  # an experiment of that name that raypar did not create
-            for key, value in tags.items():
-                client.set_experiment_tag(experiment.experiment_id, key, value)
-        return str(experiment.experiment_id)
 
 
 class Uploader:
@@ -663,18 +439,19 @@ def rename_study(
 def _settled_experiment(study: str, tracking_uri: str, project_dir: Path) -> str:
     """Upload all that this project has of a study; return the id of its experiment."""
     paths = journal.journal_paths(project_dir, tracking_uri)
-    uploader, outage = Uploader(RunWriter(tracking_uri, project_dir)), ""
+    uploader = Uploader(RunWriter(tracking_uri, project_dir))
     try:
         with journal.upload_lock(project_dir).acquire(timeout=LOCK_TIMEOUT_S):
             for path in paths:
-                if journal.study_of(path) == study and not outage:
-                    outage = _sync_one(path, uploader, tracking_uri).outage or (BEING_RUN if path.exists() else "")
+                if journal.study_of(path) != study:
+                    continue
+                if outage := _sync_one(path, uploader, tracking_uri).outage:
+                    raise unreachable(tracking_uri, outage)
+                if path.exists():
+                    raise RayparError(f"study `{study}` is being run", hint="wait for its end, or stop it")
     except OSError as error:  # or a lock's Timeout
-        outage = f"{journal.journal_dir(project_dir)} can't be read or written: {error.strerror or error}"
-    if outage == BEING_RUN:
-        raise RayparError(f"study `{study}` is being run", hint="wait for its end, or stop it")
-    if outage:
-        raise unreachable(tracking_uri, outage)
+        problem = f"{journal.journal_dir(project_dir)} can't be read or written: {error.strerror or error}"
+        raise unreachable(tracking_uri, problem) from error
     store = Store(tracking_uri, project_dir)
     if has_server(tracking_uri) and any(execution.status == "RUNNING" for execution in store.executions(study)):
         hint = "stop it there; if its process was killed, run `raypar store sync` in its folder"

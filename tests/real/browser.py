@@ -28,7 +28,7 @@ FLAGS = (
 
 
 class Page:
-    """A browser with a profile of its own, and a page in it."""
+    """Page in a browser that has its own profile."""
 
     def __init__(self, driver, binary):
         options = {"binary": binary, "args": FLAGS}
@@ -40,7 +40,7 @@ class Page:
         self.resize(1440, 1000)
 
     def go(self, where):
-        """Load a page and what it names. Its scripts may still run afterwards: `until`."""
+        """Load a page with its resources. Its scripts may still run afterwards; see `until`."""
         _post(f"{self._url}/url", url=where.absolute().as_uri() if isinstance(where, Path) else where)
 
     def run(self, script):
@@ -78,7 +78,7 @@ class Page:
         return self._errors
 
     def requests(self):
-        """Return the addresses that the page asked for since the last call."""
+        """Return the addresses requested by the page since the last call."""
         entries = [json.loads(entry["message"]) for entry in _post(f"{self._url}/se/log", type="performance")]
         events = [entry["message"] for entry in entries]
         return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]

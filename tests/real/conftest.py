@@ -41,3 +41,11 @@ def fork_address():
 
     with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, private_ray(this_machine(), ()):
         yield server.address
+
+
+@pytest.fixture
+def cli(tmp_path):
+    """The command line in an empty folder."""
+    from harness import Cli
+
+    return Cli(tmp_path)

@@ -1,4 +1,4 @@
-"""Studies run in this process, the command line in a folder of its own, and a Ray cluster's head."""
+"""Helpers that run studies in this process, the command line in a folder, and a Ray cluster's head."""
 
 import contextlib
 import os
@@ -28,9 +28,16 @@ RAY_AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # of the 
 UNSET = ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "RAY_ADDRESS", *RAY_AUTH)
 
 
+def digits_study(space, question="Does it train?", **fields):
+    """Return a study file of `digits`; `space`: its source text, `fields`: other arguments of `Study`."""
+    arguments = ", ".join(f"{key}={value!r}" for key, value in {"num_repeats": 1, **fields}.items())
+    imports = "from raypar import Study, grid\nfrom raypar.workloads import digits\n"
+    return f'"""{question}"""\n{imports}study = Study(workload=digits, space={space}, {arguments})\n'
+
+
 @dataclass
 class RunEvents:
-    """The events of a run, in their order."""
+    """Events of a run, in order."""
 
     events: list[Event] = field(default_factory=list)
 
@@ -51,7 +58,7 @@ class RunEvents:
 
 
 def settings_at(folder, **changes):
-    """Return settings by which logs go below the folder and ranks import the loops of these tests."""
+    """Return settings with logs below the folder, for ranks that import the loops of these tests."""
     return RunSettings(**{"log_dir": folder / "logs", "sys_path": (str(HERE),), "preload": PRELOAD, **changes})
 
 
@@ -67,7 +74,7 @@ def losses(result):
 
 
 def weights_path(folder, spec):
-    """Return the file of the weights that a trial kept, where `settings_at` has put it."""
+    """Return the file of a trial's weights, by the settings of `settings_at`."""
     return folder / "logs" / spec.identity / ARTIFACT_FOLDER / MODEL_FOLDER / WEIGHTS_FILE
 
 
@@ -75,18 +82,18 @@ def until(condition, what, limit_s=60.0):
     """Wait for a condition."""
     give_up_s = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"waited in vain: {what if isinstance(what, str) else what()}"
+        assert time.monotonic() < give_up_s, f"timed out waiting for {what if isinstance(what, str) else what()}"
         time.sleep(0.05)
 
 
 def environment(**changes):
-    """Return this process's environment without what a user's shell would not have."""
+    """Return this process's environment without the variables of the tests."""
     return {**{key: value for key, value in os.environ.items() if key not in UNSET}, **changes}
 
 
 @dataclass(frozen=True)
 class Cli:
-    """`raypar` as a user runs it in a folder, standard output into a pipe."""
+    """`raypar` as a user runs it in a folder, with its output in a pipe."""
 
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -98,13 +105,13 @@ class Cli:
         )
 
     def done(self, *arguments, **changes):
-        """Run a command that succeeds without a word on standard error; return its output."""
+        """Run a command that must succeed without output on standard error; return its output."""
         done = self.run(*arguments, **changes)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         return done.stdout
 
     def start(self, *arguments):
-        """Start a command in a process group of its own, its output in the files ``stdout`` and ``stderr``."""
+        """Start a command in a new session, with its output in the files ``stdout`` and ``stderr``."""
         with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
             how = {**self.how(), "stdout": stdout, "stderr": stderr, "start_new_session": True}
             return subprocess.Popen([BIN / "raypar", *arguments], **how)
@@ -126,7 +133,7 @@ class Cli:
         until(lambda: not self.processes(), lambda: f"the end of {self.processes()}", 30)
 
     def processes(self):
-        """Return the command line of every process started from here, whoever its parent is by now."""
+        """Return the command line of every process started from here, whatever its parent is now."""
         started = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(MARK) == self.mark]
         return {process.pid: command_line(process) for process in started}
 
@@ -141,7 +148,7 @@ def command_line(process):
 
 
 def results_of(folder, study="faulty", uri=""):
-    """Return the results that a store has of a study that varies lr, by lr."""
+    """Return the stored results of a study that varies lr, by lr."""
     results = Store(uri or default_tracking_uri(folder), folder).results(study)
     by_lr = {str(result.spec.config["lr"]): result for result in results}
     assert len(by_lr) == len(results)
@@ -157,12 +164,12 @@ def client_of(folder):
 
 
 def runs_of(folder, study, kind):
-    """Return a study's MLflow runs as MLflow itself finds them; kind: execution or trial."""
+    """Return a study's runs of a kind, such as "trial", read through MLflow."""
     return runs(f"sqlite:///{folder / 'mlflow.db'}", study, kind)
 
 
 def report_in(output):
-    """Return the report's part of an output: from its title on, without the last line, which is no part of it."""
+    """Return the report in an output: the lines from its title on, without hints after it."""
     lines = output.splitlines()
     first = next(i for i, line in enumerate(lines) if " points, " in line or " point, " in line)
     return "\n".join(line for line in lines[first:] if not line.startswith(("`raypar ui`", "interrupted;")))
@@ -170,7 +177,7 @@ def report_in(output):
 
 @contextlib.contextmanager
 def ray_head(folder, *flags, **changes):
-    """Start a cluster of one node; yield its address and the process from which all of it descends."""
+    """Start a cluster of one node; yield its address and its first process."""
     log, port = folder / "ray.log", free_port(24_100)
     command = [BIN / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     command += [f"--port={port}", "--num-cpus=2", "--disable-usage-stats", "--object-store-memory=100000000", *flags]

@@ -1,6 +1,6 @@
 """Workloads that behave or misbehave as their config says; the ranks import them from here.
 
-``act`` is what a trial does (see `_act`). Where two ranks train, it is the last one that misbehaves: the other waits
+``act`` names the misbehaviour of a trial (see `_act`). With two ranks, the last one misbehaves, while the other waits
 for it in a collective.
 """
 
@@ -32,7 +32,7 @@ NUM_CLASSES = 4
 
 
 class Learning(nn.Linear):
-    """A layer that learns even where gradients were switched off, so that a trial that soils can finish."""
+    """A layer that learns even with gradients switched off, so that a soiling trial can finish."""
 
     def forward(self, x):
         with torch.set_grad_enabled(self.training):
@@ -61,7 +61,7 @@ def model(config):
 
 
 def data(_):
-    """Return classes that a straight line nearly separates; the same ones every time."""
+    """Return classes that are almost linearly separable, the same ones every time."""
     generator = torch.Generator().manual_seed(11)
     inputs = torch.randn(NUM_TRAIN + NUM_VAL, NUM_FEATURES, generator=generator, dtype=torch.float32)
     directions = torch.randn(NUM_FEATURES, NUM_CLASSES, generator=generator, dtype=torch.float32)
@@ -88,7 +88,7 @@ acting = Workload(
 
 
 def state_of_this_process():
-    """Return what the trial before could have changed."""
+    """Return the state that a previous trial could have changed."""
     return {
         "pid": os.getpid(),
         "dtype": str(torch.get_default_dtype()),
@@ -122,7 +122,7 @@ def _act(config):
 
 
 def _strays():
-    """Start processes that go on: in the rank's group and, on Linux, in sessions of their own, one without a parent."""
+    """Start processes that keep running: in the rank's group and, on Linux, in new sessions, one without a parent."""
     command = ["sleep", "600"]
     yield subprocess.Popen(command).pid
     if sys.platform == "linux":
@@ -138,12 +138,12 @@ def _first_time(config):
         return False
     draft = path.with_suffix(".draft")
     draft.write_text(str(os.getpid()))
-    draft.rename(path)  # whoever sees the file sees the id in it
+    draft.rename(path)  # the file never appears without the id
     return True
 
 
 def _soil():
-    """Leave all the dirt that a trial can leave in its process, and go on."""
+    """Change all the state that a trial can change in its process, and continue."""
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
     torch.use_deterministic_algorithms(True)
@@ -184,7 +184,7 @@ def train_func(config):
 
 
 def diverging_func(config):
-    """Report a loss that is not finite from the second of five reports on: by rank 0 alone."""
+    """Report a non-finite loss from the second of five reports on, by rank 0 only."""
     import ray.train
 
     rank = ray.train.get_context().get_world_rank()
@@ -200,7 +200,7 @@ def lr_func(config):
         ray.train.report({"accuracy": config["lr"], "of_epoch": epoch + 1})
 
 
-# ---- a workload for what concerns images, and what is no mean of per-sample scores
+# ---- a workload with images, and with a metric that is not a mean of per-sample scores
 
 
 def _small_images(_):
@@ -259,14 +259,14 @@ for epoch in range(2):
         mean = loss.item() / dist.get_world_size()
         print(f"epoch {epoch} loss: {mean:.6f} {args.note} on {len(os.sched_getaffinity(0))} cores")
 dist.destroy_process_group()
-# Without what Python does at its end: rarely, threads that torch has left abort the process then.
+# Skip Python's shutdown: rarely, threads left by torch abort the process there.
 sys.stdout.flush()
 os._exit(0)
 """
 
 
 def uneven_loop(config):
-    """A train loop whose last rank does as `case` says; ranks that stand say so at once."""
+    """A train loop whose last rank misbehaves as `case` says; ranks report a standstill at once."""
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 

@@ -1,6 +1,6 @@
-"""Ranks without a runner, more of them than there are cores: only their numbers matter.
+"""Ranks without a runner, possibly more than there are cores, for tests of their losses.
 
-A server without threads forks them: a fork of the test's own process, with those of Ray and of torch, might hang.
+A server without threads forks them. Forks of the test's process, which has threads of Ray and torch, might hang.
 """
 
 import pickle
@@ -22,7 +22,7 @@ TIMEOUT = timedelta(seconds=240)
 
 
 class Reports(list[dict[str, float]]):
-    """A channel that keeps what is reported."""
+    """A channel that keeps all reports."""
 
     def report(self, metrics):
         self.append(dict(metrics))
@@ -42,7 +42,7 @@ def reports_of(workload, config, context):
 
 
 def on_ranks(do, num_ranks):
-    """Return what each of `num_ranks` ranks returns; raise what one of them raised. `do` may be a closure."""
+    """Return the value of `do`, which may be a closure, on each of `num_ranks` ranks; raise the first error."""
     get_context("forkserver").set_forkserver_preload(["torch.distributed.fsdp", "raypar.train.loop"])
     with tempfile.TemporaryDirectory() as folder:
         start_processes(_rank, (cloudpickle.dumps(do), num_ranks, Path(folder)), num_ranks, start_method="forkserver")

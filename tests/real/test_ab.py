@@ -1,4 +1,4 @@
-"""Two revisions of a repository compared for real: whose code runs, what is stored, and what is left at the end."""
+"""`raypar ab` on a real repository: the code that runs, the stored results, and the cleanup."""
 
 import json
 import os
@@ -41,8 +41,7 @@ study = Study(workload=workload, config={"batch_size": 32, "epochs": 2}, num_rep
 
 
 class Repository(Cli):
-    """A repository whose two commits differ in a package in src/, which is importable from the working tree, and in a
-    module beside the study."""
+    """A repository whose two commits differ in a package in src/, importable from the working tree, and in a module."""
 
     def make(self):
         self.folder.mkdir()
@@ -122,7 +121,7 @@ def test_each_revision_runs_its_own_code_and_the_verdict_is_printed_and_stored(r
 
 
 @pytest.mark.ray
-def test_on_ray_each_revision_has_a_gang_of_its_own_that_stays_warm(repository):
+def test_on_ray_each_revision_keeps_its_own_warm_gang(repository):
     done = repository.run(
         "ab", "HEAD~1", "HEAD", "--link", "data", "--json", "--", "study", *FLAGS, "--set", "num_workers=2"
     )
@@ -153,7 +152,7 @@ def test_a_signal_leaves_no_worktree_and_no_process(repository, number, code):
     assert "`raypar ab 'HEAD~1' HEAD --link data -- study studies/whose.py" in repository.output()
 
 
-def test_what_a_killed_command_leaves_is_removed_by_the_next(repository):
+def test_the_next_command_removes_what_a_killed_one_leaves(repository):
     repository.put("data/hold", "")
     process = repository.start("ab", "HEAD~1", "HEAD", "--link", "data", "--", "study", *FLAGS, "--no-ray")
     repository.wait(process, (repository.folder / "data/seen").exists)

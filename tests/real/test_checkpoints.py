@@ -1,4 +1,4 @@
-"""Several ranks go on from their checkpoints, by every strategy that can (a trial's retry: test_runner_contract.py)."""
+"""Several ranks resume from checkpoints, by every strategy that can (for retries see test_runner_contract.py)."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from raypar.train.saved_model import WEIGHTS_FILE
 
 
 def model(config):
-    first, second = nn.Linear(NUM_FEATURES, 33), nn.Linear(33, 32)  # which don't split evenly
+    first, second = nn.Linear(NUM_FEATURES, 33), nn.Linear(33, 32)  # not evenly divisible
     return nn.Sequential(first, nn.ReLU(), nn.Dropout(0.2), second, nn.ReLU(), nn.Linear(32, NUM_CLASSES))
 
 
@@ -43,7 +43,7 @@ class PowerCut(Exception):
 
 
 class CutShort(Reports):
-    """Cuts the power at a report."""
+    """Raises at a report, like a power cut."""
 
     def __init__(self, at):
         self._at = at
@@ -56,7 +56,7 @@ class CutShort(Reports):
 
 
 def check_resumed(case, folder, cut_at, resumed_at, before):
-    """Compare trainings of all ranks, uninterrupted and resumed, whose losses have to agree to the last bit."""
+    """Check that the losses of an uninterrupted and a resumed training are equal bit for bit on all ranks."""
     workload, config, num_ranks = CASES[case]
 
     def both(context):
@@ -81,11 +81,11 @@ def check_resumed(case, folder, cut_at, resumed_at, before):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_go_on_come_to_the_same_losses_to_the_last_bit(tmp_path, case):
+def test_resumed_ranks_reproduce_the_losses_bit_for_bit(tmp_path, case):
     check_resumed(case, tmp_path, cut_at=3, resumed_at=2, before=lambda context, folder: None)
 
 
-def test_ranks_of_which_one_is_a_checkpoint_behind_go_on_from_the_last_that_all_have(tmp_path):
+def test_ranks_resume_from_the_latest_checkpoint_that_all_have(tmp_path):
     def write_second(context, folder):
         if context.rank == 0:
             (first,) = folder.glob("rank0-*")
@@ -103,7 +103,7 @@ class Stopped(Reports):
         return False
 
 
-def test_a_split_model_is_kept_of_a_trial_that_stops_while_its_reports_are_repeated(tmp_path):
+def test_a_trial_stopped_while_it_repeats_reports_keeps_its_split_model(tmp_path):
     workload, config, num_ranks = CASES["fsdp"]
     options = {**config, "checkpoint_every_epochs": 1, "keep_model": True, "num_workers": num_ranks}
     folders = {"checkpoint_dir": tmp_path / "cut", "artifact_dir": tmp_path / "kept"}

@@ -1,4 +1,4 @@
-"""A study that is interrupted or killed: nothing goes on running, what was finished is kept, the rest is run later."""
+"""Interrupted and killed studies leave no process, keep finished trials, and can be resumed."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faultlab import Faulty, next_held
-from harness import TIMEOUT_S, Cli, finished, runs_of, until
+from harness import TIMEOUT_S, finished, runs_of, until
 
 from raypar.cli.common import DRIVER_LOG
 from raypar.signals import is_running
@@ -18,11 +18,6 @@ RATES = ["0.01", "0.02", "0.03", "0.04"]
 WAYS = pytest.mark.parametrize(
     "flags", [pytest.param((), marks=pytest.mark.ray, id="ray"), pytest.param(("--no-ray",), id="no-ray")]
 )
-
-
-@pytest.fixture
-def cli(tmp_path):
-    return Cli(tmp_path)
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def interrupt_third_trial(cli, study, flags, send):
 
 
 def check_rest(cli, study, *command):
-    """Run the rest; check that each point is in the store once, and that no trial was started that need not be."""
+    """Run the missing trials; check that each point is stored once and that no other trial was started."""
     study.hold_no_more()
     output = cli.done(*command)
     assert "2 of 4 trials" in output and len(re.findall(r"^\S+ \S+  \[\d/4\] ", output, re.MULTILINE)) == 2
@@ -51,13 +46,13 @@ def check_rest(cli, study, *command):
 
 
 @WAYS
-def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(cli, study, flags):
+def test_ctrl_c_ends_everything_and_resume_runs_the_missing_trials(cli, study, flags):
     code = interrupt_third_trial(cli, study, flags, lambda pid: os.killpg(pid, signal.SIGINT))
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
     assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
     assert "interrupted; `raypar store resume faulty` runs the rest" in output
-    assert cli.processes() == {}  # when it ends, not some time after
+    assert cli.processes() == {}  # at its end, not some time after
     assert finished(cli.folder) == sorted(study.starts()[:2])
     (execution,) = runs_of(cli.folder, "faulty", "execution")
     assert execution.info.status == "KILLED"
@@ -67,7 +62,7 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
 
 
 @WAYS
-def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cli, study, flags):
+def test_a_killed_study_leaves_no_process_and_the_same_command_runs_the_missing_trials(cli, study, flags):
     def refuse_another_and_kill(pid):
         second = cli.run("study", "faulty.py", "--no-ray")
         assert second.returncode == 2 and len(study.starts()) == 3
@@ -86,7 +81,7 @@ def test_a_killed_raypar_leaves_no_process_and_the_same_command_runs_the_rest(cl
 
 @pytest.mark.ray
 @pytest.mark.parametrize("sign", ["gcs_server", "starting a gang"])
-def test_ctrl_c_before_the_first_trial_ends_what_is_starting(cli, study, sign):
+def test_ctrl_c_before_the_first_trial_ends_starting_processes(cli, study, sign):
     study.hold_no_more()
     with cli.start("study", "faulty.py") as process:
         cli.wait(

@@ -1,4 +1,4 @@
-"""A study in a terminal: a view that is drawn over and gone at the end, and what a closed terminal does to it."""
+"""A study in a terminal: its live view, Ctrl-C and a closed terminal."""
 
 import contextlib
 import fcntl
@@ -21,12 +21,12 @@ SHOW, HIDE, ERASE = "\x1b[?25h", "\x1b[?25l", "\x1b[2K"
 
 
 def shown(text):
-    """Return the lines of what was written, without what steers the terminal."""
+    """Return the written lines without control sequences."""
     return CODES.sub("", text).splitlines()
 
 
 class Terminal:
-    """80 × 24, the controlling terminal of a study whose second trial is held; keeps all that is written."""
+    """Controlling terminal, 80 × 24, of a study whose second trial is held; keeps all output."""
 
     def __init__(self, folder, **environment):
         self.cli, self.study, self.text = Cli(folder), Faulty(folder, 3), ""
@@ -73,7 +73,7 @@ def terminal(request, tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(terminal):
+def test_the_live_view_counts_trials_and_leaves_only_the_report(terminal):
     num_before = len(terminal.text)
     terminal.resize(44)
     until(lambda: terminal.text.count("elapsed", num_before) > 2, lambda: terminal.text[num_before:], TIMEOUT_S)
@@ -92,7 +92,7 @@ def test_the_view_counts_the_trials_and_leaves_nothing_behind_but_the_report(ter
 
 
 @pytest.mark.parametrize("terminal", [{"NO_COLOR": "1"}], indirect=True)
-def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_back(terminal):
+def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_restores_the_cursor(terminal):
     os.write(terminal.master, b"\x03")
     assert terminal.end() == 130
     left = terminal.text.rpartition(ERASE)[2]
@@ -103,9 +103,9 @@ def test_ctrl_c_in_a_terminal_ends_the_view_with_the_report_and_the_cursor_is_ba
 
 
 def test_a_closed_terminal_ends_the_study_and_loses_no_finished_trial(terminal):
-    os.killpg(terminal.process.pid, signal.SIGHUP)  # as the kernel does when the window is closed
+    os.killpg(terminal.process.pid, signal.SIGHUP)  # like the kernel when the window closes
     os.close(terminal.master)
-    assert terminal.process.wait(TIMEOUT_S) != 0  # which code, nobody is there to see
+    assert terminal.process.wait(TIMEOUT_S) != 0  # any code
     assert terminal.cli.processes() == {}
     assert len(finished(terminal.cli.folder)) == 1
     (execution,) = runs_of(terminal.cli.folder, "faulty", "execution")

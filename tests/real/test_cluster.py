@@ -1,6 +1,6 @@
-"""A study on a cluster that `ray up` made of several hosts, from inside and from outside of it.
+"""Studies on a cluster of several hosts made by `ray up`, from inside and outside of it.
 
-The hosts are namespaces of this machine, with addresses, homes and ssh daemons of their own (needs root).
+The hosts are namespaces of this machine, each with an address, a home and an ssh daemon (needs root).
 """
 
 import contextlib
@@ -9,52 +9,20 @@ import json
 import os
 import signal
 import sys
-from importlib.util import find_spec
 
 import pytest
 import ray
-from harness import until
+from harness import digits_study, until
 from netlab import Lab, why_not
 from netlab.ray_cluster import HEAD, RayCluster
 
 WHY_NOT = why_not(with_ssh=True)
-if WHY_NOT is None and find_spec("flask_wtf") is None:
-    WHY_NOT = "a head's MLflow asks for a password: pip install 'raypar[cluster]'"
 pytestmark = [
     *(pytest.mark.cluster, pytest.mark.timeout(900)),
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
 ]
 
-STUDY = """
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=2, config={"epochs": 2})
-"""
-# Each trial writes on which node it has begun, and goes on when it may.
-HELD = """
-import socket, time
-from dataclasses import replace
-from pathlib import Path
-from raypar import Study, grid
-from raypar.workloads import digits
-
-
-def data(config):
-    with (Path({folder!r}) / f"begun-{{config['lr']}}").open("a") as begun:
-        begun.write(socket.gethostname() + "\\n")
-    while not (Path({folder!r}) / f"go-{{config['lr']}}").exists():
-        time.sleep(0.1)
-    return digits.data(config)
-
-
-study = Study(
-    workload=replace(digits, name="held", data=data),
-    space={{"lr": grid(0.1, 0.2, 0.3)}},
-    num_repeats=1,
-    max_concurrent_trials=1,
-)
-"""
+STUDY = digits_study('{"num_workers": grid(1, 2)}', num_repeats=2, config={"epochs": 2})
 PIP = '#!/bin/sh\necho "$@" >>~/pip.log\n'
 DASHBOARD = "http://127.0.0.1:8265"
 MLFLOW = "http://127.0.0.1:5000"
@@ -79,14 +47,14 @@ def cluster():
 
 
 def trials_of(cluster, study):
-    """Return params, tags and status of a study's trials, as the head's MLflow server has them."""
+    """Return params, tags and status of a study's trials from the head's MLflow server."""
     printed = cluster.run(HEAD, f"python {cluster.lab.folder / 'runs.py'} {MLFLOW} {study}")
     (line,) = [line for line in printed.splitlines() if line.startswith("runs ")]
     return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
 
 
 def rows_of(cluster, study):
-    """Return what `raypar store export` writes of a study's trials."""
+    """Return the rows that `raypar store export` writes for a study."""
     cluster.run(HEAD, f"raypar store export {study} {study}.csv --tracking-uri {MLFLOW}")
     with (cluster.lab.home(HEAD) / f"{study}.csv").open() as table:
         return list(csv.DictReader(table))
@@ -94,7 +62,7 @@ def rows_of(cluster, study):
 
 @contextlib.contextmanager
 def tunnel(cluster):
-    """Forward the head's dashboard to the client, as the users' file says."""
+    """Forward the head's dashboard to the client."""
     ssh = cluster.start(
         cluster.client,
         f"exec ssh -N -i {cluster.lab.folder / 'key'} -o StrictHostKeyChecking=no -o ExitOnForwardFailure=yes"
@@ -109,18 +77,18 @@ def tunnel(cluster):
 
 
 def write_study(cluster, host, name, text=STUDY):
-    """Write a study in a folder of its own."""
+    """Write a study into a new folder."""
     (cluster.lab.home(host) / name).mkdir()
     (cluster.lab.home(host) / name / f"{name}.py").write_text(text)
 
 
-def test_a_study_from_the_head_waits_for_the_nodes_and_spreads_its_trials_over_them(cluster):
-    """The first test, as `ray up` has just returned."""
+def test_a_study_on_the_head_waits_for_the_nodes_and_uses_all_of_them(cluster):
+    """Must run first: `ray up` has just returned."""
     write_study(cluster, HEAD, "from_head")
     command = f"ray exec {cluster.file} 'raypar study from_head/from_head.py --address auto'"
     printed = " ".join(cluster.run(cluster.client, command).split())
     assert "from_head: 2 points, 4 trials" in printed
-    assert "different nodes" not in printed  # which are alike
+    assert "different nodes" not in printed  # they are alike
     trials = trials_of(cluster, "from_head")
     assert len(trials) == 4 and {status for _, _, status in trials} == {"FINISHED"}
     assert {params["num_workers"] for params, _, _ in trials} == {"1", "2"}
@@ -130,7 +98,7 @@ def test_a_study_from_the_head_waits_for_the_nodes_and_spreads_its_trials_over_t
         assert row["environment.device_name"] == "cpu"
 
 
-def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster):
+def test_ray_requires_a_token_and_mlflow_a_password(cluster):
     study = "raypar study raypar/studies/quickstart.py --address auto"
     for command, words in (
         (study, ("the cluster requires a token, and none was found", "ray get-auth-token")),
@@ -143,7 +111,7 @@ def test_ray_turns_away_who_has_no_token_and_mlflow_who_has_no_password(cluster)
     assert not [host for host in range(1, cluster.num_workers + 1) if (cluster.lab.home(host) / ".mlflow").exists()]
 
 
-def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
+def test_hyperparameters_choose_the_nodes_of_workers(cluster):
     flags = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
     write_study(cluster, HEAD, "where", STUDY.replace("grid(1, 2)", "grid(2)"))
     cluster.run(HEAD, f"raypar study where/where.py --set nodes=1,2 {flags}")
@@ -157,7 +125,7 @@ def test_workers_lie_on_the_nodes_that_a_hyperparameter_asks_for(cluster):
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
 
-def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_the_same_mlflow(cluster):
+def test_a_study_submitted_from_outside_adds_only_missing_trials_to_the_same_store(cluster):
     write_study(cluster, cluster.client, "from_head")
     with tunnel(cluster):
         printed = cluster.run(cluster.client, f"raypar study from_head/from_head.py --repeats 3 --address {DASHBOARD}")
@@ -165,47 +133,12 @@ def test_a_study_from_outside_finds_its_trials_done_and_adds_what_is_missing_to_
     assert len(trials_of(cluster, "from_head")) == 6
 
 
-def test_a_submitted_study_is_left_alone_followed_again_and_stopped_in_mid_run(cluster):
-    folder, home = cluster.lab.folder / "held", cluster.lab.home(cluster.client)
-    folder.mkdir()
-    write_study(cluster, cluster.client, "held", HELD.format(folder=str(folder)))
-
-    def begun():
-        """Return the nodes on which each trial's attempts have begun."""
-        return {path.name[6:]: path.read_text().split() for path in folder.glob("begun-*")}
-
-    def client(command, log):
-        return cluster.start(cluster.client, f"exec raypar {command} --address {DASHBOARD} >{log} 2>&1")
-
-    with tunnel(cluster):
-        submitting = client("study held/held.py", "submit.log")
-        until(lambda: any(begun().values()), lambda: (home / "submit.log").read_text(), 120)
-        ((first, (node,)),) = begun().items()
-        cluster.run(cluster.client, "pkill -INT -x raypar")  # of this host alone
-        assert submitting.wait(60) == 128 + signal.SIGINT
-        assert "detached: the study continues" in (home / "submit.log").read_text()
-
-        attached = client("cluster attach held", "attach.log")
-        cluster.run(int(node.removeprefix("node")), "pkill -KILL -f RayTrainWorker")
-        until(lambda: len(begun()[first]) == 2, lambda: (home / "attach.log").read_text(), 120)
-        (folder / f"go-{first}").touch()
-        until(lambda: len(begun()) == 2, lambda: (home / "attach.log").read_text(), 120)
-        stopped = cluster.run(cluster.client, f"raypar cluster stop held --address {DASHBOARD}")
-        assert attached.wait(60) == 128 + signal.SIGTERM
-    followed = " ".join((home / "attach.log").read_text().split())
-    assert f"starting again: its gang was lost: {node}: " in followed and "process has died" in followed
-    for printed in (followed, " ".join(stopped.split())):
-        assert "study held was stopped" in printed and "Partial: interrupted when 1 of 3 trials were done" in printed
-        assert "1 of 1 trial finished after a failure and a retry" in printed
-    assert [row["attempts"] for row in rows_of(cluster, "held") if row["state"] == "finished"] == ["2"]
-
-
 def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):
     script = cluster.run(HEAD, "raypar cluster add-node")
     new, home = cluster.client, cluster.lab.home(cluster.client)
     (home / "add-node.sh").write_text(script)
     cluster.run(new, "rm -r ~/.ray")
-    # In place of an installation, as everywhere in this lab: this environment, and what pip was asked for.
+    # This environment replaces an installation, as everywhere in this lab; pip only logs its arguments.
     (home / "venv" / "bin").mkdir(parents=True)
     for name in ("python", "ray"):
         (home / "venv" / "bin" / name).symlink_to(f"{sys.prefix}/bin/{name}")
@@ -226,7 +159,7 @@ def test_a_machine_joins_by_the_printed_commands_and_runs_a_trial(cluster):
         cluster.run(new, "ray stop --force")
 
 
-def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster):
+def test_only_ray_and_ssh_listen_on_the_heads_network(cluster):
     listening = cluster.run(HEAD, "ss -Hltn").split("\n")
     open_ports = {line.split()[3].rpartition(":")[2] for line in listening if line and "127.0.0.1:" not in line}
     assert {"5000", "8265"}.isdisjoint(open_ports)
@@ -236,5 +169,5 @@ def test_nothing_of_the_head_but_ray_and_ssh_listens_to_others(cluster):
 def test_ray_down_ends_ray_on_every_host(cluster):
     cluster.run(cluster.client, f"ray down -y {cluster.file}")
     assert "raylet" not in cluster.run(HEAD, "ps -eo comm")
-    for host in range(1, cluster.num_workers + 1):  # which end when they have missed the head for a minute
+    for host in range(1, cluster.num_workers + 1):  # they end after a minute without the head
         until(lambda host=host: "raylet" not in cluster.run(host, "ps -eo comm"), "the nodes' end", 180)

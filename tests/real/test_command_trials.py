@@ -1,4 +1,4 @@
-"""Commands as trials: several machines, output, failures, stops, and nothing left behind."""
+"""Commands as trials: output, failures, stops, several machines and cleanup."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def log_of(tmp_path, result):
     return (tmp_path / "logs" / result.spec.identity / "attempt1-rank0.log").read_text()
 
 
-def test_a_loss_that_is_not_finite_stops_the_command_and_all_that_it_started(tmp_path):
+def test_a_non_finite_loss_stops_the_command_and_its_child_processes(tmp_path):
     (tmp_path / "train.py").write_text(REPORT_FOREVER)
     (result,) = run(tmp_path, study_of())
     assert result.state is TrialState.DIVERGED
@@ -70,20 +70,20 @@ def test_a_loss_that_is_not_finite_stops_the_command_and_all_that_it_started(tmp
         ("import os; os.kill(os.getpid(), 9)", FailureKind.ERROR, "was killed by SIGKILL: it printed nothing"),
     ],
 )
-def test_a_command_that_fails_is_a_failed_trial_with_its_last_words(tmp_path, code, kind, message):
+def test_a_failed_command_is_a_failed_trial_with_its_last_output(tmp_path, code, kind, message):
     (tmp_path / "train.py").write_text(code)
     (result,) = run(tmp_path, study_of())
     assert result.failure.kind is kind and message in result.failure.summary
 
 
-def test_of_a_rank_that_torchrun_starts_and_that_fails_the_last_words_are_told(tmp_path):
+def test_a_failed_rank_of_torchrun_is_reported_with_its_error(tmp_path):
     (tmp_path / "train.py").write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('no such luck')")
     command = "torchrun --standalone --nproc-per-node=2 train.py"
     (result,) = run(tmp_path, study_of(command))
     assert "ended with exit code 1: [local rank 1] ValueError: no such luck" in result.failure.summary
 
 
-def test_a_command_runs_in_its_folder_and_the_lines_of_a_progress_bar_are_lines(tmp_path):
+def test_a_command_runs_in_its_folder_and_progress_bars_are_read_line_by_line(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "train.py").write_text(
         "import os\nprint(os.getcwd())\nfor i in 3, 2: print(f'\\rloss {i}', end='')"
@@ -100,13 +100,13 @@ def test_a_command_runs_in_its_folder_and_the_lines_of_a_progress_bar_are_lines(
 
 
 @pytest.mark.parametrize(("num_bytes", "is_known"), [(1, False), (1_200_000_000, True)])
-def test_memory_of_a_command_is_that_of_its_program_or_unknown(tmp_path, num_bytes, is_known):
+def test_the_memory_of_a_command_is_that_of_its_program_or_unknown(tmp_path, num_bytes, is_known):
     (tmp_path / "train.py").write_text(f"data = b'x' * {num_bytes}")
     (result,) = run(tmp_path, study_of())
     assert result.failure is None
     if is_known:
         assert result.conditions.largest("peak_rss_bytes") == pytest.approx(num_bytes, rel=0.05)
-    else:  # Linux shows what the process that started it has
+    else:  # Linux shows the memory of the process that started it
         assert result.conditions.largest("peak_rss_bytes") is None
 
 
@@ -117,7 +117,7 @@ def test_a_command_that_hangs_is_ended(tmp_path):
     assert not psutil.pid_exists(int(log_of(tmp_path, result).split()[-1]))
 
 
-def test_event_files_are_read_by_step_on_their_own_clock_and_those_of_earlier_runs_are_not(tmp_path):
+def test_event_files_are_read_by_step_and_those_of_earlier_runs_are_ignored(tmp_path):
     (tmp_path / "train.py").write_text(EVENTS)
     study = study_of([*PYTHON_SCRIPT, "runs"], tensorboard="runs", metric="train/loss")
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_event_files_are_read_by_step_on_their_own_clock_and_those_of_earlier_ru
         assert result.train_time_s == pytest.approx(31.0)
 
 
-def test_event_files_give_no_times_where_an_evaluation_counts_steps_of_its_own(tmp_path):
+def test_event_files_give_no_times_if_an_evaluation_counts_its_own_steps(tmp_path):
     evaluated = """    for step in (0, 1):
         events.add_scalar("val/loss", 0.5, step, walltime=2000.0 + step)
 """
@@ -139,14 +139,14 @@ def test_event_files_give_no_times_where_an_evaluation_counts_steps_of_its_own(t
     assert result.train_time_s is None and not any(result.step_times_s)
 
 
-def test_a_command_without_event_files_is_refused_with_the_folder(tmp_path):
+def test_a_command_without_event_files_fails_with_the_folder_in_the_message(tmp_path):
     (tmp_path / "train.py").write_text("")
     (result,) = run(tmp_path, study_of(tensorboard="runs"))
-    assert result.failure.kind is FailureKind.INVALID  # which ends a study with this message
+    assert result.failure.kind is FailureKind.INVALID  # ends the study with this message
     assert f"{tmp_path}/runs: the command has written no event files there" in result.failure.summary
 
 
-def test_a_command_has_the_environment_that_a_shell_would_give_it(tmp_path, monkeypatch):
+def test_a_command_has_the_environment_of_a_shell(tmp_path, monkeypatch):
     monkeypatch.setenv("MALLOC_TOP_PAD_", "4096")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     (tmp_path / "train.py").write_text("import json, os\nprint('environment', json.dumps(dict(os.environ)))")
@@ -170,11 +170,11 @@ def test_a_machine_without_the_studys_folder_runs_a_copy_of_its_script(tmp_path)
     assert "has no such folder to run the command in" in result.failure.summary
 
 
-# ---- several machines, each a thread that runs the first rank of one
+# ---- several machines: each is a thread that runs its first rank
 
 
 class Reports:
-    """A channel that goes on until it has had a number of reports."""
+    """A channel that stops the trial after a number of reports."""
 
     def __init__(self, limit=1000):
         self.taken, self._limit = [], limit
@@ -185,7 +185,7 @@ class Reports:
 
 
 def on_two_machines(tmp_path, code, command, channel):
-    """Run the command of a trial of two workers, one a machine; return the outcome or the error of each."""
+    """Run the command of a trial with one worker on each of two machines; return each outcome or error."""
     (tmp_path / "train.py").write_text(code)
     study = study_of(command, metrics={"loss": r"loss: (\S+)"}, options={"lr": 0.1, "note": "two"})
     spec = study.trial({"num_workers": 2}, 0)
@@ -215,14 +215,14 @@ ON_TWO = (
 )
 
 
-def test_torchrun_on_two_machines_meets_at_the_first_which_alone_reports(tmp_path):
+def test_torchrun_on_two_machines_reports_from_the_first_only(tmp_path):
     channel = Reports()
     first, second = on_two_machines(tmp_path, TORCHRUN_SCRIPT, ON_TWO, channel)
     assert not first.stopped and not second.stopped
     assert len(channel.taken) == 2 and len(first.step_times_s) == 9 and second.step_times_s == ()
 
 
-def test_a_trial_that_is_stopped_ends_its_command_on_every_machine(tmp_path):
+def test_a_stopped_trial_ends_its_command_on_every_machine(tmp_path):
     code = "import time\nprint('loss: 1', flush=True)\ntime.sleep(600)"
     first, second = on_two_machines(tmp_path, code, PYTHON_SCRIPT, Reports(limit=1))
     assert first.stopped and second.stopped

@@ -1,4 +1,4 @@
-"""Every listening socket is for this machine only and asks for a token or a password, and no secret leaks."""
+"""Every listening socket is local and requires a token or a password, and no secret leaks."""
 
 import configparser
 import contextlib
@@ -18,19 +18,14 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 import requests
-from harness import RAY_AUTH, Cli, command_line, environment, listening, ray_head, runs_of, until
+from harness import RAY_AUTH, Cli, command_line, digits_study, environment, listening, ray_head, runs_of, until
 
 from raypar.signals import is_running
 from raypar.track.server import free_port, start_server
 from raypar.track.store import default_tracking_uri
 
 TOKEN = "a-token-of-the-cluster-and-of-nobody-else"
-GOOD = """
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, num_repeats=1, config={"epochs": 1})
-"""
+GOOD = digits_study('{"lr": grid(0.1, 0.2)}', config={"epochs": 1})
 
 
 def status(url, host="localhost", login=None):
@@ -42,7 +37,7 @@ def status(url, host="localhost", login=None):
 
 
 @pytest.mark.ray
-def test_a_private_ray_listens_on_this_machine_only_and_is_given_the_path_of_its_token(fork_address):
+def test_a_private_ray_listens_locally_and_gets_the_path_of_its_token(fork_address):
     import ray
 
     @ray.remote(num_cpus=0)
@@ -70,8 +65,8 @@ REFUSED = (
 
 
 @pytest.mark.ray
-def test_a_cluster_admits_only_those_with_its_token(tmp_path):
-    cli, home = Cli(tmp_path), tmp_path / "home"
+def test_a_cluster_admits_only_those_with_its_token(cli, tmp_path):
+    home = tmp_path / "home"
     cli.write("good.py", GOOD)
     with ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN) as (address, _):
         for variables, words in REFUSED:
@@ -89,7 +84,7 @@ def test_a_cluster_admits_only_those_with_its_token(tmp_path):
 
 
 @pytest.mark.mlflow
-def test_mlflows_page_answers_to_this_machines_names_only(tmp_path, monkeypatch):
+def test_mlflows_page_accepts_only_host_names_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true")
     monkeypatch.delenv("MLFLOW_SERVER_ALLOWED_HOSTS", raising=False)
     with start_server(default_tracking_uri(tmp_path), tmp_path, port=23300) as server:
@@ -103,8 +98,7 @@ def test_mlflows_page_answers_to_this_machines_names_only(tmp_path, monkeypatch)
 
 
 @pytest.mark.mlflow
-def test_a_page_admits_who_has_its_link_and_its_users_own_commands_and_warns_of_a_network(tmp_path):
-    cli = Cli(tmp_path)
+def test_a_page_admits_its_link_and_its_users_commands_and_warns_of_a_network(cli, tmp_path):
     with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process, contextlib.ExitStack() as stack:
         stack.callback(process.terminate)
         cli.wait(process, lambda: "opens once" in cli.output())
@@ -133,8 +127,7 @@ def test_a_page_admits_who_has_its_link_and_its_users_own_commands_and_warns_of_
 
 
 @pytest.mark.mlflow
-def test_a_heads_mlflow_outlives_its_start_and_asks_for_a_password_that_nobody_else_can_read(tmp_path):
-    pytest.importorskip("flask_wtf", reason="MLflow asks for passwords with raypar[cluster]")
+def test_the_shared_server_keeps_running_and_asks_for_a_private_password(tmp_path):
     home, port = tmp_path / "home", free_port(23700)
     home.mkdir()
     url, pid_file = f"http://127.0.0.1:{port}", home / "mlflow" / "pid"
@@ -197,7 +190,7 @@ study = Study(workload=workload, space={"leaks": grid(False, True)}, num_repeats
 
 
 def files_with(folder, *secrets):
-    """Return the files below the folder that hold one of the secrets; Ray may remove it meanwhile."""
+    """Return the files below the folder that contain one of the secrets; Ray may remove some meanwhile."""
     matches = []
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         with contextlib.suppress(OSError):  # sockets
@@ -208,8 +201,7 @@ def files_with(folder, *secrets):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
-def test_a_secret_of_the_environment_stays_there(isolation, tmp_path):
-    cli = Cli(tmp_path)
+def test_secrets_in_the_environment_do_not_leak(isolation, cli, tmp_path):
     cli.write("leaky.py", LEAKY)
     address = f"http://me:{PASSWORD}@nowhere:1/data"
     is_over, leaks, sessions = threading.Event(), set(), {}
@@ -222,7 +214,7 @@ def test_a_secret_of_the_environment_stays_there(isolation, tmp_path):
             with contextlib.suppress(OSError):
                 sessions.update({path: stat.S_IMODE(path.stat().st_mode) for path in ray_folder.iterdir()})
 
-    # Short: sockets lie in it.
+    # A short path, for sockets.
     with tempfile.TemporaryDirectory(prefix="r") as ray_folder, ThreadPoolExecutor() as pool:
         variables = {"HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET, "DATA_URL": address, "RAY_TMPDIR": ray_folder}
         looking = pool.submit(look, Path(ray_folder))

@@ -1,4 +1,4 @@
-"""Faults cost no finished trial: what is killed, lost or full; what failed is told apart, and the rest is run later."""
+"""Faults lose no finished trial, failures are classified, and missing trials run later."""
 
 import contextlib
 import itertools
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faultlab import Faulty, find, kill, kill_rank, next_held
-from harness import TIMEOUT_S, Cli, finished, ray_head, results_of, run, runs_of, settings_at
+from harness import TIMEOUT_S, finished, ray_head, results_of, run, runs_of, settings_at
 from loops import acting, uneven
 
 from raypar import Study
@@ -33,7 +33,7 @@ def killed(victim):
     return inject
 
 
-# Faults of trials, one after the other; the kind of the failure, and how often the trial is started.
+# Faults of successive trials, with the kind of the failure and the number of attempts.
 IN_A_TRIAL = [
     (rank_killed, None, 2),
     (act("raise"), FailureKind.ERROR, 1),
@@ -46,12 +46,12 @@ WITH_THE_GANG = [
     (killed("gang controller"), None, 2),
     (killed("gang worker"), None, 2),
     (killed("fork server"), None, 2),
-    (killed("broker"), None, 1),  # the next one counts anew
+    (killed("broker"), None, 1),  # a new broker counts from 1
 ]
 
 
 def go_through(study, process, faults):
-    """Inject the faults; return what has to be in the store then, by learning rate."""
+    """Inject the faults; return the expected outcomes in the store by learning rate."""
     expected = {}
     for inject, kind, attempts in faults:
         lr, rank = next_held(study, process)
@@ -64,8 +64,8 @@ def outcomes(results):
     return {lr: (result.failure and result.failure.kind, result.attempts) for lr, result in results.items()}
 
 
-def test_failures_in_a_trial_are_told_apart_and_cost_no_other(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, len(IN_A_TRIAL) + 1)
+def test_failures_are_classified_and_affect_no_other_trial(cli, tmp_path):
+    study = Faulty(tmp_path, len(IN_A_TRIAL) + 1)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         expected = go_through(study, process, IN_A_TRIAL)
         last, _ = next_held(study, process)
@@ -81,7 +81,7 @@ def test_failures_in_a_trial_are_told_apart_and_cost_no_other(tmp_path):
     cli.wait_for_its_processes()
 
 
-def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(tmp_path, monkeypatch):
+def test_a_rank_killed_for_lack_of_memory_is_not_retried(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "num_memory_kills", itertools.count().__next__)
     study = Study(workload=acting, name="greedy", max_retries=1)
     with LocalRunner(settings_at(tmp_path)) as runner:
@@ -98,7 +98,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_not_tried_again(tmp_path
         ("evaluates", ""),
     ],
 )
-def test_ranks_with_uneven_numbers_of_batches_are_named_and_slow_ones_left_alone(tmp_path, monkeypatch, case, text):
+def test_ranks_with_uneven_numbers_of_batches_are_reported_and_slow_ones_are_not(tmp_path, monkeypatch, case, text):
     monkeypatch.setattr(standstill, "STANDS_S", 0.5)
     monkeypatch.setattr(standstill, "DIFFER_S", 1.0)
     study = Study(workload=uneven, space={}, config={"num_workers": 2}, max_retries=1)
@@ -114,8 +114,8 @@ def test_ranks_with_uneven_numbers_of_batches_are_named_and_slow_ones_left_alone
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, len(IN_RAY) + 2)
+def test_a_study_on_ray_survives_kills_and_resumes_after_the_loss_of_the_head(cli, tmp_path):
+    study = Faulty(tmp_path, len(IN_RAY) + 2)
     with study.running(cli.start("study", "faulty.py")) as process:
         expected = go_through(study, process, IN_RAY)
         running, _ = next_held(study, process)
@@ -141,8 +141,8 @@ def test_a_study_in_ray_survives_kills_and_resume_runs_what_the_lost_head_left(t
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("as_soon_as_there_is", ["gcs_server", "raylet/raylet"])
-def test_a_head_that_is_killed_while_ray_starts_ends_the_study_with_one_message(tmp_path, as_soon_as_there_is):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 1)
+def test_a_head_killed_during_the_start_ends_the_study_with_one_message(cli, tmp_path, as_soon_as_there_is):
+    study = Faulty(tmp_path, 1)
 
     def is_there():
         with contextlib.suppress(LookupError):
@@ -161,8 +161,8 @@ def test_a_head_that_is_killed_while_ray_starts_ends_the_study_with_one_message(
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_rest(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 2)
+def test_losing_a_clusters_head_ends_the_study_and_the_next_one_runs_the_missing_trials(cli, tmp_path):
+    study = Faulty(tmp_path, 2)
     with (
         ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="disabled") as (address, head),
         study.running(cli.start("study", "faulty.py", "--address", address, "--exclusive")) as process,
@@ -184,8 +184,8 @@ def test_a_cluster_that_loses_its_head_ends_the_study_and_the_next_one_runs_the_
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_gang_or_a_broker_that_is_lost_is_replaced_and_its_trial_run_again(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, len(WITH_THE_GANG) + 1)
+def test_a_lost_gang_or_broker_is_replaced_and_its_trial_runs_again(cli, tmp_path):
+    study = Faulty(tmp_path, len(WITH_THE_GANG) + 1)
     with study.running(cli.start("study", "faulty.py")) as process:
         expected = go_through(study, process, WITH_THE_GANG)
         last, _ = next_held(study, process)

@@ -1,7 +1,6 @@
-"""What ranks see of their gang's GPUs, and of their node, on a Ray cluster.
+"""The GPUs and the environment that ranks see on a Ray cluster.
 
-The GPUs are a number that Ray was given. In the ranks a stand-in takes the place of CUDA and NCCL, with a GPU for each
-number that is visible.
+Ray is started with a number of GPUs. In the ranks a stand-in replaces CUDA and NCCL, with a GPU for each visible index.
 """
 
 import json
@@ -57,7 +56,7 @@ study = Study(
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The environment and what was used of CUDA: of each rank, by its trial's device and its number."""
+    """Environment and CUDA calls of each rank, by device of its trial and rank."""
     folder = tmp_path_factory.mktemp("gpus")
     cli = Cli(folder)
     cli.write("cards.py", CARDS)
@@ -73,7 +72,7 @@ def seen(tmp_path_factory):
     }
 
 
-def test_all_ranks_see_the_gpus_of_their_gang_in_one_order_and_local_rank_is_the_number_of_one(seen):
+def test_all_ranks_see_their_gangs_gpus_in_one_order_and_local_rank_is_an_index(seen):
     ranks = [seen["cuda", rank] for rank in range(NUM_WORKERS)]
     (visible,) = {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks}
     numbers = visible.split(",")
@@ -89,7 +88,7 @@ def test_a_trial_on_the_cpu_sees_no_gpu(seen):
         assert environment["used"] == {"nccl": None}
 
 
-def test_ranks_of_a_cluster_have_its_home_and_the_drivers_network_variables(seen):
+def test_ranks_have_the_clusters_home_and_the_drivers_network_variables(seen):
     for environment in seen.values():
         assert environment["NCCL_IB_HCA"] == "mlx5"
         assert not environment["HOME"].endswith("home") and "XDG_CACHE_HOME" not in environment

@@ -1,7 +1,6 @@
-"""The HTML report in a real browser: what its scripts do, what it asks of the network, how it fits phone and paper.
+"""The HTML report in a real browser: its scripts, its requests, its layout on phones and paper.
 
-The pages of the golden studies are checked by axe-core (https://github.com/dequelabs/axe-core), which a package of the
-tests brings along.
+axe-core (https://github.com/dequelabs/axe-core), from a package of the extra `dev`, checks the golden studies' pages.
 """
 
 import base64
@@ -50,7 +49,7 @@ def page(chromium, path):
 
 @pytest.fixture(scope="module")
 def golden_pages(tmp_path_factory):
-    """The pages of the golden studies by name."""
+    """Pages of the golden studies by name."""
     pages, made = {}, tmp_path_factory.mktemp("golden")
     with golden.studies() as folder, contextlib.chdir(folder):
         for name in ("quickstart", "scaling", "search"):
@@ -62,7 +61,7 @@ def golden_pages(tmp_path_factory):
 
 
 def written(path, name, text):
-    """Write the page of a study by this name, whose file, description, failures and values are this text."""
+    """Write the page of a study with this name, and with this text as file, description, failures and values."""
     trials = [
         replace(r, spec=replace(r.spec, point={**r.spec.point, "note": text})) for r in results(name=name, failure=text)
     ]
@@ -74,7 +73,7 @@ def written(path, name, text):
 
 
 @pytest.mark.core
-def test_every_figure_is_drawn_with_words_for_those_who_do_not_see_it_and_nothing_is_asked_for(page, path):
+def test_every_figure_is_drawn_with_a_description_and_without_requests(page, path):
     num = page.run("document.querySelectorAll('figure[data-figure]').length")
     assert num >= 8
     named = (
@@ -94,7 +93,7 @@ def test_the_browser_sees_errors_and_requests(chromium, tmp_path):
     assert page.requests() == [path.as_uri(), (tmp_path / "a.png").as_uri()]
 
 
-def test_a_table_sorts_by_keyboard_and_shows_the_rows_with_the_words_that_are_typed(page):
+def test_a_table_sorts_by_keyboard_and_filters_by_typed_words(page):
     heads = page.run("[...document.querySelectorAll('#all-trials th')].map(h => h.textContent)")
     column = heads.index("trained, s")
     button = f"document.querySelectorAll('#all-trials th button')[{column}]"
@@ -107,7 +106,7 @@ def test_a_table_sorts_by_keyboard_and_shows_the_rows_with_the_words_that_are_ty
         page.until(f"{button}.parentElement.getAttribute('aria-sort') === '{direction}'")
         cells = page.run(COLUMN.format(column))
         numbers = [float(cell) for cell in cells if cell.strip() != "–"]
-        assert cells[len(numbers) :] == ["–"]  # of the trial that failed: last, either way round
+        assert cells[len(numbers) :] == ["–"]  # the failed trial is last in both orders
         orders.append(numbers)
     assert len(orders[0]) == 18 and orders[0] == sorted(orders[0]) and orders[1] == orders[0][::-1]
     assert page.run("document.querySelectorAll('#all-trials [aria-sort]').length") == 1
@@ -137,7 +136,7 @@ def test_it_is_readable_in_light_and_dark_on_a_phone_and_printed(page):
     page.until(fits, timeout_s=30)
 
 
-def test_without_scripts_tables_and_figures_are_there(chromium, path):
+def test_tables_and_figures_show_without_scripts(chromium, path):
     page = chromium("about:blank")
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(path)
@@ -146,7 +145,7 @@ def test_without_scripts_tables_and_figures_are_there(chromium, path):
     assert page.run("getComputedStyle(document.querySelector('.filter')).display") == "none"
 
 
-def test_names_and_texts_of_a_study_do_nothing(chromium, tmp_path):
+def test_hostile_names_and_texts_are_inert(chromium, tmp_path):
     page = chromium(written(tmp_path / "hostile.html", HOSTILE, HOSTILE))
     page.run(UNFOLD)
     page.until(DRAWN)
@@ -158,7 +157,7 @@ def test_names_and_texts_of_a_study_do_nothing(chromium, tmp_path):
 
 @pytest.mark.core
 @pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
-def test_axe_finds_nothing(chromium, golden_pages, study):
+def test_axe_finds_no_violations(chromium, golden_pages, study):
     package = find_spec("axe_playwright_python")
     assert package is not None, "axe-core is a part of axe-playwright-python: pip install -e '.[dev]'"
     page = chromium(golden_pages[study])
@@ -171,7 +170,7 @@ def test_axe_finds_nothing(chromium, golden_pages, study):
         assert page.run(findings) == []
 
 
-def test_four_points_fit_a_screenful_or_three_and_two_sheets_of_paper(chromium, golden_pages):
+def test_four_points_fit_on_about_three_screens_and_two_sheets(chromium, golden_pages):
     page = chromium(golden_pages["quickstart"])
     page.resize(1400, 1000)
     page.until(DRAWN)
@@ -183,7 +182,7 @@ def test_four_points_fit_a_screenful_or_three_and_two_sheets_of_paper(chromium, 
 
 
 @pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
-def test_no_table_is_clipped_and_the_answer_stands_on_the_first_screen(chromium, golden_pages, study):
+def test_no_table_is_clipped_and_the_answer_is_on_the_first_screen(chromium, golden_pages, study):
     page = chromium(golden_pages[study])
     page.resize(1400, 1000)
     assert page.run("document.querySelector('.answer').getBoundingClientRect().bottom") < 700

@@ -1,4 +1,4 @@
-"""Studies that `raypar init` has written, run as they are: each of a script whose kind it has found out."""
+"""Studies written by `raypar init` for each kind of script run unedited."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ SCRIPTS = Path(__file__).parents[1] / "golden" / "scripts"
 
 
 def run_unedited(folder, name, *flags):
-    """Return what the study of a script prints, written by `raypar init` and run at once."""
+    """Write the study of a script by `raypar init`, run it, and return its output."""
     cli = Cli(folder)
     if name:
         shutil.copy(SCRIPTS / f"{name}.py", folder)
@@ -29,7 +29,7 @@ def run_unedited(folder, name, *flags):
         ("", "accuracy"),
     ],
 )
-def test_the_study_of_a_script_runs_as_it_is_written(name, metric, tmp_path):
+def test_a_drafted_study_of_a_script_runs_unedited(name, metric, tmp_path):
     repeats = ("--set", "epochs=2") if not name else ()
     output = run_unedited(tmp_path, name, "--no-ray", "--repeats", "1", *repeats)
     assert metric in output and "failed" not in output
@@ -38,6 +38,6 @@ def test_the_study_of_a_script_runs_as_it_is_written(name, metric, tmp_path):
 
 
 @pytest.mark.ray
-def test_the_study_of_a_train_loop_runs_as_it_is_written(tmp_path):
+def test_a_drafted_study_of_a_train_loop_runs_unedited(tmp_path):
     output = run_unedited(tmp_path, "ray_script", "--repeats", "1")
     assert "[2/2]" in output and "loss" in output and "failed" not in output

@@ -1,28 +1,16 @@
-"""Memory as a result, from the shell: trials that do not fit, and the largest batch that does."""
+"""Memory as a result, from the shell: trials that do not fit, and the largest batch that fits."""
 
 import json
 import re
 
 import pytest
-from harness import Cli, report_in
+from harness import digits_study, report_in
 
-STUDY = '''
-"""Which batch of the digits fits?"""
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(
-    workload=digits,
-    space={"batch_size": grid(64, 512)},
-    baseline={"batch_size": 64},
-    num_repeats=2,
-    config={"epochs": 1, "hidden_size": 512, "max_memory": "6MB"},
-)
-'''
+FIELDS = {"num_repeats": 2, "config": {"epochs": 1, "hidden_size": 512, "max_memory": "6MB"}}
+STUDY = digits_study('{"batch_size": grid(64, 512)}', baseline={"batch_size": 64}, **FIELDS)
 
 
-def test_a_point_that_does_not_fit_is_a_result_which_every_command_knows(tmp_path):
-    cli = Cli(tmp_path)
+def test_every_command_handles_a_point_that_does_not_fit(cli):
     cli.write("batches.py", STUDY)
     output = cli.done("study", "batches.py", "--no-ray")
     trials = re.findall(r"batch_size=(\d+) #(\d)  (trained|DOES NOT FIT: (?:not run: )?)", output)
@@ -33,7 +21,7 @@ def test_a_point_that_does_not_fit_is_a_result_which_every_command_knows(tmp_pat
         ("64", "2", "trained"),
     ]
     assert "2 do not fit" in output and re.search(r"^ *512 +does not fit ", output, re.MULTILINE)
-    assert report_in(cli.done("study", "batches.py", "--no-ray")) == report_in(output)  # runs nothing again
+    assert report_in(cli.done("study", "batches.py", "--no-ray")) == report_in(output)  # no trial runs again
 
     shown = json.loads(cli.done("store", "show", "batches", "--json"))["trials"]
     assert {(t["point"]["batch_size"], t["state"]) for t in shown} == {(64, "finished"), (512, "does not fit")}
@@ -50,13 +38,12 @@ def test_a_point_that_does_not_fit_is_a_result_which_every_command_knows(tmp_pat
 
 def found_by(cli, *words):
     done = cli.run(*words)
-    assert done.returncode == 0, done.stderr  # which may warn that the machine is busy
+    assert done.returncode == 0, done.stderr  # standard error may warn that the machine is busy
     return json.loads(done.stdout)
 
 
 @pytest.mark.core
-def test_the_largest_batch_is_found_at_each_point_once_and_for_all(tmp_path):
-    cli = Cli(tmp_path)
+def test_fit_batch_finds_the_largest_batch_of_each_point_once(cli):
     cli.write("batches.py", STUDY)
     words = ("model", "fit-batch", "batches.py", "--no-ray", "--set", "hidden_size=grid(256,512)", "--json")
     found = found_by(cli, *words)
@@ -69,14 +56,14 @@ def test_the_largest_batch_is_found_at_each_point_once_and_for_all(tmp_path):
     assert len(shown) == sum(point["num_trials"] for point in points.values())
     assert found_by(cli, *words) == found
     assert json.loads(cli.done("store", "show", "batches-fit-batch", "--json"))["trials"] == shown
-    # Nothing was trained: there are sizes, and no times to compare.
+    # Nothing was trained, so there are no times.
     report = json.loads(cli.done("report", "batches-fit-batch", "--json"))
     assert {point["time_s"] for point in report["points"]} == {None}
     refused = cli.run("store", "resume", "batches-fit-batch")
     assert refused.returncode == 2 and "raypar model fit-batch batches.py --no-ray" in refused.stderr
 
     # The largest really fits, and the smallest that was too large does not.
-    cli.write("both.py", STUDY.replace('    baseline={"batch_size": 64},\n', ""))
+    cli.write("both.py", digits_study('{"batch_size": grid(64, 512)}', **FIELDS))
     both = points[512]["batch_size"], points[512]["too_large"]
     cli.done("study", "both.py", "--no-ray", "--repeats", "1", "--set", f"batch_size=grid{both}".replace(" ", ""))
     shown = json.loads(cli.done("store", "show", "both", "--json"))["trials"]

@@ -1,6 +1,6 @@
-"""The network of hosts for other tests and benchmarks: links as asked for, and nothing left behind.
+"""The simulated network of tests and benchmarks: its links have the requested shape, and it leaves nothing behind.
 
-Rates and delays are checked from below only: a busy machine adds to every time.
+Rates and delays are only checked from below, since a busy machine adds to every time.
 """
 
 import json
@@ -26,7 +26,7 @@ WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 CUT_S = MIN_STALL_S + 1.0
 
-# Counts what it receives, and answers every connection's end with the count.
+# Counts received bytes, and answers the end of each connection with the count.
 COUNTER = """
 import socket
 listen = socket.create_server(("", 5000))
@@ -39,7 +39,7 @@ while True:
     line.sendall(f"{count} from {sender}".encode())
     line.close()
 """
-# Prints the answer and how long it took from the connection's beginning.
+# Prints the answer, the time to connect and the total time.
 SENDER = """
 import json, socket, sys, time
 begun_s = time.monotonic()
@@ -106,13 +106,13 @@ def lab():
 
 
 def sent(lab, to, num_bytes, times=1):
-    """Send from host 0 so many times; return the shortest times of a connection's start and of all of it."""
+    """Send from host 0 `times` times; return the shortest time to connect and the shortest total time."""
     printed = [json.loads(lab.run(0, [sys.executable, "-c", SENDER, to, str(num_bytes)])) for _ in range(times)]
     assert {answer for answer, _, _ in printed} == {f"{num_bytes} from {lab.address(0)}"}
     return min(connected_s for _, connected_s, _ in printed), min(took_s for _, _, took_s in printed)
 
 
-def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_processes(lab):
+def test_hosts_reach_each_other_and_see_only_their_own_processes(lab):
     lab.shape(Shape())
     for to in (lab.address(1), lab.address(2), "node2"):
         sent(lab, to, 100_000)
@@ -122,7 +122,7 @@ def test_hosts_reach_each_other_by_address_and_by_name_and_see_only_their_own_pr
     assert "1" in seen and len(seen) < 10 and psutil.pid_exists(lab.host_pid(0))
 
 
-def test_a_delay_is_added_to_each_way_and_taken_off_again(lab):
+def test_a_delay_is_added_in_both_directions_and_removed_again(lab):
     lab.shape(Shape(delay_s=0.04))
     assert sent(lab, lab.address(2), 200_000, times=3)[0] >= 0.08
     lab.shape(Shape())
@@ -142,7 +142,7 @@ def test_a_rate_limits_both_ends_of_every_link(lab, delay_s):
     assert "tbf" not in lab.run(None, ["tc", "qdisc", "show"]) + lab.run(0, ["tc", "qdisc", "show"])
 
 
-def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
+def test_a_link_cut_during_a_timed_trial_is_a_stall(lab):
     lab.shape(Shape())
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(HERE.parents[1])}
     command = [sys.executable, "-c", RANK]
@@ -163,8 +163,8 @@ def test_a_link_that_is_cut_while_a_trial_is_timed_is_a_stall_of_it(lab):
     )
 
 
-def test_ranks_on_two_hosts_meet_though_their_names_lead_to_the_hosts_themselves():
-    """Gloo by itself listens at the address of the host's name, which Debian's installer sets to 127.0.1.1."""
+def test_ranks_connect_even_if_host_names_resolve_to_loopback():
+    """By default, Gloo listens at the address of the host's name, which Debian's installer sets to 127.0.1.1."""
     env = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     how["env"] = {**env, "PYTHONPATH": str(HERE.parents[1])}
@@ -173,7 +173,7 @@ def test_ranks_on_two_hosts_meet_though_their_names_lead_to_the_hosts_themselves
             hosts = lab.folder / f"hosts{host}"
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node{host}\n")
             lab.run(host, ["mount", "--bind", hosts, "/etc/hosts"])
-            # As Docker's, and of the same address on every host.
+            # Like Docker's bridge, with the same address on every host.
             lab.run(host, ["ip", "link", "add", "br-decoy", "type", "bridge"])
             lab.run(host, ["ip", "addr", "add", "172.17.0.1/16", "dev", "br-decoy"])
             lab.run(host, ["ip", "link", "set", "br-decoy", "up"])
@@ -184,7 +184,7 @@ def test_ranks_on_two_hosts_meet_though_their_names_lead_to_the_hosts_themselves
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
-def test_nothing_of_a_lab_is_left_when_it_is_closed_or_its_process_is_killed(is_killed, tmp_path):
+def test_a_lab_leaves_nothing_when_closed_or_killed(is_killed, tmp_path):
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(HERE.parent)}
     links = subprocess.check_output(["ip", "-j", "link"])
     with psutil.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1, text=True, env=env) as owner:
@@ -192,7 +192,7 @@ def test_nothing_of_a_lab_is_left_when_it_is_closed_or_its_process_is_killed(is_
         descendants = owner.children(recursive=True)
         assert {int(pid) for pid in pids} < {process.pid for process in descendants}
         assert any("relay.py" in " ".join(process.cmdline()) for process in descendants)
-        if is_killed:  # its folder of logs is all that may stay
+        if is_killed:  # only its folder of logs may stay
             owner.kill()
         owner.communicate("\n")
     assert psutil.wait_procs(descendants, timeout=10)[1] == []

@@ -16,8 +16,8 @@ from raypar.track.runs import result_from_tags, result_tags
 from raypar.train.affinity import allowed_cores
 
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
-MIN_LOAD_CORES = 0.2  # of the whole core that each process would take if nothing else ran
-# Long enough for the ticks in which the system counts; evaluated seldom, so that most of it is timed.
+MIN_LOAD_CORES = 0.2  # of the whole core that each process would take alone
+# Long compared with the system's ticks, and rarely evaluated, so that most of it is timed.
 STEPS = {"epochs": 400, "eval_every_steps": 160, "num_workers": 1}
 LOOP = {"lr": 0.1, "num_epochs": 20, "batch": 8, "num_workers": 1}
 STUDIES = {
@@ -28,7 +28,7 @@ STUDIES = {
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_a_busy_machine_is_measured_and_reported(study, tmp_path):
-    spinning = []  # one on every core: unbound, the system may put all of them where no rank is
+    spinning = []  # pinned, one per core: otherwise all may run on cores without ranks
     results = []
 
     def listen(event):

@@ -1,4 +1,4 @@
-"""Ranks hold and send what their strategy says, beside giving the right losses."""
+"""Weights that ranks hold and gradients that they send, by strategy."""
 
 import contextlib
 
@@ -21,31 +21,23 @@ NUM_STEPS = 5
 PASS = ForwardBackward(Loss(nn.functional.cross_entropy), contextlib.nullcontext, lambda loss: loss)
 
 
-def _normalised():
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 3)).double()
-    model.append(nn.Linear(3, 3).double().requires_grad_(False))  # frozen: part of no gradient
-    return model
-
-
 def _deep():
     torch.manual_seed(1)
     layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(8, 3)).double()
 
 
-def _built(context, make, **config):
-    workload = Workload(name="own", model=lambda _: make(), data=lambda _: None)
+def _built(context, **config):
+    workload = Workload(name="own", model=lambda _: _deep(), data=lambda _: None)
     complete = resolve(workload, {"num_workers": context.world_size, **config})
-    sample = torch.randn(2, 6 if make is _normalised else 8, dtype=torch.float64)
-    return build_strategy(Task(workload, complete, make(), sample, context))
+    return build_strategy(Task(workload, complete, _deep(), torch.randn(2, 8, dtype=torch.float64), context))
 
 
-def _batches(num_features, context):
+def _batches(context):
     """Yield a rank's half of the same batches for all."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(NUM_STEPS):
-        inputs = torch.randn(2, 10, num_features, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(2, 10, 8, generator=generator, dtype=torch.float64)
         targets = torch.randint(3, (2, 10), generator=generator)
         yield Batch(inputs[context.rank], targets[context.rank], 1.0, 10, 20)
 
@@ -59,29 +51,8 @@ def _step(strategy, batch, optimizer):
     strategy.sync_weights()
 
 
-def _side_by_side(context):
-    names = ("ddp", "gather_broadcast")
-    strategies = {name: _built(context, _normalised, strategy=name) for name in names}
-    optimizers = {name: torch.optim.Adam(s.parameter_groups(), lr=0.01) for name, s in strategies.items()}
-    for batch in _batches(6, context):
-        for name, strategy in strategies.items():
-            _step(strategy, batch, optimizers[name])
-        first, second = (strategies[name].full_model().state_dict() for name in names)
-        for key, value in first.items():
-            torch.testing.assert_close(second[key], value, rtol=1e-12, atol=1e-12)
-        assert not torch.equal(first["0.weight"], _normalised().state_dict()["0.weight"])
-    for value in second.values():
-        copied = value.clone()
-        dist.broadcast(copied, src=0)
-        assert torch.equal(copied, value)  # to the bit, batch norm's means as well
-
-
-def test_gather_and_broadcast_gives_the_weights_of_all_reduce_after_every_step():
-    on_ranks(_side_by_side, 2)
-
-
 def _held(strategy):
-    """Return the number of weights that a rank has in memory to train."""
+    """Return the number of weights that a rank holds and trains."""
     parameters = [p for group in strategy.parameter_groups() for p in group["params"]]
     return sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in parameters)
 
@@ -90,19 +61,19 @@ def _holdings(context):
     measured = {}
     for name in ("ddp", "fsdp", "tensor", "pipeline", "hybrid"):
         sizes = {"tensor_size": 2, "pipeline_size": 2} if name == "hybrid" else {}
-        strategy = _built(context, _deep, strategy=name, **sizes)
+        strategy = _built(context, strategy=name, **sizes)
         measured[name] = _held(strategy), sum(p.numel() for p in strategy.full_model().parameters())
     return measured
 
 
-def test_ranks_hold_the_part_of_the_weights_that_their_strategy_gives_them():
+def test_ranks_hold_their_strategys_share_of_the_weights():
     every, last = 4 * (64 + 8) + 27, 27
     ranks = on_ranks(_holdings, 4)
     assert all(averaged == every for rank in ranks for _, averaged in rank.values())
     held = {name: [rank[name][0] for rank in ranks] for name in ranks[0]}
     assert held["ddp"] == [every] * 4
     assert sum(held["fsdp"]) == every and max(held["fsdp"]) < every / 2
-    # Two pairs of layers are split in four; a row layer's biases and the odd layer at the end are with every rank.
+    # Two pairs of layers are split in four. Every rank has the biases of row layers and the odd layer at the end.
     assert held["tensor"] == [2 * (16 + 2 + 16 + 8) + last] * 4
     assert sum(held["pipeline"]) == every and min(held["pipeline"]) > 0
     assert sum(held["hybrid"]) == 2 * 2 * (32 + 4 + 32 + 8) + 2 * last
@@ -124,9 +95,9 @@ def _sent(context):
         "unfused": {"overlap": False, "bucket_mb": 0.0},
         "unfused, overlapping": {"compression": "fp16", "bucket_mb": 0.0},
     }.items():
-        strategy = _built(context, _deep, **config)
+        strategy = _built(context, **config)
         optimizer = torch.optim.SGD(strategy.parameter_groups(), lr=0.1)
-        for batch in _batches(8, context):
+        for batch in _batches(context):
             sizes.clear()
             _step(strategy, batch, optimizer)
         measured[name] = list(sizes)
@@ -134,7 +105,7 @@ def _sent(context):
     return measured
 
 
-def test_gradients_are_fused_as_the_options_say():
+def test_options_decide_the_fusion_of_gradients():
     for sizes in on_ranks(_sent, 2):
         assert sizes["fused"] == [315]
         assert sorted(sizes["unfused"]) == sorted([64, 8] * 4 + [24, 3])
@@ -143,9 +114,9 @@ def test_gradients_are_fused_as_the_options_say():
 
 def _local(context):
     """Return for each step whether this rank has rank 0's weights after it."""
-    strategy = _built(context, _deep, strategy="local_sgd", sync_every=3)
+    strategy = _built(context, strategy="local_sgd", sync_every=3)
     optimizer, equal = torch.optim.SGD(strategy.parameter_groups(), lr=0.1), []
-    for batch in _batches(8, context):
+    for batch in _batches(context):
         _step(strategy, batch, optimizer)
         weights = nn.utils.parameters_to_vector(strategy.module.parameters()).detach()
         first = weights.clone()
@@ -158,9 +129,9 @@ def _local(context):
     return equal
 
 
-def test_local_sgd_averages_every_so_many_steps_and_evaluates_the_average():
+def test_local_sgd_averages_at_its_interval_and_evaluates_the_average():
     first, other = on_ranks(_local, 2)
-    assert first == [True] * NUM_STEPS  # the others are compared with rank 0
+    assert first == [True] * NUM_STEPS  # rank 0 is the reference
     assert other == [False, False, True, False, False]
 
 
@@ -205,7 +176,7 @@ def _in_16_bits(context):
 
 
 @pytest.mark.skipif(not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"), reason="needs torch 2.15")
-def test_fsdp_gathers_the_weights_of_matrix_products_in_16_bits_to_the_losses_of_ddp():
+def test_fsdp_gathers_matrix_weights_in_16_bits_with_the_losses_of_ddp():
     kinds = {"seeing": ("Conv2d", "Linear"), "transformer": ("Linear",)}
     for rank in on_ranks(_in_16_bits, 2):
         for (name, precision), (types, reports) in rank.items():

@@ -1,4 +1,4 @@
-"""Profiles of real ranks: their records, what the command line shows of them, and the links between ranks."""
+"""Profiles of real ranks: their records, their display on the command line, and probed networks."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Cli, client_of, report_in, runs_of
+from harness import client_of, digits_study, report_in, runs_of
 from ranks import Reports, on_ranks
 from torch import nn
 
@@ -28,7 +28,7 @@ TRACES = ["rank0.trace.json.gz", "rank1.trace.json.gz"]
 
 
 def recorded_by(context, workload, how, chosen, folder=None):
-    """Return what a rank records of a training, and its reports."""
+    """Return a rank's recorded profile of a training, and its reports."""
     reports = Reports()
     config = resolve(workload, {"epochs": 1, **chosen, "num_workers": context.world_size})
     outcome = train(workload, config, 0, context, reports, start_s=0.0, artifact_dir=folder, profiling=how)
@@ -36,7 +36,7 @@ def recorded_by(context, workload, how, chosen, folder=None):
 
 
 def profiled(chosen, workload=wide_mlp, num_ranks=2, steps=8):
-    """Return the profile of a trial that does nothing else."""
+    """Return the profile of a trial that only records one."""
     how = Profiling(steps, instead_of_training=True)
     recordings = on_ranks(lambda context: recorded_by(context, workload, how, chosen)[0], num_ranks)
     profile = profile_of(recordings, resolve(workload, {**chosen, "num_workers": num_ranks}))
@@ -62,7 +62,7 @@ class Slow(nn.Module):
         return self.last(x)
 
 
-def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path):
+def test_profiling_does_not_change_the_training(tmp_path):
     chosen = {"hidden_size": 32, "batch_size": 256}
 
     def both(context):
@@ -85,7 +85,7 @@ def test_a_profile_comes_after_the_training_which_it_leaves_as_it_is(tmp_path):
         assert {"raypar:step", "raypar:data", "raypar:forward", "raypar:backward", "gloo:all_reduce"} <= names
 
 
-def test_one_rank_computes_and_waits_for_nobody():
+def test_a_single_rank_waits_for_no_other():
     profile = profiled(SIZE, num_ranks=1)
     (rank,) = profile.ranks
     assert all(rank.parts[part] > 0 for part in (FORWARD, BACKWARD, OPTIMIZER))
@@ -93,7 +93,7 @@ def test_one_rank_computes_and_waits_for_nobody():
     assert profile.utilisation is not None and 0 < profile.utilisation < 1
 
 
-def test_who_is_fast_waits_for_who_is_slow():
+def test_a_fast_rank_waits_for_a_slow_one():
     slow = replace(digits, name="slow", model=lambda config: Slow())
     profile = profiled({"batch_size": 256}, slow)
     fast, late = profile.ranks
@@ -102,42 +102,34 @@ def test_who_is_fast_waits_for_who_is_slow():
     assert late.parts[FORWARD] > 3 * fast.parts[FORWARD]
 
 
-def test_without_overlap_hardly_any_communication_is_hidden():
+def test_little_communication_is_hidden_without_overlap():
     share = profiled({**SIZE, "width": 512, "overlap": False}, steps=12).mean.hidden_share
     assert share is not None and share < 0.5  # a few per cent on a quiet machine
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor", "gather_broadcast", "local_sgd", "pipeline"])
-def test_every_strategy_can_be_looked_into(strategy):
+def test_every_strategy_can_be_profiled(strategy):
     profile = profiled({**SIZE, "strategy": strategy, "sync_every": 4})
     waits = BUBBLE if strategy == "pipeline" else COMMUNICATION
     assert all(rank.parts[part] > 0 for rank in profile.ranks for part in (waits, FORWARD, BACKWARD))
     assert profile.utilisation is not None  # of the whole model, counted once
 
 
-STUDY = '''
-"""Where does a tiny network spend its time?"""
-from raypar import Study, grid
-from raypar.workloads import digits
-
-study = Study(
-    workload=digits,
-    space={"num_workers": grid(1, 2)},
+STUDY = digits_study(
+    '{"num_workers": grid(1, 2)}',
     baseline={"num_workers": 1},
     num_repeats=2,
     config={"epochs": 1, "batch_size": 256, "hidden_size": 32},
 )
-'''
 
 
 @pytest.fixture
-def cli(tmp_path):
-    cli = Cli(tmp_path)
+def cli(cli):
     cli.write("tiny.py", STUDY)
     return cli
 
 
-def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(cli):
+def test_a_profiled_study_shows_where_a_steps_time_goes(cli):
     output = cli.done("study", "tiny.py", "--profile", "--no-ray")
     for shown in (output, cli.done("report", "tiny", "--verbose")):
         section = shown[shown.index("Where a step's time goes") :]
@@ -156,7 +148,7 @@ def test_a_study_with_profile_shows_where_the_time_goes_now_and_from_the_store(c
     assert report_in(output).startswith(short) and "Where a step's time goes" not in short
 
 
-def test_raypar_profile_shows_one_point_and_leaves_the_studys_own_trials_alone(cli):
+def test_model_profile_shows_one_point_and_keeps_the_studys_trials_unchanged(cli):
     output = cli.done("model", "profile", "tiny.py", "--no-ray", "--set", "num_workers=2", "--steps", "6")
     assert re.search(r"^ +rank 0 +rank 1$", output, re.MULTILINE)
     assert re.search(r"^backward pass +[\d.]+ ms +\d+ %", output, re.MULTILINE)

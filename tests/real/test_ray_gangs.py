@@ -1,4 +1,4 @@
-"""Gangs on a real Ray: kept warm over blocks, replaced where they die, stopped by schedulers, evicted by others."""
+"""Gangs on a real Ray: kept warm over blocks, replaced after a loss, used by searches."""
 
 import contextlib
 import os
@@ -46,12 +46,12 @@ def gang_of(result):
 
 
 def processes_of_ray(*names):
-    """Return those processes of this process's Ray that have one of the names."""
+    """Return the processes of this process's Ray with one of the names."""
     below = psutil.Process().children(recursive=True)
     return [process for process in below if any(name in command_line(process) for name in names)]
 
 
-def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_own(on_ray):
+def test_warm_gangs_run_all_blocks_with_one_core_per_rank(on_ray):
     space = {"num_workers": grid(1, 2), "lr": grid(0.1, 0.2)}
     study = Study(workload=acting, name="warm", space=space, num_repeats=2)
     specs = study.trials()
@@ -71,7 +71,7 @@ def test_gangs_serve_trial_after_trial_over_blocks_each_rank_on_a_core_of_its_ow
         assert len(cores) == len(set(cores)) == result.spec.placement.num_workers
 
 
-def test_gangs_stay_warm_over_blocks_that_are_decided_on_as_the_study_runs(on_ray):
+def test_gangs_stay_warm_over_blocks_added_during_the_study(on_ray):
     study = Study(workload=acting, name="decided", space={"num_workers": grid(1, 2)}, num_repeats=1)
     later = [block(study, repeat, study.points()[repeat % 2 :]) for repeat in range(1, 4)]
     num_ended = []
@@ -91,7 +91,7 @@ def test_gangs_stay_warm_over_blocks_that_are_decided_on_as_the_study_runs(on_ra
 
 
 @pytest.mark.parametrize("victim", ["worker", "rank", "fork server"])
-def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_ray, tmp_path, victim):
+def test_a_process_killed_during_a_trial_is_replaced_and_the_trial_runs_again(on_ray, tmp_path, victim):
     study = Study(workload=acting, name="killed", max_retries=1)
     scratch = tmp_path / "waits"
     points = [{}, {"act": "wait", "scratch": str(scratch)}, {"lr": 0.2}]
@@ -125,7 +125,7 @@ def test_what_is_killed_in_mid_trial_is_replaced_and_the_trial_is_done_again(on_
         assert victim == "fork server" or "gang was lost" in retried.reason
 
 
-def test_a_trial_on_a_cluster_waits_for_a_machine_that_another_study_uses(tmp_path):
+def test_a_trial_on_a_cluster_waits_for_a_machine_used_by_another_study(tmp_path):
     study, machine, events = Study(workload=acting, name="shared"), host_cores(), RunEvents()
     with contextlib.ExitStack() as other:
         other.enter_context(leased_cores(Holder.here("other", ()), machine[:1], print))
@@ -142,7 +142,7 @@ def test_a_trial_on_a_cluster_waits_for_a_machine_that_another_study_uses(tmp_pa
     assert (result.state, result.attempts) == (TrialState.FINISHED, 1)
 
 
-def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on_ray):
+def test_a_search_with_early_stopping_uses_one_warm_gang(on_ray):
     pytest.importorskip("optuna")
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
@@ -167,16 +167,16 @@ def test_a_searcher_and_a_scheduler_that_stops_trials_early_use_one_warm_gang(on
     assert [report["of_epoch"] for report in best.reports] == [1, 2, 3, 4]
 
 
-def test_a_search_draws_the_same_for_the_same_seed_and_goes_on_where_it_was(on_ray):
+def test_a_search_is_reproducible_by_seed_and_resumes(on_ray):
     space = {"lr": uniform(0.1, 1), "weight_decay": loguniform(1e-6, 1e-3), "num_samples": randint(64, 200)}
-    too_wide = NUM_CORES + 1  # refused without a gang, which would take long to start
+    too_wide = NUM_CORES + 1  # refused without starting a gang
 
     def search(num_trials, done=(), **fields):
         fields = {"space": space, "config": {"num_workers": too_wide}, **fields}
         study = Study(workload=acting, name="search", num_trials=num_trials, seed=4, max_concurrent_trials=2, **fields)
         return on_ray(study, done).results
 
-    def points_of(results):  # two at a time start in any order
+    def points_of(results):  # concurrent trials start in any order
         return {tuple(result.spec.point.values()) for result in results}
 
     results = search(3)
@@ -206,16 +206,14 @@ MAX_GROWTH_BYTES = 100e6
 
 
 def memory_of(process, peak=False):
-    """Return the bytes of memory of a process, now or at their peak, without what it sees of Ray's object store."""
+    """Return a process's bytes of memory, current or peak, without Ray's object store."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
     total, shared = (int(fields[key].split()[0]) * 2**10 for key in ("VmHWM" if peak else "VmRSS", "RssShmem"))
     return total - shared
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory that can be reset")
-def test_a_model_kept_on_another_machine_reaches_the_driver_and_no_process_on_its_way_holds_it(
-    fork_address, tmp_path, monkeypatch
-):
+def test_a_model_kept_on_another_machine_is_sent_to_the_driver_in_pieces(fork_address, tmp_path, monkeypatch):
     config = {"keep_model": True, "epochs": 1, "num_ballast": NUM_BALLAST}
     study, sizes, before, growth = Study(workload=acting, name="sent", config=config), [], {}, {}
     append, names = tune.append_piece, ("::Broker", "TrainWorker")
@@ -233,7 +231,7 @@ def test_a_model_kept_on_another_machine_reaches_the_driver_and_no_process_on_it
             assert event.result.failure is None
             growth.update({p.name(): memory_of(p, peak=True) - bytes_ for p, bytes_ in before.items()})
 
-    # The driver makes its folder when the first piece comes: till then it is one that the rank's node has not.
+    # The driver creates its folder with the first piece, so the rank's node does not see it before.
     settings = settings_at(tmp_path, driver_dir=tmp_path / "driver")
     spec = study.trial({}, 0)
     TuneRunner(settings, owns_cluster=True, fork_addresses={"": fork_address}).run(study, (spec,), listen)
@@ -244,9 +242,7 @@ def test_a_model_kept_on_another_machine_reaches_the_driver_and_no_process_on_it
     assert not (tmp_path / "logs" / spec.identity / ARTIFACT_FOLDER).exists()
 
 
-def test_a_node_that_shares_the_drivers_folder_keeps_a_model_there_and_sends_nothing(
-    fork_address, tmp_path, monkeypatch
-):
+def test_a_node_that_shares_the_drivers_folder_keeps_its_model_there(fork_address, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "append_piece", None)
     (tmp_path / "driver").mkdir()
     study = Study(workload=acting, name="shared", config={"keep_model": True})

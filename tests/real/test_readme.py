@@ -1,19 +1,17 @@
-"""README's study, saved and run by README's commands."""
+"""README's studies, run by README's commands."""
 
 import re
 from pathlib import Path
 
 import pytest
-from harness import Cli
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).parents[1] / "golden" / "scripts" / "plain_script.py"
-ELSEWHERE = ("ui", "doctor")  # one serves until Ctrl-C, the other looks at the machine: they have tests of their own
+ELSEWHERE = ("ui", "doctor")  # tested elsewhere
 
 
 @pytest.mark.ray
-def test_the_study_in_the_readme_runs_as_printed(tmp_path):
-    cli = Cli(tmp_path)
+def test_the_study_in_the_readme_runs_as_printed(cli):
     (study,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     cli.write("mine.py", study)
     (block, *_) = re.findall(r"```sh\n(.*?)```", README.split(study)[1], re.DOTALL)
@@ -28,8 +26,7 @@ def test_the_study_in_the_readme_runs_as_printed(tmp_path):
 
 
 @pytest.mark.ray
-def test_a_script_is_studied_as_the_readme_shows(tmp_path):
-    cli = Cli(tmp_path)
+def test_the_readmes_study_of_a_script_runs_as_printed(cli):
     cli.write("train.py", SCRIPT.read_text(encoding="utf-8"))
     (line,) = re.findall(r"^raypar init (.*?)(?:  +#.*)?$", README, re.MULTILINE)
     init, study = f"init {line}".replace("raypar ", "").split(" && ")

@@ -1,4 +1,4 @@
-"""Contract of every runner: each trial ends once and whole, and neither its failure nor its dirt reaches the next."""
+"""Contract of every runner: each trial ends once and completely, and does not affect the next one."""
 
 import json
 import math
@@ -24,7 +24,7 @@ MAX_RETRIES = 1
 EPOCHS = 2
 CHECKPOINTED = {"epochs": 4, "dropout": 0.3, "optimizer": "adam", "lr": 0.01, "num_workers": 2}
 CHECKPOINTED["checkpoint_every_epochs"] = 1
-# In this order; every trial that ends badly or leaves something has one after it that must not notice.
+# In this order: a trial that fails or leaves something behind must not affect the next one.
 TRIALS = {
     "clean": {"dropout": 0.5},
     "raises": {"act": "raise", "num_workers": 2},
@@ -37,19 +37,19 @@ TRIALS = {
     "after it soiled": {"dropout": 0.5},
     "strays": {"act": "stray", "loader": "dataloader", "num_loader_workers": 2},
     "strays and dies": {"act": "stray and kill"},
-    "goes on": CHECKPOINTED,
-    "goes on after a fall": {**CHECKPOINTED, "act": "fall"},
+    "uninterrupted": CHECKPOINTED,
+    "resumes after a fall": {**CHECKPOINTED, "act": "fall"},
 }
 
 
 RAY = pytest.param("ray", marks=pytest.mark.ray)
-# For tests that `make test` has no time for on Ray.
+# For tests that take too long on Ray for `make test`.
 outside_core = pytest.mark.parametrize("run_in", ["local", RAY], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.core])])
 def run_in(request):
-    """Runs a study in a folder with the runner under test."""
+    """Run a study in a folder with the runner under test."""
     address = request.getfixturevalue("fork_address") if request.param == "ray" else ""
 
     def run_(study, specs, folder, more=None, **settings):
@@ -76,7 +76,7 @@ class Run:
         return self.events.result(self.specs[name])
 
     def log(self, name, attempt=1):
-        """Return what rank 0 wrote: first the state of its process before it trained."""
+        """Return the JSON lines of rank 0; the first is the state of its process before training."""
         path = self.folder / "logs" / self.specs[name].identity / f"attempt{attempt}-rank0.log"
         return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
@@ -87,12 +87,12 @@ def study_run(run_in, tmp_path_factory):
     study = Study(workload=acting, name="contract", max_retries=MAX_RETRIES, config={"epochs": EPOCHS})
     specs = {}
     for i, (name, point) in enumerate(TRIALS.items()):
-        scratch = str(folder / f"scratch{i}")  # also tells trials of the same point apart
+        scratch = str(folder / f"scratch{i}")  # also distinguishes trials of the same point
         specs[name] = study.trial({**point, "scratch": scratch}, 0, order=i)
     return Run(specs, run_in(study, list(specs.values()), folder), folder)
 
 
-def test_every_trial_starts_then_reports_then_ends_once_in_its_order(study_run):
+def test_every_trial_starts_reports_and_ends_once_in_order(study_run):
     assert [result.spec for result in study_run.events.results] == list(study_run.specs.values())
     for name, spec in study_run.specs.items():
         kinds = [type(event) for event in study_run.events.about(spec)]
@@ -102,7 +102,7 @@ def test_every_trial_starts_then_reports_then_ends_once_in_its_order(study_run):
 
 
 @pytest.mark.parametrize("name", ["clean", "after it raised"])
-def test_a_finished_trial_comes_whole(study_run, name):
+def test_a_finished_trial_is_complete(study_run, name):
     result, spec = study_run[name], study_run.specs[name]
     num_workers = spec.placement.num_workers
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 1, None)
@@ -118,7 +118,7 @@ def test_a_finished_trial_comes_whole(study_run, name):
     environment = result.conditions.to_stored()
     assert len(environment["node"]) == len(set(environment["pid"])) == num_workers
     assert environment["num_threads"] == [1] * num_workers
-    # Too short to measure other load, but the machine was looked at.
+    # Too short to measure other load, but the machine was observed.
     assert environment["num_node_cores"] == [psutil.cpu_count()] * num_workers
     assert (result.energy_j is None) is ("energy_of" not in environment)
     assert result.energy_j is not None or environment["no_energy"]
@@ -127,7 +127,7 @@ def test_a_finished_trial_comes_whole(study_run, name):
         assert len(cores) == len(set(cores)) == num_workers and set(cores) <= set(allowed_cores())
 
 
-def test_a_trial_that_raises_fails_with_its_traceback_and_its_log_and_is_not_retried(study_run):
+def test_a_trial_that_raises_fails_with_traceback_and_log_and_is_not_retried(study_run):
     result = study_run["raises"]
     failure = result.failure
     assert (result.state, result.attempts) == (TrialState.FAILED, 1)
@@ -145,7 +145,7 @@ def test_a_trial_that_diverges_stops_at_its_first_report_and_is_not_retried(stud
     assert {len(steps) for steps in result.step_times_s} == {NUM_TRAIN // 64}
 
 
-def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(run_in, tmp_path):
+def test_a_point_that_keeps_raising_the_same_error_is_stopped_alone(run_in, tmp_path):
     space = {"act": grid("train", "raise"), "num_samples": grid(64)}
     study = Study(workload=acting, name="raising", space=space, num_repeats=4, max_retries=MAX_RETRIES)
     specs = study.trials()
@@ -163,10 +163,10 @@ def test_a_point_that_raises_one_error_at_once_is_stopped_and_the_others_go_on(r
     )
 
 
-def test_a_point_that_does_not_fit_is_run_once_and_counting_memory_changes_no_loss(run_in, tmp_path):
+def test_a_point_that_does_not_fit_runs_once_and_counting_memory_changes_no_loss(run_in, tmp_path):
     config = {"epochs": EPOCHS, "num_workers": 2}
     study = Study(workload=acting, name="memory", config=config, max_retries=MAX_RETRIES, num_repeats=2)
-    # The third loses the count with its warm-up.
+    # The third has no warm-up in which memory is counted.
     points = {"max_memory": "1MB"}, {"max_memory": "1MB", "num_ballast": 1_000_000}, {"num_warmup_steps": 0}
     specs = [study.trial(point, repeat, order=i) for repeat in (0, 1) for i, point in enumerate(points)]
     events = run_in(study, specs, tmp_path)
@@ -184,7 +184,7 @@ def test_a_point_that_does_not_fit_is_run_once_and_counting_memory_changes_no_lo
     assert too_large[1].spec not in [event.spec for event in events.of(TrialStarted)]
 
 
-def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run):
+def test_a_trial_whose_rank_dies_fails_after_the_last_retry(study_run):
     result, spec = study_run["dies"], study_run.specs["dies"]
     failure = result.failure
     assert (result.state, result.attempts) == (TrialState.FAILED, 1 + MAX_RETRIES)
@@ -196,7 +196,7 @@ def test_a_rank_that_dies_takes_its_trial_with_it_after_the_last_retry(study_run
     assert "SIGKILL" in retried.reason
 
 
-def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fine(study_run):
+def test_a_second_attempt_finishes_a_trial_and_later_trials_are_unaffected(study_run):
     result = study_run["heals"]
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 2, None)
     assert [report["epoch"] for report in result.reports] == [1, 2]  # none of the first attempt's
@@ -205,8 +205,8 @@ def test_a_second_attempt_finishes_a_trial_and_the_trials_after_bad_ones_are_fin
         assert (study_run[name].state, study_run[name].attempts) == (TrialState.FINISHED, 1)
 
 
-def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_run):
-    one, other = study_run["goes on"], study_run["goes on after a fall"]
+def test_a_retry_resumes_from_the_last_checkpoint_with_equal_losses(study_run):
+    one, other = study_run["uninterrupted"], study_run["resumes after a fall"]
     assert (one.attempts, other.attempts, other.state) == (1, 2, TrialState.FINISHED)
     assert (
         other.conditions.of_ranks("resumed_at_epoch") == [2, 2] and "resumed_at_epoch" not in one.conditions.to_stored()
@@ -214,12 +214,12 @@ def test_a_retry_goes_on_from_the_last_checkpoint_and_comes_to_the_same(study_ru
     assert losses(other) == losses(one) and len(other.reports) == 4
     # Each step that led to the result is timed once, those of the first attempt included.
     assert [len(steps) for steps in other.step_times_s] == [len(steps) for steps in one.step_times_s] == [16, 16]
-    events = study_run.events.about(study_run.specs["goes on after a fall"])
+    events = study_run.events.about(study_run.specs["resumes after a fall"])
     assert list(other.reports[:2]) == [e.report for e in events if isinstance(e, TrialReported)][:2]
     assert not list(study_run.folder.rglob("*.pt"))
 
 
-def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run):
+def test_a_trial_after_one_that_left_dirt_is_bit_identical(study_run):
     assert study_run["soils"].state is TrialState.FINISHED
     assert losses(study_run["after it soiled"]) == losses(study_run["clean"])
     before, after = (study_run.log(name)[0] for name in ("clean", "after it soiled"))
@@ -228,7 +228,7 @@ def test_a_trial_after_one_that_left_dirt_is_the_same_to_the_bit(study_run):
     assert (after["dtype"], after["grad"], after["threads"], after["dirt"]) == ("torch.float32", True, 1, "")
 
 
-def test_the_processes_that_a_trial_started_end_with_it(study_run):
+def test_processes_started_by_a_trial_end_with_it(study_run):
     states = {name: study_run[name].state for name in ("strays", "strays and dies")}
     assert states == {"strays": TrialState.FINISHED, "strays and dies": TrialState.FAILED}
     ranks = [pid for result in study_run.events.results for pid in result.conditions.to_stored().get("pid", ())]
@@ -241,7 +241,7 @@ def check_strays_end(run, names, ranks=()):
     until(lambda: not any(map(is_running, [*strays, *ranks])), "the end of a trial's processes")
 
 
-def test_further_trials_are_asked_for_when_all_have_ended_until_there_are_none(run_in, tmp_path):
+def test_more_trials_are_requested_until_there_are_none(run_in, tmp_path):
     study = Study(workload=acting, name="blocks", config={"num_samples": 64})
     first, *blocks = ([study.trial({}, 10 * block + n) for n in range(2)] for block in range(3))
     num_asked = []
@@ -258,7 +258,7 @@ def test_further_trials_are_asked_for_when_all_have_ended_until_there_are_none(r
 
 
 @outside_core
-def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit_and_leaves_no_process(run_in, study_run, tmp_path):
+def test_a_fresh_interpreter_gives_bit_identical_losses_and_leaves_no_process(run_in, study_run, tmp_path):
     study = Study(workload=acting, name="contract", config={"epochs": EPOCHS})
     specs = [study_run.specs[name] for name in ("clean", "after it raised", "strays")]
     events = run_in(study, specs, tmp_path, isolation="fresh")
@@ -271,7 +271,7 @@ def test_a_fresh_interpreter_gives_the_same_losses_to_the_bit_and_leaves_no_proc
 @pytest.mark.skipif(
     not CAN_PIN or not {0, 1} <= set(allowed_cores()), reason="needs cores 0 and 1, and to bind processes to them"
 )
-def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in, tmp_path):
+def test_workers_run_only_on_the_listed_cores(run_in, tmp_path):
     study = Study(workload=acting, name="pinned", max_retries=0)
     points = [
         {"cpu_affinity": (1,)},
@@ -291,7 +291,7 @@ def test_workers_run_on_the_cores_that_are_listed_and_on_no_others(run_in, tmp_p
 
 
 @outside_core
-def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in, tmp_path):
+def test_a_hanging_trial_is_ended_and_the_next_one_finishes(run_in, tmp_path):
     study = Study(workload=acting, name="hanging", max_retries=0)
     points = [{"act": "hang", "num_workers": 2}, {"num_workers": 2}]
     hangs, next_one = (study.trial(point, 0, order=i) for i, point in enumerate(points))
@@ -304,7 +304,7 @@ def test_a_trial_that_hangs_is_ended_and_the_next_one_is_fine(run_in, tmp_path):
     assert events.result(next_one).state is TrialState.FINISHED
 
 
-def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in, tmp_path):
+def test_an_unchanged_train_loop_runs_with_one_and_two_workers(run_in, tmp_path):
     config = {"lr": 0.1, "num_epochs": 3, "batch": 32}
     study = Study(workload=Workload.from_train_loop(train_func), name="loop", config=config, max_retries=0)
     one, two = (study.trial({"num_workers": n}, 0, order=n) for n in (1, 2))
@@ -315,15 +315,15 @@ def test_an_unchanged_train_loop_runs_with_one_worker_and_two(run_in, tmp_path):
         assert [report["epoch"] for report in result.reports] == [1, 2, 3]
         assert {report["num_seen"] for report in result.reports} == {num_seen}
         assert {report["world_size"] for report in result.reports} == {spec.placement.num_workers}
-        assert {report["rank"] for report in result.reports} == {0}  # rank 0 speaks for all
+        assert {report["rank"] for report in result.reports} == {0}  # rank 0 reports for all
         assert result.final["loss"] < result.reports[0]["loss"]
         assert "note" not in result.final
-        assert result.step_times_s == () and result.train_time_s is None  # its reports count no work
+        assert result.step_times_s == () and result.train_time_s is None  # its reports contain no work
         assert 0 < result.reports[0]["since_launch_s"] < result.final["since_launch_s"] < result.wall_s
         assert result.startup_s is not None
 
 
-def test_a_torchrun_script_trains_the_same_on_one_worker_and_on_two_and_its_steps_are_timed(run_in, tmp_path):
+def test_a_torchrun_script_has_equal_losses_on_one_and_two_workers_and_timed_steps(run_in, tmp_path):
     (tmp_path / "train.py").write_text(TORCHRUN_SCRIPT)
     text = "torchrun --standalone --nproc-per-node={num_workers} train.py --lr {lr} --note {note}"
     workload = Workload.from_command(text, metrics={"loss": r"loss: ([0-9.]+)"})

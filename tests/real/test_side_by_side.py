@@ -1,6 +1,6 @@
-"""Several machines (simulated: Ray nodes that are labelled as machines): trials side by side, one on each.
+"""Trials side by side on several simulated machines (Ray nodes labelled as machines), one on each.
 
-Run with a folder, it is the study in a process of its own, and leaves ``trials.json`` there.
+Run as a script with a folder, it runs the study and writes ``trials.json`` there.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ NUM_CPUS = 4
 
 
 def meet(config):
-    """Wait until all others that are to run at the same time have been here."""
+    """Wait until all trials that have to run at the same time have been here."""
     folder, ends_s = Path(config["folder"]), time.monotonic() + 300
     if config["name"] == "lost":
         if (folder / "has begun").exists():
@@ -31,7 +31,7 @@ def meet(config):
     (folder / config["name"]).touch()
     while not all((folder / name).exists() for name in config["others"].split()):
         if time.monotonic() > ends_s:
-            raise TimeoutError(f"{config['name']} met not all of {config['others']}")
+            raise TimeoutError(f"{config['name']} did not meet all of {config['others']}")
         time.sleep(0.02)
 
 
@@ -78,7 +78,7 @@ def main(folder):
             while not (folder / "has begun").exists():
                 time.sleep(0.02)
             cluster.remove_node(joined[0], allow_graceful=False)
-            while sum(node["Alive"] for node in ray.nodes()) > 2:  # else the loss may be noticed after the study's end
+            while sum(node["Alive"] for node in ray.nodes()) > 2:  # or the loss is noticed after the study's end
                 time.sleep(0.02)
             cluster.add_node(**node_args("m4"))
 
@@ -97,7 +97,7 @@ def node_args(machine):
 
 @pytest.mark.ray
 @pytest.mark.timeout(500)
-def test_trials_run_on_machines_of_their_own_on_those_that_join_and_again_where_one_is_lost(tmp_path):
+def test_trials_use_separate_machines_that_join_and_survive_the_loss_of_one(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         process = psutil.Popen([sys.executable, __file__, tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

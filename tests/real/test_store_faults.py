@@ -1,4 +1,4 @@
-"""A locked store, a full disk, a damaged journal: what was written stays, and the rest is reported."""
+"""A locked store, a full disk and a damaged journal lose nothing that was written."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ RATES = ["0.01", "0.02", "0.03", "0.04"]
 
 @pytest.fixture
 def disk(tmp_path):
-    """A folder on a file system of its own with little room."""
+    """A folder on a small file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     with contextlib.ExitStack() as stack:
@@ -32,8 +32,8 @@ def disk(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines_only(tmp_path):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 4)
+def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_lines(cli, tmp_path):
+    study = Faulty(tmp_path, 4)
     with study.running(cli.start("study", "faulty.py", "--no-ray")) as process:
         first, _ = next_held(study, process)
         study.go(first)
@@ -63,8 +63,8 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
 
 
 @pytest.mark.mlflow
-def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_in_the_end(tmp_path, tmp_path_factory):
-    cli, study = Cli(tmp_path), Faulty(tmp_path, 3)
+def test_a_server_that_is_down_during_a_study_has_every_result_after_sync(cli, tmp_path, tmp_path_factory):
+    study = Faulty(tmp_path, 3)
     kept = tmp_path_factory.mktemp("server")
     with start_server(default_tracking_uri(kept), kept, port=22600) as server:
         uri, port = server.url, int(server.url.rpartition(":")[2])
@@ -90,7 +90,7 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
     cli.wait_for_its_processes()
 
 
-def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the_rest(disk, tmp_path):
+def test_a_full_disk_ends_a_study_which_keeps_its_results_and_can_be_resumed(disk, tmp_path):
     cli, study = Cli(disk), Faulty(disk, 4)
     for name in ("stdout", "stderr"):
         (disk / name).symlink_to(tmp_path / name)
@@ -106,7 +106,7 @@ def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
     assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
-    # The second result may just have fitted into the journal's last block: a result is kept or lost as reported.
+    # The second result may still fit into the journal's last block. It is kept or lost, as reported.
     kept = finished(disk)
     assert kept in ([first], sorted([first, second]))
     assert f"broke off when {len(kept)} of 4 trials were done" in output

@@ -1,6 +1,7 @@
-"""Every strategy trains as plain torch does what raypar's own workloads don't have.
+"""Every strategy trains like plain torch in cases that raypar's own workloads don't have.
 
-Layers without a gradient, always or in some steps; sparse gradients; buffers that differ by rank; own parameter groups.
+These are layers without a gradient, always or in some steps, sparse gradients, buffers that differ by rank, and own
+parameter groups.
 """
 
 import pytest
@@ -32,7 +33,7 @@ def data(config):
 
 
 class Net(nn.Module):
-    """One layer is never used, and one only by batches whose first feature is positive in the mean."""
+    """One layer is never used, another only by batches whose first feature has a positive mean."""
 
     def __init__(self, uses_extra):
         super().__init__()
@@ -67,7 +68,7 @@ def plain(build, optimizer_of, *, num_ranks=NUM_RANKS, num_parts=1):
 
 
 def on(num_ranks, workload, cases):
-    """Return each case's validation losses on every rank, or the error of the case."""
+    """Return each case's validation losses on every rank."""
 
     def of_rank(context):
         return {
@@ -83,18 +84,18 @@ DATA_PARALLEL = {
     "ddp": {},
     "ddp, gradients accumulated": {"accumulation_steps": 2},
     "ddp, sent after the backward pass": {"overlap": False},
-    "ddp, every gradient by itself": {"bucket_mb": 0.0},
+    "ddp, no fused gradients": {"bucket_mb": 0.0},
     "gather_broadcast": {"strategy": "gather_broadcast"},
     "hybrid": {"strategy": "hybrid"},
-    "hybrid, every gradient by itself": {"strategy": "hybrid", "bucket_mb": 0.0},
+    "hybrid, no fused gradients": {"strategy": "hybrid", "bucket_mb": 0.0},
 }
-# They rely on every step, or every rank, using the same layers.
+# They require the same layers in every step, or on every rank.
 SAME_LAYERS = {"ddp, static graph": {"static_graph": True}, "fsdp": {"strategy": "fsdp"}}
 
 
 @pytest.mark.parametrize("uses_extra", [False, True], ids=["never", "in some steps"])
-def test_layers_without_a_gradient_are_left_as_plain_torch_leaves_them(uses_extra):
-    """With momentum and weight decay: a gradient of zeros would move a weight that none leaves where it is."""
+def test_layers_without_a_gradient_stay_as_in_plain_torch(uses_extra):
+    """With momentum and weight decay, a gradient of zeros would move a weight; no gradient does not."""
     optimizer = {"optimizer": "momentum", "weight_decay": 0.01}
     workload = Workload(name="w", model=lambda _: Net(uses_extra), data=data, defaults=optimizer)
     cases = DATA_PARALLEL if uses_extra else {**DATA_PARALLEL, **SAME_LAYERS}
@@ -110,14 +111,14 @@ def test_layers_without_a_gradient_are_left_as_plain_torch_leaves_them(uses_extr
 
 
 @pytest.mark.parametrize("case", SAME_LAYERS)
-def test_layers_that_get_a_gradient_in_some_steps_are_refused_where_all_have_to_use_the_same(case):
+def test_layers_with_a_gradient_in_some_steps_are_refused_by_strategies_that_need_it_in_all(case):
     workload = Workload(name="w", model=lambda _: Net(True), data=data)
     with pytest.raises(Exception, match=r"WorkloadError[\s\S]*needs the same parameters[\s\S]*extra\.weight"):
         on(NUM_RANKS, workload, {case: SAME_LAYERS[case]})
 
 
 class Late(Net):
-    """Its extra layer is used by the first passes, those of the check and of the warm-up."""
+    """Its extra layer is only used by the first passes: the check and the warm-up."""
 
     def __init__(self):
         super().__init__(True)
@@ -129,7 +130,7 @@ class Late(Net):
         return self.last(hidden + self.extra(hidden) if self.num_passes < 8 else hidden)
 
 
-def test_a_layer_without_a_gradient_that_shows_late_ends_the_trial_with_the_option_that_helps():
+def test_a_layer_that_loses_its_gradient_late_ends_the_trial_with_a_hint():
     class Whole(Late):
         def __init__(self):
             super().__init__()
@@ -148,7 +149,7 @@ def deep(_=None):
 
 
 def grouped(model, config):
-    """No weight decay for biases, and twice the lr."""
+    """Biases have no weight decay, and twice the lr."""
     weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     assert len(weights) == len(biases) == 5
@@ -156,7 +157,7 @@ def grouped(model, config):
         [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 2 * config["lr"]}],
         lr=config["lr"],
         weight_decay=0.0,
-        foreach=True,  # as is the default on a GPU
+        foreach=True,  # the default on a GPU
     )
 
 
@@ -171,7 +172,7 @@ GROUPED = {
 }
 
 
-def test_every_strategy_takes_an_optimizer_with_parameter_groups_of_the_workloads_own():
+def test_every_strategy_accepts_the_workloads_own_parameter_groups():
     workload = Workload(name="w", model=deep, data=data, optimizer=grouped, defaults={"lr_schedule": "cosine"})
     num_steps = EPOCHS * -(-NUM_SAMPLES // BATCH_SIZE)
 
@@ -188,7 +189,7 @@ def test_every_strategy_takes_an_optimizer_with_parameter_groups_of_the_workload
 
 
 class Normalised(nn.Module):
-    """Batch norm, and a buffer that is no part of the state and is replaced in each step."""
+    """Batch norm, and a buffer outside of the state that is replaced in each step."""
 
     def __init__(self):
         super().__init__()
@@ -224,8 +225,8 @@ def _models(context, cases, build):
     return found
 
 
-@pytest.mark.parametrize("build", [row, Normalised], ids=["batch norm", "a buffer of its own"])
-def test_the_value_of_every_strategy_is_that_of_the_complete_model_which_is_the_same_on_all_ranks(build):
+@pytest.mark.parametrize("build", [row, Normalised], ids=["batch norm", "own buffer"])
+def test_every_strategys_loss_is_that_of_the_complete_model_which_is_equal_on_all_ranks(build):
     needs_row = ("tensor", "pipeline")
     cases = {n: e for n, e in BUFFERS.items() if build is row or not any(word in n for word in needs_row)}
     first, other = on_ranks(lambda context: _models(context, cases, build), NUM_RANKS)
@@ -259,7 +260,7 @@ def tokens(_=None):
     return Data(train=split, val=split)
 
 
-def test_sparse_gradients_are_taken_by_ddp_and_refused_by_strategies_that_flatten_them():
+def test_ddp_accepts_sparse_gradients_and_strategies_that_flatten_them_do_not():
     workload = Workload(name="w", model=lambda _: Sparse(), data=tokens)
     one = on(1, workload, {"one": {}})["one"][0]
     for ranks in on(NUM_RANKS, workload, {"ddp": {}, "ddp, late": {"overlap": False}}).values():

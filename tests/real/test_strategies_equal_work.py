@@ -1,6 +1,6 @@
 """Equal work: whatever the strategy and the number of ranks, the losses are those of one process on the same batches.
 
-Ranks are forked here without a runner: four of them fit on any machine, since only numbers matter.
+Ranks are forked without a runner. Four of them run on any machine, since nothing is timed.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from ranks import on_ranks, reports_of, trained
 from raypar.workloads.transformer import transformer
 from raypar.workloads.wide_mlp import wide_mlp
 
-# A last batch of 8; three epochs would show no more.
+# The last batch has 8 samples.
 COMMON = {"batch_size": 48, "epochs": 2, "precision": "fp64", "num_warmup_steps": 2}
 WORKLOADS = {
     "wide_mlp": (wide_mlp, {"width": 32, "depth": 5, "num_samples": 104, "optimizer": "momentum", "lr": 0.01}),
@@ -24,7 +24,7 @@ WORKLOADS = {
 }
 EXACT = {
     "ddp": {},
-    "ddp, every gradient by itself": {"bucket_mb": 0.0},
+    "ddp, no fused gradients": {"bucket_mb": 0.0},
     "ddp, sent after the backward pass": {"overlap": False},
     "ddp, gradients accumulated": {"accumulation_steps": 3},
     "ddp, static graph": {"static_graph": True},
@@ -46,7 +46,7 @@ ONLY_2 = {
     "pipeline, cut before a named layer": {"strategy": "pipeline", "pipeline_split": ("2",)},
 }
 ONLY_4 = {"hybrid of pipeline and tensor": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2}}
-# The largest relative difference of a loss that passes; there has to be one.
+# Largest allowed relative difference of a loss; there must be a difference.
 LOSSY = {
     "fp16": ({"compression": "fp16"}, 0.03),
     "bf16": ({"compression": "bf16"}, 0.05),
@@ -56,9 +56,9 @@ LOSSY = {
     "local_sgd": ({"strategy": "local_sgd", "sync_every": 2}, 0.3),
 }
 KEYS = ("train_loss", "val_loss")
-# Losses of which a batch may be cut, of single tensors, which all strategies take.
+# Losses whose batches may be cut, of single tensors, which all strategies accept.
 CUT = {name: kind for name, kind in KINDS.items() if kind.cuts and kind.has_one_tensor}
-# In fp32, against one process by the same strategy; where the package is installed.
+# In fp32, against one process with the same strategy, if the package is installed.
 DEEPSPEED = {
     **{f"stage {stage}": {"zero_stage": stage} for stage in range(4)},
     "accumulation": {"zero_stage": 2, "accumulation_steps": 3},
@@ -108,7 +108,7 @@ def test_a_strategy_gives_the_losses_of_one_process(num_ranks, alone):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_every_kind_of_loss_is_that_of_plain_torch_under_every_strategy(num_ranks):
+def test_every_kind_of_loss_equals_plain_torch_under_every_strategy(num_ranks):
     cloudpickle.register_pickle_by_value(plainlab)  # the ranks can't import it
     cases = {**EXACT, **(ONLY_2 if num_ranks == 2 else ONLY_4)}
     config = {**COMMON, "batch_size": 24, "eval_batch_size": 7}

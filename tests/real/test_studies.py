@@ -75,7 +75,7 @@ def _write_digits_as(name, root):
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Return the data folder of whoever runs the tests, or one that is made up."""
+    """Return the user's data folder, or one with generated data."""
     named = Path(os.environ.get(DATA_DIR_VARIABLE) or SHARED)
     with pytest.MonkeyPatch.context() as patch:
         if not named.is_dir():
@@ -86,14 +86,14 @@ def data_dir(tmp_path_factory):
         yield named
 
 
-def test_every_study_that_ships_is_run_here():
+def test_every_shipped_study_is_tested():
     assert set(SHRUNK) == {path.stem for path in FOLDER.glob("*.py")}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.ray) if name in ON_RAY else name for name in sorted(SHRUNK)]
 )
-def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, request, monkeypatch):
+def test_a_shipped_study_answers_its_question(name, data_dir, tmp_path, request, monkeypatch):
     if name in NEEDS and not (data_dir / NEEDS[name]).is_dir():
         pytest.skip(f"needs {NEEDS[name]} in {data_dir}")
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -114,7 +114,7 @@ def test_a_study_that_ships_answers_its_question(name, data_dir, tmp_path, reque
     assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
     assert len(results) == len(study.points()) >= 1
     for result in results:
-        if result.train_time_s is None:  # a train loop reports what it likes
+        if result.train_time_s is None:  # a train loop may report anything
             assert result.reports and result.wall_s is not None
         else:
             assert study.judged_by.name in result.final and result.final["step"] == len(gang_step_times_s(result)) > 0

@@ -1,4 +1,4 @@
-"""Studies that are submitted from outside to a cluster that asks for a token run without their client."""
+"""Studies submitted to a cluster that requires a token run without their client."""
 
 import re
 import shutil
@@ -52,14 +52,14 @@ study = Study(
 
 @dataclass(frozen=True)
 class Head:
-    """Head of a cluster with a dashboard, whose user has a home of its own."""
+    """Head of a cluster with a dashboard, whose user has a separate home."""
 
     url: str
     home: Path
     process: psutil.Process
 
     def drivers(self):
-        """Return the command lines of the studies that run, and of what they have forked."""
+        """Return the command lines of the running studies and of their forks."""
         lines = map(command_line, self.process.children(recursive=True))
         return [line for line in lines if RAYPAR.search(line) and "JobSupervisor" not in line]
 
@@ -67,7 +67,7 @@ class Head:
 @pytest.fixture
 def head(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
-    folder = Path(tempfile.mkdtemp(prefix="r"))  # a short path: sockets lie in it
+    folder = Path(tempfile.mkdtemp(prefix="r"))  # a short path, for sockets
     port, agent = free_port(24300), free_port(24400)
     flags = ("--dashboard-host=127.0.0.1", f"--dashboard-port={port}", f"--dashboard-agent-listen-port={agent}")
     variables = {"HOME": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
@@ -99,7 +99,7 @@ def client(tmp_path, monkeypatch):
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_on_when_submitted_again(head, client):
+def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head, client):
     client.write("rates.py", STUDY)
     client.write("helpers.py", "RATES = (0.1, 0.2)\n")
     (client.folder / "settings").mkdir()
@@ -114,12 +114,13 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     client.wait_for_its_processes()
     until((head.home / "second").exists, client.output, 120)
 
-    # Another one looks on, from the beginning, and learns how to come back.
+    # Another client follows it from the beginning, and detaches with a hint.
     with client.start("cluster", "attach", "rates", "--address", head.url) as process:
         client.wait(process, lambda: "1/2" in client.output())
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130, client.output()
     assert f"`raypar cluster attach rates --address {head.url}` shows it" in client.output()
+    assert "detached: the study continues" in client.output()
     assert "Traceback" not in client.output()
     refused = client.run(*submit)
     assert refused.returncode == 2
@@ -137,7 +138,7 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
     until(lambda: not head.drivers(), lambda: f"the end of {head.drivers()}", 60)
     assert [run.info.status for run in runs_of(store, "rates", "trial")].count("FINISHED") == 1
 
-    # Only what is missing is run, and the client ends as the study does.
+    # Only missing trials run, and the client has the study's exit code.
     (head.home / "release").touch()
     done = client.run(*submit)
     output = done.stdout + done.stderr
@@ -149,6 +150,6 @@ def test_a_submitted_study_needs_nobody_to_look_on_until_it_is_stopped_and_goes_
         ("0.1", "1"),
         ("0.2", "1"),
     ]
-    # The client has neither a store nor anything else of it.
+    # The client's folder has no store and no other new files.
     files = {"rates.py", "helpers.py", "settings", "stdout", "stderr"}
     assert {path.name for path in client.folder.iterdir()} == files

@@ -71,7 +71,7 @@ def series(result, key):
 
 
 @pytest.mark.parametrize("size", NUM_SAMPLES)
-def test_one_worker_and_two_see_the_same_batches_and_every_sample_once(trial, size):
+def test_one_and_two_workers_see_the_same_batches_and_every_sample_once(trial, size):
     for precision, tolerance in (("fp64", 1e-9), ("fp32", 1e-4)):
         one, two = (trial((precision, size, workers, "resident")) for workers in (1, 2))
         assert series(one, "epoch") == series(two, "epoch") == [1, 2, 3]
@@ -101,7 +101,7 @@ def test_warming_up_leaves_no_trace_in_the_result(trial):
     assert trial("cold").warmup_s is not None and trial("warm").warmup_s is not None
 
 
-def test_an_evaluation_every_so_many_steps_changes_the_reports_and_not_the_training(trial):
+def test_evaluating_by_steps_changes_the_reports_and_not_the_training(trial):
     plain, by_step = trial("plain"), trial("by step")
     assert series(plain, "step") == [4, 8, 12] and series(plain, "epoch") == [1, 2, 3]
     assert series(by_step, "step") == [5, 10, 12] and series(by_step, "epoch") == [1.25, 2.5, 3]
@@ -127,7 +127,7 @@ def test_clipped_gradients_report_their_norm_and_hardly_move_the_weights(trial, 
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_learns_as_full_precision_does_but_not_bit_by_bit(trial, precision):
+def test_mixed_precision_learns_like_full_precision_without_equal_bits(trial, precision):
     plain, mixed = trial("plain"), trial(precision)
     assert mixed.final["val_loss"] == pytest.approx(plain.final["val_loss"], rel=0.05)
     assert losses(mixed) != losses(plain)
@@ -144,7 +144,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize(("names", "tolerance"), ALIKE.items(), ids=map(" and ".join, ALIKE))
-def test_strategy_layout_compilation_and_storage_change_the_speed_and_not_the_learning(trial, names, tolerance):
+def test_strategy_layout_compilation_and_storage_do_not_change_the_losses(trial, names, tolerance):
     for key in ("train_loss", "val_loss"):
         assert series(trial(names[0]), key) == pytest.approx(series(trial(names[1]), key), rel=tolerance, abs=0)
 
@@ -154,7 +154,7 @@ def test_a_layerwise_optimizer_trains_on_two_workers(trial):
 
 
 @pytest.mark.parametrize("name", ["image", "two", "from files, two"])
-def test_a_metric_that_is_no_mean_of_scores_is_summed_over_batches_and_ranks(trial, name):
+def test_a_metric_that_is_not_a_mean_is_summed_over_batches_and_ranks(trial, name):
     assert trial(name).final["diagonal"] == pytest.approx(trial(name).final["accuracy"] * NUM_VAL)
 
 

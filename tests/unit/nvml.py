@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 
 class Card(SimpleNamespace):
-    """A GPU, or a part of one (whose `card` it is). What is None the driver doesn't support."""
+    """A GPU, or a MIG slice of the GPU `card`. The driver doesn't support values that are None."""
 
     def __init__(self, number, parts=(), **values):
         defaults = {"uuid": f"GPU-{number}234", "name": "NVIDIA H100", "bus_id": f"00000000:{number}B:00.0"}
@@ -17,7 +17,7 @@ class Card(SimpleNamespace):
 
 
 class Nvml(ModuleType):
-    """The module, with some cards; `error`: the driver's answer to `nvmlInit`, `cuda`: the driver's version of it."""
+    """The module with some cards; `error`: message of `nvmlInit`, `cuda`: CUDA version of the driver."""
 
     class NVMLError(Exception):
         pass
@@ -122,7 +122,7 @@ class Nvml(ModuleType):
 
 
 def install(monkeypatch, *cards, **state):
-    """Let `import pynvml` give the stand-in."""
+    """Make `import pynvml` return the stand-in."""
     module = Nvml(*cards, **state)
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module

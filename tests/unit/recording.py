@@ -1,4 +1,4 @@
-"""Made-up results, put into a real embedded store as if their studies had been run."""
+"""Generated results, recorded in a real embedded store."""
 
 import base64
 import contextlib
@@ -19,7 +19,7 @@ from raypar.track.store import Store
 
 @functools.cache
 def _empty_database():
-    """Return an empty database of the installed MLflow. Making its tables takes more than a second: once."""
+    """Return an empty database of the installed MLflow. Creating it takes over a second, so it is cached."""
     with tempfile.TemporaryDirectory() as folder:
         client(f"sqlite:///{folder}/mlflow.db")
         with contextlib.closing(sqlite3.connect(f"{folder}/mlflow.db")) as connection:
@@ -27,7 +27,7 @@ def _empty_database():
 
 
 def new_store(folder):
-    """Put an empty store into the folder, unless there is one."""
+    """Create an empty store in the folder if it has none."""
     path = folder / "mlflow.db"
     if not path.exists():
         path.write_bytes(_empty_database())
@@ -67,7 +67,7 @@ def make_result(batch_size=64, *, study="mnist", repeat=0, **changes):
 
 
 def stripped(*results):
-    """Return the results as a store lists them."""
+    """Return the results without step times, like a store."""
     return tuple(replace(result, step_times_s=()) for result in results)
 
 
@@ -92,7 +92,7 @@ def recorder(project, uri, uid="e1", study="mnist", **kwargs):
 
 
 def record(project, uri, *results, uid="e1", **kwargs):
-    """Record one execution of a study, from its start to its end."""
+    """Record a complete execution of a study."""
     rec = recorder(project, uri, uid, **kwargs)
     for result in results:
         rec.record(result)
@@ -100,7 +100,7 @@ def record(project, uri, *results, uid="e1", **kwargs):
 
 
 def recorded(folder, question, results, tags=(), *, resume=None, uid="", **execution):
-    """Record one execution of a study in the folder's store, made if need be; `execution`: fields of `Execution`."""
+    """Record an execution in the folder's store, created if missing; `execution`: fields of `Execution`."""
     new_store(folder)
     name = question.study_name
     asked = {"raypar.question": json.dumps(asdict(question)), "raypar.resume": json.dumps(resume or {})}
@@ -124,7 +124,7 @@ def history(uri, run, key):
 
 
 def block(project):
-    """Return the URI of a store that can't be reached until `unblock`."""
+    """Return the URI of a store that is unreachable until `unblock`."""
     (project / "down").write_text("")
     return f"sqlite:///{project}/down/mlflow.db"
 

@@ -1,4 +1,4 @@
-"""A store that can't be used is refused in one message with a hint by whatever reads it, and stays as it is."""
+"""Every command refuses an unusable store in one message with a hint, and does not change it."""
 
 import shutil
 import sqlite3
@@ -53,7 +53,7 @@ def a_link(path):
     path.symlink_to("gone.db")
 
 
-# What is wrong with the database, a part of the message, and of its hint where it is to be written.
+# Function that damages the database, part of the message, part of the hint for writing.
 STORES = {
     "older": (older, "older MLflow", "mlflow db upgrade sqlite:///"),
     "newer": (lambda path: of_version(path, "ffffffffffff"), "newer MLflow", "pip install -U mlflow"),
@@ -85,7 +85,7 @@ def spoiled(request, complete, tmp_path):
 
 
 @pytest.mark.parametrize("command", READING)
-def test_a_database_that_can_not_be_read_is_reported_and_not_changed(spoiled, command):
+def test_an_unreadable_database_is_reported_and_not_changed(spoiled, command):
     folder, word, _ = spoiled
     (folder / "good.py").write_text(GOOD)
     before = contents(folder)
@@ -101,7 +101,7 @@ def test_a_database_that_can_not_be_read_is_reported_and_not_changed(spoiled, co
     ["foo://bar", "./mlruns", NOWHERE, "sqlite:///no/such/folder/mlflow.db"],
     ids=["unknown", "a-folder", "no-server", "in-no-folder"],
 )
-def test_an_impossible_store_is_reported_and_not_made(uri, command, tmp_path):
+def test_an_impossible_store_is_reported_and_not_created(uri, command, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     before = contents(tmp_path)
     done = raypar([*command.split(), "--tracking-uri", uri], tmp_path)
@@ -120,26 +120,26 @@ def refusal(uri, project):
     return error.value
 
 
-def test_an_empty_folder_stays_empty_and_a_database_of_this_mlflow_passes(complete, tmp_path):
+def test_checking_an_empty_folder_or_a_good_database_changes_nothing(complete, tmp_path):
     Store(default_tracking_uri(tmp_path), tmp_path).check_writable()
     assert list(tmp_path.iterdir()) == []
     check_writable(f"sqlite:///{complete}", tmp_path)
 
 
-def test_a_database_that_can_not_be_written_is_refused_with_a_hint(spoiled):
+def test_an_unwritable_database_is_refused_with_a_hint(spoiled):
     folder, word, hint = spoiled
     error = refusal(f"sqlite:///{folder}/mlflow.db", folder)
     assert word in error.message and hint in str(error.hint)
 
 
 @pytest.mark.parametrize(("uri", "problem", "hint"), BAD_URIS)
-def test_an_address_of_no_store_is_refused_with_a_hint(tmp_path, uri, problem, hint):
+def test_an_invalid_address_is_refused_with_a_hint(tmp_path, uri, problem, hint):
     error = refusal(uri, tmp_path)
     assert problem in error.message and hint in str(error.hint)
 
 
 @pytest.mark.parametrize("where", ["project", "database", "artifacts"])
-def test_a_folder_that_can_not_be_written_is_refused(tmp_path, where):
+def test_an_unwritable_folder_is_refused(tmp_path, where):
     bad = tmp_path / "in_the_way"
     bad.write_text("")
     if where == "artifacts":
@@ -149,7 +149,7 @@ def test_a_folder_that_can_not_be_written_is_refused(tmp_path, where):
 
 
 @pytest.mark.parametrize("command", ["study good.py", "store sync", "ui"])
-def test_a_store_in_a_folder_that_is_not_there_is_refused_and_not_made(command, tmp_path):
+def test_a_store_in_a_missing_folder_is_refused_and_not_created(command, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     before = contents(tmp_path)
     done = raypar([*command.split(), "--tracking-uri", f"sqlite:///{tmp_path}/no/such/x.db"], tmp_path)

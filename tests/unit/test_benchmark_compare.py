@@ -1,4 +1,4 @@
-"""benchmarks/honesty_compare.py and predict_published.py: their cells run, and say what is missed."""
+"""benchmarks/honesty_compare.py and predict_published.py: their cells run, and missed bars are reported."""
 
 import importlib
 from dataclasses import replace

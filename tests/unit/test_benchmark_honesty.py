@@ -1,4 +1,4 @@
-"""benchmarks/honesty.py counts the claims of simulated studies, and finds hardly any where all points are the same."""
+"""benchmarks/honesty.py counts claims of simulated studies, with hardly any for identical points."""
 
 import importlib
 import subprocess
@@ -25,7 +25,7 @@ def test_script_prints_a_row_for_each_cell_asked_for():
     assert done.returncode == 0
 
 
-def test_cells_have_titles_of_their_own_and_a_measure(honesty):
+def test_cells_have_unique_titles_and_a_measure(honesty):
     cells = [*honesty.cells()]
     assert len({cell.title for cell in cells}) == len(cells) > 150
     small = {cell.kind: cell for cell in reversed(cells)}
@@ -36,7 +36,7 @@ def test_cells_have_titles_of_their_own_and_a_measure(honesty):
         assert cell.run(2, 0) == cell.run(2, 0)
 
 
-# Each with the claim that many of these studies made.
+# Studies that once made a false claim, with the claim.
 ONCE_FALSE = {
     "8 points, n=6, CV 0.5 %": "recommended",
     "2 points, n=6, clean": "recommended",
@@ -47,13 +47,13 @@ ONCE_FALSE = {
 
 
 @pytest.mark.parametrize("name", ONCE_FALSE)
-def test_points_that_are_all_the_same_are_said_to_be(honesty, name):
+def test_equal_points_are_rarely_claimed_to_differ(honesty, name):
     (cell,) = (cell for cell in honesty.cells() if cell.title == f"A/A, {name}: any claim")
     outcome = cell.run(12, 0)
     assert outcome.counts[ONCE_FALSE[name]] <= 1 and outcome.sums <= 2
 
 
-def test_points_that_differ_are_claimed_to_in_every_view(honesty):
+def test_different_points_are_claimed_to_differ_in_every_view(honesty):
     rng = np.random.default_rng(0)
     noise = honesty.Noise(cv=0.02, metric_sd=0.001)
     study = honesty.simulate(rng, honesty.dummies(4), 6, noise, {3: 2.0}, {3: 0.05})
@@ -62,6 +62,6 @@ def test_points_that_differ_are_claimed_to_in_every_view(honesty):
     assert [bool(honesty.HEDGES.search(sentence)) for sentence in sentences] == [True, True, False, False, False]
 
 
-def test_true_median_of_times_with_outliers_is_that_of_many_draws(honesty):
+def test_the_true_median_with_outliers_is_that_of_many_draws(honesty):
     logs = honesty.OUTLIERS.log_times(np.random.default_rng(0), 1, 400_000)
     assert honesty.OUTLIERS.median_log_time() == pytest.approx(float(np.median(logs)), abs=5e-4)

@@ -1,4 +1,4 @@
-"""benchmarks/right_numbers.py notices a wrong number, a refusal without need and one without the fix."""
+"""benchmarks/right_numbers.py reports wrong numbers, needless refusals and refusals without a fix."""
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ CASE = CASES["no_metric_classes"]
 
 @dataclass(frozen=True)
 class Recorded(User):
-    """A user whose commands have ended already."""
+    """A user whose commands have already ended."""
 
     done: Done = field(default_factory=lambda: Done(0, ""))
     trials: list = field(default_factory=list)
@@ -35,7 +35,7 @@ class Recorded(User):
 
 @pytest.fixture
 def right(tmp_path):
-    """Return a user of a trial whose numbers are right."""
+    """Return a user with a trial whose numbers are right."""
     config = {"epochs": 2, "batch_size": 32, "lr": 0.1}
     trained = CASE.plain.train(loaded(User(tmp_path).write("study.py", CASE.text())), config)
     final = {**trained.reports[-1], "accuracy": CASE.truths["accuracy"](trained.outputs, trained.targets)}
@@ -49,7 +49,7 @@ def test_the_numbers_of_plain_torch_are_right(right):
 
 @pytest.mark.parametrize("name", ["train_loss", "val_loss", "accuracy"])
 @pytest.mark.parametrize("factor", [1.001, float("nan"), None])
-def test_a_number_that_is_off_is_wrong(right, name, factor):
+def test_a_deviating_number_is_wrong(right, name, factor):
     key = f"final.{name}"
     right.trials[0][key] = factor and right.trials[0][key] * factor
     outcome = CASE.judge(right)
@@ -72,13 +72,13 @@ def test_a_share_above_one_is_wrong_wherever_it_is_shown(right):
         (1, "error: use one worker", REFUSED, FAILED, "failed"),
     ],
 )
-def test_a_refusal_has_to_be_expected_and_to_name_the_fix(tmp_path, code, text, expected, got, verdict):
+def test_a_refusal_must_be_expected_and_name_the_fix(tmp_path, code, text, expected, got, verdict):
     case = replace(CASE, expected=expected, words=("one worker",))
     outcome = case.judge(Recorded(tmp_path, done=Done(code, text)))
     assert (outcome.got, verdict_of(case, outcome)) == (got, verdict)
 
 
-def test_numbers_that_are_not_finite_are_only_right_where_the_truth_is_not():
+def test_non_finite_numbers_are_right_only_if_the_truth_is_non_finite():
     nan = float("nan")
     assert not differences({"loss": nan}, {"loss": nan}, "trial")
     assert differences({"loss": nan}, {"loss": 1.0}, "trial")
@@ -86,7 +86,7 @@ def test_numbers_that_are_not_finite_are_only_right_where_the_truth_is_not():
 
 
 @pytest.mark.parametrize("slug", [slug for slug, case in CASES.items() if isinstance(case, Training)])
-def test_every_study_file_is_a_study(tmp_path, slug):
+def test_every_study_file_defines_a_study(tmp_path, slug):
     module = loaded(User(tmp_path).write("study.py", CASES[slug].text()))
     assert module.study.workload.name == slug
     assert isinstance(module.model({}), torch.nn.Module)

@@ -1,4 +1,4 @@
-"""benchmarks/store_rows.py writes the rows and files that MLflow would have written."""
+"""benchmarks/store_rows.py writes the same rows and files as MLflow."""
 
 import importlib
 import json
@@ -65,7 +65,7 @@ def rows(project):
         return tables
 
 
-def test_rows_and_files_are_those_that_mlflow_writes(tmp_path, monkeypatch):
+def test_rows_and_files_match_those_of_mlflow(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     projects = by_mlflow, by_rows = tmp_path / "a", tmp_path / "b"
     for project in projects:

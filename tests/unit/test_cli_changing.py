@@ -18,8 +18,9 @@ from raypar.run.locks import Holder, one_execution
 from raypar.study.loader import load_study
 from raypar.track.client import Unreachable, store_identity
 from raypar.track.client import connect as client
+from raypar.track.run_writer import RunWriter
 from raypar.track.store import Store
-from raypar.track.uploader import RunWriter, delete_study, rename_study
+from raypar.track.uploader import delete_study, rename_study
 
 SMALL, LARGE = make_result(32), make_result(64)
 QUESTION = Question("mnist", {}, ("batch_size",), points=({"batch_size": 32}, {"batch_size": 64}))

@@ -1,4 +1,4 @@
-"""A folder that is sent in pieces arrives whole, and a piece from another machine writes nowhere else."""
+"""A folder is sent in pieces, and pieces from another machine are only written below their folder."""
 
 import os
 
@@ -12,7 +12,7 @@ def content_of(folder):
 
 
 @pytest.mark.parametrize("max_bytes", [1, 3, 4, 100])
-def test_a_folder_arrives_in_pieces_of_bounded_size(tmp_path, max_bytes):
+def test_a_folder_is_sent_in_pieces_of_limited_size(tmp_path, max_bytes):
     source, target = tmp_path / "source", tmp_path / "target"
     files = {"model/weights.pt": bytes(range(12)), "model/deep/config.json": b"{}", "empty": b"", "b\xe4 \udcff": b"x"}
     for name, content in files.items():
@@ -26,7 +26,7 @@ def test_a_folder_arrives_in_pieces_of_bounded_size(tmp_path, max_bytes):
 
 
 @pytest.mark.parametrize("make", ["nothing", "empty folders", "links and a pipe"])
-def test_nothing_but_files_is_sent(tmp_path, make):
+def test_only_files_are_sent(tmp_path, make):
     source = tmp_path / "source"
     if make != "nothing":
         (source / "empty").mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_nothing_but_files_is_sent(tmp_path, make):
 @pytest.mark.parametrize(
     "name", ["../caught", "model/../../caught", "{outside}/caught", "", ".", "a\0b", "link", "in/x"]
 )
-def test_a_piece_is_written_below_its_folder_or_not_at_all(tmp_path, name):
+def test_a_piece_is_only_written_below_its_folder(tmp_path, name):
     folder = tmp_path / "a" / "b"
     (folder / "model").mkdir(parents=True)
     (folder / "link").symlink_to(tmp_path / "caught")
@@ -52,7 +52,7 @@ def test_a_piece_is_written_below_its_folder_or_not_at_all(tmp_path, name):
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 10**12, -1])
-def test_a_piece_that_does_not_follow_the_one_before_is_refused(tmp_path, offset):
+def test_a_piece_out_of_order_is_refused(tmp_path, offset):
     append_piece(tmp_path, FilePiece("w", 0, b"ab"))
     with pytest.raises(ValueError, match=f"w: bytes 2 to {offset} are missing or were sent twice"):
         append_piece(tmp_path, FilePiece("w", offset, b"c"))

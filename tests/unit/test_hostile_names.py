@@ -1,4 +1,4 @@
-"""What a store has as names is shown as text: no terminal is steered, no markup is read, no file is misplaced."""
+"""Stored names are shown as plain text: without control sequences, markup or misplaced files."""
 
 import re
 
@@ -12,7 +12,7 @@ from raypar.cli.app import app
 from raypar.reporting.text import strip_control
 from raypar.study.trial import TrialState
 
-# Clears the screen, renames the window, types over what stands there, and is bad markup.
+# Clears the screen, renames the window, overwrites text, and is invalid markup.
 STEERS = "\x1b[2J\x1b]0;mine\x07 a\rb \x08\x9b31m gnp.exe [/nope] [link=http://x]y[/link]"
 NAMES = (
     "../../x",
@@ -28,7 +28,7 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def stored(folder, name):
-    """The address of a store with a study in which everything that may be a name is this one."""
+    """Return the address of a store with a study that uses this name everywhere."""
     key = name.replace("\0", "") + " key"
     results = [
         make_result({"num_workers": workers, key: name}, repeat, environment={"node": [name]})
@@ -43,13 +43,13 @@ def stored(folder, name):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=[f"name{i}" for i in range(len(NAMES))])
-def test_what_a_store_names_is_shown_and_written_as_text(name, tmp_path, monkeypatch):
+def test_hostile_names_are_shown_and_written_as_text(name, tmp_path, monkeypatch):
     folder, outside = tmp_path / "outer" / "project", tmp_path / "out"
     folder.mkdir(parents=True)
     outside.mkdir()
     monkeypatch.chdir(folder)
     uri = stored(folder, name)
-    # Drawing takes seconds: of the names that a page or a drawing could stumble over.
+    # Drawing takes seconds, so only names with special characters are drawn.
     is_drawn = "\x1b" in name or "<" in name
     drawn = ["--html", str(outside / "r.html"), "--figures", str(outside / "figures")] if is_drawn else []
     shown = []

@@ -1,4 +1,4 @@
-"""Content of a store or a journal is data: it runs nothing, reads nothing else, and fills no disk."""
+"""The content of a store or a journal is data: it runs no code and reads no other files."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ RESUME = {"set": ["epochs=1"], "repeats": 3, "seed": 0, "isolation": "warm", "no
 
 
 class Bomb:
-    """Unpickled, it leaves a mark."""
+    """Object that leaves a mark when unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -49,7 +49,7 @@ def last_flags(folder, stored, **named):
 
 
 @pytest.mark.parametrize("named", ["/etc/evil.py", "{folder}/../evil.py", "{folder}/link.py", "../x.py", "a\0b.py"])
-def test_a_file_of_elsewhere_has_to_be_named_by_the_user(named, tmp_path, monkeypatch):
+def test_a_study_file_outside_the_folder_has_to_be_named(named, tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()
     (tmp_path / "evil.py").touch()
@@ -70,7 +70,7 @@ def test_a_file_of_elsewhere_has_to_be_named_by_the_user(named, tmp_path, monkey
         ("ray://127.0.0.1:10001", "ray:// addresses are not supported", "--address http://HEAD:8265"),
     ],
 )
-def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(address, problem, hint, tmp_path):
+def test_a_remote_cluster_has_to_be_named(address, problem, hint, tmp_path):
     with pytest.raises(RayparError, match=problem) as refused:
         last_flags(tmp_path, {"address": address})
     assert hint in str(refused.value)
@@ -78,14 +78,14 @@ def test_a_cluster_of_elsewhere_has_to_be_named_by_the_user(address, problem, hi
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "[::1]:1"])
-def test_a_cluster_of_this_machine_is_joined_again(address, tmp_path):
+def test_a_local_cluster_is_joined_again(address, tmp_path):
     inside = str(tmp_path / "studies" / "good.py")
     last = last_flags(tmp_path, {"address": address, "file": inside})
     assert (last.file, last.flags.set, last.flags.repeats, last.flags.address) == (inside, ("epochs=1",), 3, address)
 
 
 @pytest.mark.parametrize("who", ["nobody", "me", "another user", "somebody", "me and another user"])
-def test_a_cluster_of_this_machine_has_to_be_named_where_another_user_may_listen(who, tmp_path, monkeypatch):
+def test_a_local_cluster_has_to_be_named_if_another_user_may_listen(who, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         plain, real = psutil.net_connections, psutil.Process.username
@@ -114,7 +114,7 @@ def test_a_cluster_of_this_machine_has_to_be_named_where_another_user_may_listen
 
 
 @pytest.mark.parametrize("found", ["10.9.8.7:6379", None])
-def test_auto_has_to_be_named_where_ray_takes_it_for_another_machine(found, tmp_path, monkeypatch):
+def test_auto_has_to_be_named_if_it_resolves_to_another_machine(found, tmp_path, monkeypatch):
     def resolve(_):
         if found is None:
             raise ConnectionError("no Ray here")
@@ -132,7 +132,7 @@ WRONG = (("file", 3), ("set", "epochs=1"), ("set", [1]), ("repeats", "3"), ("no_
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG)
-def test_flags_of_another_type_and_absent_ones_are_reported(key, value, tmp_path):
+def test_flags_with_wrong_types_and_missing_flags_are_reported(key, value, tmp_path):
     stored = {"file": "good.py", **RESUME}
     for wrong in ({**stored, key: value}, {k: v for k, v in stored.items() if k != key}):
         with pytest.raises(RayparError, match=f"has no record of how study `good` was run: {key}"):
@@ -153,7 +153,7 @@ def journalled(project, uri, artifact_dir):
 
 @pytest.fixture
 def private(tmp_path_factory):
-    """A folder outside of the project."""
+    """Folder outside of the project."""
     folder = tmp_path_factory.mktemp("ssh")
     (folder / "model").mkdir()
     for path in (folder / "id", folder / "model" / "id"):
@@ -161,7 +161,7 @@ def private(tmp_path_factory):
     return folder
 
 
-def test_a_journal_sends_no_folder_but_the_projects_own(project, uri, private):
+def test_only_the_projects_own_folders_are_uploaded(project, uri, private):
     identity = journalled(project, uri, private)
     assert Store(uri, project).model_folder("mnist", identity) is None
     sent = sync(project)
@@ -169,7 +169,7 @@ def test_a_journal_sends_no_folder_but_the_projects_own(project, uri, private):
     assert not list((project / "mlartifacts").rglob("id"))
 
 
-def test_what_a_kept_folder_only_links_to_is_not_sent(project, uri, private):
+def test_links_to_files_outside_of_a_kept_folder_are_not_uploaded(project, uri, private):
     kept = project / ".raypar" / "logs" / "x" / "artifacts"
     (kept / "model" / "deep").mkdir(parents=True)
     (kept / "model" / "deep" / "weights.pt").write_text("weights")
@@ -185,7 +185,7 @@ def test_what_a_kept_folder_only_links_to_is_not_sent(project, uri, private):
     assert not list(project.glob("mlartifacts/**/linked"))
 
 
-def test_no_pickle_is_read_from_a_kept_model(tmp_path):
+def test_no_pickle_is_loaded_from_a_kept_model(tmp_path):
     from raypar.train.evaluate import evaluate_test_split
     from raypar.train.saved_model import WEIGHTS_FILE
     from raypar.workloads import digits
@@ -202,14 +202,14 @@ def test_no_pickle_is_read_from_a_kept_model(tmp_path):
         generate(tmp_path, "x", 1)
     assert not mark.exists()
     pickle.loads((tmp_path / WEIGHTS_FILE).read_bytes())
-    assert mark.exists()  # so it would have been seen
+    assert mark.exists()  # the mark works
 
 
-# ---- what ranks send
+# ---- results from ranks
 
 
 def handled(folder, result):
-    """Handle the end of a trial; return the recorded results, those that failed and what was passed on."""
+    """Handle the end of a trial; return recorded results, failures and shown events."""
     recorder, shown = Mock(), []
     study = Study(workload=digits, space={"num_workers": grid(1, 2)}, num_repeats=1, name="mnist")
     outcome = ExecutionOutcome(ExecutionPlan(study, (), (), (), this_machine()), folder, {})
@@ -220,7 +220,7 @@ def handled(folder, result):
 RESULT = make_result({"num_workers": 1})
 
 
-def test_a_failure_that_quotes_a_secret_is_kept_without_it(tmp_path, monkeypatch):
+def test_secrets_in_failures_are_masked(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_planted0123")
     text = "401 for hf_planted0123 at http://me:pw@db/x"
     failure = Failure(FailureKind.ERROR, text, 0, f"Traceback\n{text}")

@@ -1,4 +1,4 @@
-"""Passwords and keys are masked wherever a text may hold them."""
+"""Passwords and keys are masked in texts."""
 
 import os
 
@@ -30,7 +30,7 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize(("text", "shown"), [*SHOWN.items(), *((text, text) for text in HARMLESS)])
-def test_a_password_in_an_address_is_masked_and_the_rest_is_shown(text, shown):
+def test_only_the_password_of_an_address_is_masked(text, shown):
     assert masked(text) == shown
     assert is_secret("ANY_NAME", text) is (text != shown)
 
@@ -46,12 +46,12 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("name", [*SECRETS, *OTHERS])
-def test_variables_that_look_like_secrets_are_recognised_by_their_names(name):
+def test_secret_variables_are_recognised_by_their_names(name):
     assert is_secret(name, "/some/where") is (name in SECRETS)
     assert not is_secret(name, "")
 
 
-def test_what_the_environment_holds_as_a_secret_is_masked_wherever_it_stands(monkeypatch):
+def test_secrets_of_the_environment_are_masked_in_any_text(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     monkeypatch.setenv("OTHER_TOKEN", "hf_0123456789abc")  # the longer one as a whole
     monkeypatch.setenv("SHORT_KEY", "lr")  # a word

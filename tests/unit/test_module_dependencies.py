@@ -1,4 +1,4 @@
-"""The folders' order of DESIGN: each imports only what stands above it, and heavy packages have one owner."""
+"""Folders import only from earlier ones in a fixed order, and heavy packages have one owner each."""
 
 import ast
 import graphlib
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "raypar"
 ORDER = "hooks units errors plugins masking files scratch trace signals gpus search_path provenance study workloads "
 ORDER = (ORDER + "parallel measure train run track analysis predict reporting execution doctor init cli").split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
-# Who may import a package, at any place; ray.train is also train's.
+# Folders that may import a package; `train` may import ray.train.
 OWNERS = {"ray": ("run", "train", "predict"), "mlflow": ("track",), "typer": ("cli",), "rich": ("reporting", "cli")}
 OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydantic"), ("reporting",))
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
@@ -24,7 +24,7 @@ MAY_START_WITH = {"torch": ("measure", "train", "run", "parallel", "predict"), "
 
 
 class Import(NamedTuple):
-    """One import: from where, of what, and whether it runs when the module is imported."""
+    """One import; `at_start` is True if it runs when the module is imported."""
 
     importer: str
     line: int
@@ -43,7 +43,7 @@ class Import(NamedTuple):
 
     @property
     def is_run(self):
-        """It is imported with its module, and not for types only."""
+        """True if it runs with its module, and not for types only."""
         return self.at_start and not self.for_types_only
 
 
@@ -109,26 +109,26 @@ def test_there_is_no_import(kind):
 def test_modules_do_not_import_each_other_in_a_circle():
     needs = [(i.importer, i.name) for i in IMPORTS if i.is_run and i.name in MODULES and i.importer != "raypar"]
     of_each = {module: {name for importer, name in needs if importer == module != name} for module in MODULES}
-    graphlib.TopologicalSorter(of_each).prepare()  # an error that names the circle
+    graphlib.TopologicalSorter(of_each).prepare()  # raises an error that names the circle
 
 
 VERBS = [f"raypar.cli.{path.stem}" for path in sorted((PACKAGE / "cli").glob("[a-z]*.py"))]
 
 
 @pytest.mark.parametrize("modules", ["raypar", "raypar.workloads", "raypar.study.loader", ", ".join(VERBS)])
-def test_what_every_command_imports_brings_nothing_slow(modules):
+def test_common_imports_are_fast(modules):
     code = f"import sys, {modules}; raypar.load; from raypar.study.options import OPTIONS; dict(OPTIONS); "
     code += f"print({{'pandas', 'pyarrow', *{SLOW!r}}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 
 
-def test_the_list_of_commands_imports_none_of_them():
+def test_listing_commands_imports_none_of_them():
     code = "import sys; from raypar.cli.app import app; app(['--help'], standalone_mode=False); "
     code += "assert not {'raypar.cli.study', 'raypar.cli.recommend', 'raypar.cli.store'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_says_what_it_is_for(module):
+def test_every_module_has_a_docstring(module):
     assert not TREES[module].body or ast.get_docstring(TREES[module])

@@ -1,4 +1,4 @@
-"""The mutations of benchmarks/mutations.toml fit the code and the tests; the script that tries them is sound."""
+"""The mutations of benchmarks/mutations.toml match the code and the tests, and their script works."""
 
 import importlib
 from pathlib import Path
@@ -15,7 +15,7 @@ def mutations(monkeypatch):
 
 
 def test_every_snippet_occurs_once_and_every_listed_test_file_exists(mutations):
-    """Code that a mutation replaces was changed or moved? Update its entry in the table so that it breaks the same."""
+    """If this fails after a change or move of the code, update the entry so that it breaks the same behaviour."""
     table = mutations.read_table(ROOT / mutations.TABLE)
     modules = [path.read_text() for path in (ROOT / "raypar").rglob("*.py")]
     assert {m.id: n for m in table if (n := sum(text.count(m.old) for text in modules)) != 1} == {}
@@ -23,15 +23,13 @@ def test_every_snippet_occurs_once_and_every_listed_test_file_exists(mutations):
     assert len(table) == 50 and all(m.tests and m.old != m.new for m in table)
 
 
-def test_a_mutation_is_caught_missed_or_open_and_one_whose_test_always_fails_is_unclear(
-    mutations, tmp_path, monkeypatch
-):
+def test_mutations_are_caught_missed_open_or_unclear(mutations, tmp_path, monkeypatch):
     module = tmp_path / "raypar" / "a.py"
     module.parent.mkdir()
     module.write_text("A = 1\nB = 2\nC = 3\nC = 3\n")
 
     def run_pytest(root, tests, timeout_s, *flags):
-        """Behave as if test_a checked A, test_b nothing, and test_c failed always."""
+        """Behave as if test_a checked A, test_b checked nothing, and test_c always failed."""
         fails = {"a": "A = 1" not in module.read_text(), "b": False, "c": True}
         failed = [f"tests/test_{key}.py::test_it[1]" for key in fails if fails[key] and f"test_{key}.py" in str(tests)]
         return bool(failed), failed

@@ -140,7 +140,7 @@ def test_what_a_package_adds_is_found_everywhere(in_folder, case):
     [
         ("aloud = fakes:absent", "fakes:absent of raypar.strategies, in the package broken: can't be imported: "),
         ("aloud = fakes:pets", "is a Workload, not a StrategyTraits → correct the package broken, or uninstall it"),
-        ("ddp = fakes:gossip", "has the name of another one"),
+        ("ddp = fakes:gossip", "has the same name as another entry"),
     ],
 )
 def test_a_package_whose_entries_can_not_be_used_is_named(folder, in_folder, entries, expected):

@@ -1,4 +1,4 @@
-"""Folders of killed processes are removed at the next start; those in use, and others' files, stay."""
+"""Folders of killed processes are removed at the next start; folders in use and other files stay."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def temporary(tmp_path, monkeypatch):
 
 @contextmanager
 def other_process(temporary):
-    """Yield a process and its scratch folder, with something in it."""
+    """Yield a process and its scratch folder, which is not empty."""
     code = "from raypar.scratch import make_folder as make; (f := make()).joinpath('token').touch(); "
     code += "print(f, flush=True); input()"
     process = subprocess.Popen(
@@ -47,7 +47,7 @@ def other_process(temporary):
         yield process, temporary / process.stdout.readline().strip()
 
 
-def test_the_folder_of_a_killed_process_goes_at_the_next_start_and_no_other(temporary):
+def test_only_folders_of_killed_processes_are_removed(temporary):
     kept = ["raypar-results", "raypar-baseline", "ray", "session_2026-01-01_00-00-00_000000_1"]
     for name in kept:
         (temporary / name).mkdir()
@@ -68,7 +68,7 @@ def test_the_folder_of_a_killed_process_goes_at_the_next_start_and_no_other(temp
     assert {path.name for path in temporary.iterdir()} == {*kept}
 
 
-def test_one_that_another_process_takes_for_abandoned_before_it_is_locked_is_made_again(monkeypatch):
+def test_a_folder_removed_before_it_was_locked_is_created_again(monkeypatch):
     real, seen = scratch._lock, []
 
     def too_late(path, flags=0):
@@ -101,7 +101,7 @@ def test_links_and_folders_of_other_users_are_left_alone(temporary, tmp_path_fac
     assert not abandoned.exists() and (target / LOCK_FILE).exists() and len(list(temporary.iterdir())) == 2
 
 
-def test_a_socket_has_room_in_the_folder_that_is_chosen_for_it_however_long_its_parent_is(temporary):
+def test_a_folder_for_sockets_has_a_short_path(temporary):
     for length in range(40, 140, 3):
         parent = temporary / ("x" * max(1, length - len(str(temporary)) - 1))
         folder = make_folder(parent, socket=len("fork"))
@@ -113,7 +113,7 @@ def test_a_socket_has_room_in_the_folder_that_is_chosen_for_it_however_long_its_
     assert (room_for(31, Path("/tmp")), room_for(31, temporary / ("x" * 100))) == (Path("/tmp"), Path("/tmp"))
 
 
-def test_logs_of_a_node_go_with_their_execution_but_for_failed_trials_and_those_are_kept_for_a_month(temporary):
+def test_logs_of_failed_trials_are_kept_for_a_month(temporary):
     mine, recent, old = (temporary / f"{scratch.LOGS_PREFIX}{name}" for name in ("mine", "recent", "old"))
     for path in (mine / "good" / "log", mine / "gangs" / "x", mine / "failed" / "log", recent / "a", old / "a"):
         path.parent.mkdir(parents=True)

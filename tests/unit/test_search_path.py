@@ -1,4 +1,4 @@
-"""A study's folder comes first on the path, and hides nothing; the current folder is on no path but a trial's."""
+"""A study's folder is first on the path and hides no module; only trials import from the current folder."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("modules_as_they_were")
 
 
 def file_found(name):
-    """The file that an import of the module would run now."""
+    """Return the file that an import of the module would run."""
     for finder in sys.meta_path:
         if (spec := finder.find_spec(name, None)) is not None:
             return Path(spec.origin)
@@ -26,7 +26,7 @@ def file_found(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_study_called_like_a_module_hides_it_from_nobody(name, tmp_path):
+def test_a_study_named_like_a_module_does_not_hide_it(name, tmp_path):
     path = tmp_path / f"{name}.py"
     path.write_text(GOOD + f"def later():\n    import {name}\n")
     assert load_study(path).study.name == name
@@ -35,7 +35,7 @@ def test_a_study_called_like_a_module_hides_it_from_nobody(name, tmp_path):
 
 @pytest.mark.parametrize("is_package", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_beside_a_study_hides_no_module_and_is_refused_where_the_study_imports_it(name, is_package, tmp_path):
+def test_a_file_named_like_a_module_hides_nothing_and_is_refused_if_imported(name, is_package, tmp_path):
     file = tmp_path / name / "__init__.py" if is_package else tmp_path / f"{name}.py"
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise RuntimeError('imported')")
@@ -51,20 +51,20 @@ def test_a_file_beside_a_study_hides_no_module_and_is_refused_where_the_study_im
 
 
 @pytest.mark.parametrize("name", ["utils", "data", "train", "model", "test", "example", "sys", "os"])
-def test_other_files_beside_a_study_and_those_that_can_hide_nothing_are_fine(name, tmp_path):
+def test_other_files_beside_a_study_are_importable(name, tmp_path):
     (tmp_path / f"{name}.py").touch()
-    (tmp_path / "xml").mkdir()  # no package: it hides nothing
+    (tmp_path / "xml").mkdir()  # not a package, so it hides nothing
     (tmp_path / "good.py").write_text(f"import {name}, xml\n" + GOOD)
     load_study(tmp_path / "good.py")
     assert (file_found(name).parent == tmp_path) == (name not in ("sys", "os"))
 
 
-def test_a_package_that_is_used_from_the_studys_folder_is_not_hidden(tmp_path, monkeypatch):
+def test_a_package_in_use_from_the_studys_folder_is_not_hidden(tmp_path, monkeypatch):
     for name in ("raypar", "ray"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     monkeypatch.setattr(search_path.sys, "path", [str(tmp_path)])
-    assert search_path.hidden_by([tmp_path], "ray") is None, "there is no other"
+    assert search_path.hidden_by([tmp_path], "ray") is None, "no other one exists"
     monkeypatch.undo()
     assert search_path.hidden_by([tmp_path], "ray") is not None
     assert search_path.hidden_by([Path(search_path.__file__).parents[1]], "raypar") is None
@@ -85,12 +85,12 @@ READ_ONLY = ("list", "store show s", "report s", "report s --html r.html", "stor
 READ_ONLY += ("recommend s", "fit s", "model predict s", "model list", "plan nothing.py", "store sync", "init --help")
 
 
-def test_what_only_reads_runs_no_code_of_the_current_folder(tmp_path):
+def test_reading_commands_run_no_code_of_the_current_folder(tmp_path):
     for name in {*sys.stdlib_module_names, *search_path._dependencies(), "colorama"}:
         if not name.startswith("_") and "/" not in name:
             (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r} + ' ')")
     environment = {**os.environ, "PYTHONPATH": str(Path(doctor.__file__).parents[1])}
-    command = [sys.executable, "-P", "-c", VERBS, *READ_ONLY]  # as the installed script does
+    command = [sys.executable, "-P", "-c", VERBS, *READ_ONLY]  # like the installed script
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["True"], done
     assert not (tmp_path / "mark").exists(), (tmp_path / "mark").read_text()
@@ -98,5 +98,5 @@ def test_what_only_reads_runs_no_code_of_the_current_folder(tmp_path):
 
 def test_rays_workers_do_not_import_from_the_current_folder():
     config = job_config()
-    config._py_driver_sys_path.extend(["/somewhere"])  # as Ray does when it connects
+    config._py_driver_sys_path.extend(["/somewhere"])  # like Ray when it connects
     assert config._py_driver_sys_path == [] and config._serialize() is not None

@@ -1,4 +1,4 @@
-"""The first signal, a second Ctrl-C, and what no signal may tear."""
+"""The first signal, a second Ctrl-C, and uninterrupted blocks."""
 
 import signal
 import subprocess
@@ -20,8 +20,8 @@ def send(number=signal.SIGINT): os.kill(os.getpid(), number); [None for _ in ran
 
 @pytest.fixture(autouse=True)
 def signals_are_not_ignored(monkeypatch):
-    """Tests may be started where some are, under nohup or as a shell's background job."""
-    # Other tests of this process may have started something that is to stay.
+    """Under nohup or in a shell's background, some are."""
+    # Other tests of this process may have started child processes.
     monkeypatch.setattr(interruption, "end_descendants", lambda: None)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in interruption.SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,7 +36,7 @@ def run(code):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_the_first_signal_is_raised_in_the_main_thread_and_says_which_it_was(number, code):
+def test_the_first_signal_is_raised_in_the_main_thread_with_its_number(number, code):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted) as caught, handle_signals():
         signal.raise_signal(number)
@@ -44,20 +44,20 @@ def test_the_first_signal_is_raised_in_the_main_thread_and_says_which_it_was(num
     assert signal.getsignal(number) is before and not was_interrupted()
 
 
-def test_inside_uninterrupted_a_signal_waits_for_the_end_of_the_outermost():
+def test_a_signal_waits_for_the_end_of_the_outermost_uninterrupted_block():
     happened = []
     with pytest.raises(Interrupted), handle_signals():  # noqa: PT012
         with uninterrupted():
             with uninterrupted():
                 signal.raise_signal(signal.SIGTERM)
-                happened.append("inner goes on")
-            happened.append("outer goes on")
+                happened.append("inner continues")
+            happened.append("outer continues")
             assert was_interrupted()
         happened.append("never")
-    assert happened == ["inner goes on", "outer goes on"]
+    assert happened == ["inner continues", "outer continues"]
 
 
-def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away():
+def test_nothing_is_raised_after_the_first_signal():
     with handle_signals():
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGINT)
@@ -68,13 +68,13 @@ def test_after_the_first_nothing_is_raised_so_that_things_can_be_put_away():
 
 
 SWALLOWED = """
-os.register_at_fork(after_in_parent=send)  # Python reports what such a callback raises, and goes on
+os.register_at_fork(after_in_parent=send)  # Python only reports exceptions of such a callback
 try:
     with handle_signals():
         raise_again()
         if os.fork() == 0:
             os._exit(0)
-        print("goes on")
+        print("continues")
         raise_again()
         print("never")
 except Interrupted as error:
@@ -82,18 +82,18 @@ except Interrupted as error:
 """
 
 
-def test_an_interrupt_that_was_swallowed_is_raised_again():
+def test_a_swallowed_interrupt_is_raised_again():
     done = run(SWALLOWED)
     assert (done.returncode, done.stdout) == (130, "goes on\n") and "Exception ignored" in done.stderr
     with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         raise_again()  # not before the end of the block
-        has_gone_on = True
-    assert has_gone_on
+        has_continued = True
+    assert has_continued
     raise_again()
 
 
-def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_one_as_itself():
+def test_an_error_after_a_signal_becomes_an_interrupt():
     with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
         signal.raise_signal(signal.SIGHUP)
         raise BrokenPipeError
@@ -101,7 +101,7 @@ def test_what_fails_after_a_signal_counts_as_interrupted_and_what_fails_without_
         raise BrokenPipeError
 
 
-def test_without_handling_ctrl_c_is_what_it_always_is_and_what_was_ignored_stays_ignored():
+def test_ctrl_c_is_pythons_own_without_handling_and_ignored_signals_stay_ignored():
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
         signal.raise_signal(signal.SIGINT)
     assert not isinstance(caught.value, Interrupted)
@@ -126,17 +126,17 @@ TWICE = "with handle_signals(), uninterrupted(): send({}); send(); print('never'
         ("with handle_signals(): send()", 1, "Interrupted: signal 2"),
     ],
 )
-def test_a_second_ctrl_c_exits_at_once_and_neither_it_nor_a_first_leaves_a_process(body, code, error):
+def test_a_second_ctrl_c_exits_at_once_and_no_process_is_left(body, code, error):
     done = run(CHILD + body)
     assert done.returncode == code and done.stderr.strip().endswith(error) and "never" not in done.stdout
     assert error or not done.stderr
     for pid in done.stdout.split():
         stat = Path(f"/proc/{pid}/stat")
-        assert not stat.exists() or stat.read_text().split()[2] == "Z"  # reaped by whoever inherits it
+        assert not stat.exists() or stat.read_text().split()[2] == "Z"  # a zombie until its new parent reaps it
 
 
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM"])
-def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number):
+def test_a_repeated_sigterm_or_sighup_is_one_request(number):
     done = run(f"""
         with handle_signals():
             try:
@@ -149,7 +149,7 @@ def test_a_kill_or_a_hang_up_that_arrives_twice_is_one_request(number):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_whoever_notices_a_signal_that_a_library_swallowed_exits_as_the_signal_asks(number, code):
+def test_a_signal_swallowed_by_a_library_keeps_its_exit_code(number, code):
     with pytest.raises(Interrupted) as caught, handle_signals():  # noqa: PT012
         with pytest.raises(Interrupted):
             signal.raise_signal(number)

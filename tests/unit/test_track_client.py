@@ -1,4 +1,4 @@
-"""An embedded database appears with all of MLflow's tables: whatever is killed meanwhile, the next command makes it."""
+"""An embedded database is created completely or not at all, even if its process is killed."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ def uri_of(folder):
 
 
 def in_fork(act):
-    """Return the exit status of a fork that does this."""
+    """Return the exit status of a fork that calls `act`."""
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
             act()
@@ -29,7 +29,7 @@ def in_fork(act):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_new_database_is_complete_and_its_user_s_alone(tmp_path):
+def test_a_new_database_is_complete_and_private(tmp_path):
     from mlflow.store.db.utils import Base
 
     make_database(uri_of(tmp_path))
@@ -40,19 +40,22 @@ def test_a_new_database_is_complete_and_its_user_s_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_a_kill_before_a_database_is_complete_leaves_none(tmp_path):
+def test_a_kill_while_a_database_is_created_leaves_none(tmp_path):
     def killed():
         client.os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         make_database(uri_of(tmp_path))
 
     assert in_fork(killed) == -signal.SIGKILL
     assert not (tmp_path / "mlflow.db").exists()
+    (draft,) = tmp_path.glob(".mlflow.db-*")
+    os.utime(draft, (0, 0))
     check_writable(uri_of(tmp_path), tmp_path)
     record(tmp_path, uri_of(tmp_path), make_result(32))
     assert results_of(uri_of(tmp_path), tmp_path) == stripped(make_result(32))
+    assert not draft.exists()
 
 
-def test_of_two_processes_at_once_the_second_keeps_the_database_of_the_first(monkeypatch, tmp_path):
+def test_a_database_created_by_another_process_is_kept(monkeypatch, tmp_path):
     uri, link = uri_of(tmp_path), os.link
 
     def first():
@@ -69,7 +72,7 @@ def test_of_two_processes_at_once_the_second_keeps_the_database_of_the_first(mon
     assert not list(tmp_path.glob(".mlflow.db-*"))
 
 
-def test_where_a_file_system_has_no_links_mlflow_makes_the_database(monkeypatch, tmp_path):
+def test_mlflow_creates_the_database_on_file_systems_without_links(monkeypatch, tmp_path):
     def refuse(*_):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -78,13 +81,13 @@ def test_where_a_file_system_has_no_links_mlflow_makes_the_database(monkeypatch,
     assert results_of(uri_of(tmp_path), tmp_path) == stripped(make_result(32))
 
 
-def test_reading_undoes_what_a_killed_process_was_writing(tmp_path):
+def test_reading_rolls_back_the_transaction_of_a_killed_process(tmp_path):
     path, uri = new_store(tmp_path), uri_of(tmp_path)
     record(tmp_path, uri, make_result(32))
 
     def killed():
         database = sqlite3.connect(path, isolation_level=None)
-        database.execute("PRAGMA cache_size = 1")  # so that it writes to the file before the end
+        database.execute("PRAGMA cache_size = 1")  # forces writes to the file before the commit
         database.execute("BEGIN")
         database.execute("DELETE FROM tags")
         database.execute("UPDATE runs SET name = 'x' || hex(randomblob(50000))")
@@ -96,6 +99,6 @@ def test_reading_undoes_what_a_killed_process_was_writing(tmp_path):
     assert not (tmp_path / "mlflow.db-journal").exists()
 
 
-def test_the_installed_mlflow_s_schema_is_familiar():
+def test_the_installed_mlflows_schema_is_familiar():
     """Otherwise MLflow is imported to read and to serve a store, which takes seconds."""
     assert familiar_schema() == schema_versions()[0]

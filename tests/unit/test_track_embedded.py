@@ -1,4 +1,4 @@
-"""SQL reads the same from an embedded database as MLflow does, and leaves it alone."""
+"""SQL reads the same as MLflow from an embedded database, without changing it."""
 
 import hashlib
 import shutil
@@ -14,7 +14,8 @@ from results import stored_conditions
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.track.client import connect
 from raypar.track.names import experiment_name
-from raypar.track.store import EmbeddedRuns, MlflowRuns, Store, Unfamiliar
+from raypar.track.store import Store
+from raypar.track.stored_runs import EmbeddedRuns, MlflowRuns, Unfamiliar
 
 ODD = 'it\'s "quoted" `so`, naïve 研究 100%'
 LONG = "x" * 600
@@ -27,7 +28,7 @@ EXECUTION = {"tags": TAGS, "description": "What for?", "study_source": "study = 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A store with studies finished, resumed, cut short, deleted and restored, and experiments of others."""
+    """Store with finished, resumed, interrupted, deleted and restored studies, and foreign experiments."""
     folder = tmp_path_factory.mktemp("a project, 100% #1?")
     new_store(folder)
     uri = by_sql(folder)
@@ -72,7 +73,7 @@ def fingerprint(project):
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in project.iterdir() if p.is_file()}
 
 
-def test_experiments_and_runs_are_those_that_mlflow_gives(project):
+def test_sql_and_mlflow_read_the_same_runs(project):
     quick, slow = EmbeddedRuns(by_sql(project)), MlflowRuns(by_mlflow(project))
     experiments = quick.experiments()
     assert experiments, "a new schema: look at it, then add it to SCHEMAS"
@@ -91,15 +92,16 @@ def test_experiments_and_runs_are_those_that_mlflow_gives(project):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_store_reads_of_a_study_what_mlflow_reads(project, study):
+def test_sql_and_mlflow_read_the_same_study(project, study):
     quick, slow = (Store(uri, project) for uri in (by_sql(project), by_mlflow(project)))
-    for read in (Store.results, Store.question, Store.origin, Store.study_source, Store.experiment_id):
+    for read in (Store.results, Store.question, Store.study_source, Store.experiment_id):
         assert read(quick, study) == read(slow, study), read.__name__
+    assert list(quick.origins(study)) == list(slow.origins(study))
     for identity in [r.spec.identity for r in quick.results(study)] or ["0" * 16]:
         assert quick.step_times(study, identity) == slow.step_times(study, identity)
 
 
-def test_the_list_of_studies_is_the_one_through_mlflow(project):
+def test_sql_and_mlflow_list_the_same_studies(project):
     studies = Store(by_sql(project), project).studies()
     assert studies == Store(by_mlflow(project), project).studies()
     assert {s.name: (s.num_executions, s.counts["num_finished"], s.counts["num_failed"]) for s in studies}["mnist"] == (
@@ -109,13 +111,13 @@ def test_the_list_of_studies_is_the_one_through_mlflow(project):
     )
 
 
-def test_reading_imports_no_mlflow_changes_no_byte_and_adds_no_file(project):
-    """In a process of its own: here MLflow is imported already."""
+def test_reading_imports_no_mlflow_and_changes_no_file(project):
+    """In a new process, since MLflow is imported in this one."""
     before = fingerprint(project)
     code = (
         "import sys, raypar.track.recorder, raypar.track.server\nfrom pathlib import Path\n"
         "from raypar.track.store import Store\nstore = Store(sys.argv[1], Path(sys.argv[2]))\n"
-        "assert store.studies() and store.results('mnist') and store.question('mnist') and store.origin('mnist')\n"
+        "assert store.studies() and store.results('mnist') and store.question('mnist')\n"
         "assert store.step_times('mnist', store.results('mnist')[0].spec.identity)\n"
         "print(sorted({'mlflow', 'sqlalchemy', 'torch', 'ray'} & set(sys.modules)))"
     )
@@ -124,7 +126,7 @@ def test_reading_imports_no_mlflow_changes_no_byte_and_adds_no_file(project):
     assert (done.stdout.strip(), fingerprint(project)) == ("[]", before)
 
 
-# ---- what is left to MLflow
+# ---- databases that are left to MLflow
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def is_left_to_mlflow(uri):
         "UPDATE experiments SET workspace = 'team' WHERE experiment_id = 0",
     ],
 )
-def test_a_database_that_looks_different_is_left_to_mlflow_and_unchanged(copied, statement):
+def test_an_unfamiliar_database_is_left_to_mlflow_unchanged(copied, statement):
     with closing(sqlite3.connect(copied / "mlflow.db")) as database, database:
         database.execute(statement)
     before = fingerprint(copied)
@@ -157,15 +159,15 @@ def test_a_database_that_looks_different_is_left_to_mlflow_and_unchanged(copied,
     assert fingerprint(copied) == before
 
 
-def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path):
+def test_other_files_are_left_to_mlflow(tmp_path):
     for content in (b"", b"no database at all" * 100):
         (tmp_path / "mlflow.db").write_bytes(content)
         assert is_left_to_mlflow(by_sql(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_a_writer_is_not_waited_for_and_not_seen_and_a_lock_is_left_to_mlflow(copied, monkeypatch):
-    monkeypatch.setattr("raypar.track.store.LOCK_TIMEOUT_S", 0.0)
+def test_an_open_transaction_is_invisible_and_a_lock_is_left_to_mlflow(copied, monkeypatch):
+    monkeypatch.setattr("raypar.track.stored_runs.LOCK_TIMEOUT_S", 0.0)
     before = EmbeddedRuns(by_sql(copied)).experiments()
     with closing(sqlite3.connect(copied / "mlflow.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
@@ -178,7 +180,7 @@ def test_a_writer_is_not_waited_for_and_not_seen_and_a_lock_is_left_to_mlflow(co
     assert EmbeddedRuns(by_sql(copied)).experiments() == before
 
 
-def test_every_other_store_and_workspaces_are_left_to_mlflow(project, monkeypatch):
+def test_other_stores_and_workspaces_are_left_to_mlflow(project, monkeypatch):
     databases = ("postgresql://host/mlflow", "sqlite://", "sqlite:///:memory:", "sqlite:///a.db?x=1")
     for uri in ("http://localhost:5000", *databases, by_mlflow(project)):
         assert is_left_to_mlflow(uri), uri

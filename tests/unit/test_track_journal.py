@@ -1,4 +1,4 @@
-"""Lines of a journal: on disk when appended, complete or not at all, and private."""
+"""Lines of a journal are synced, complete or absent, and private."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ def test_a_hostile_study_name_stays_in_the_journal_folder(name, tmp_path):
     assert path.resolve().parent == journal_dir(tmp_path).resolve() and len(path.name) < 255
 
 
-def test_names_that_look_alike_once_safe_stay_distinct():
+def test_safe_names_stay_distinct():
     assert len({safe_name(name) for name in [*HOSTILE, "a_b", "a b", "a.b", "b"]}) == len(HOSTILE) + 4
     assert safe_name("mnist_speedup-2.1") == "mnist_speedup-2.1"
 
@@ -60,7 +60,7 @@ def test_a_line_is_synced_to_disk_before_append_returns(path, monkeypatch):
     assert synced == [record(1) + "\n"]
 
 
-def test_every_file_is_for_its_owner_only_and_rejected_records_outlive_the_journal(path, writer):
+def test_files_are_private_and_rejected_records_outlive_the_journal(path, writer):
     write_ack(path, "http://user:secret@host", 0)
     journal.keep_rejected(path, {"kind": "trial"}, "too odd")
     assert {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()} == {0o600}
@@ -99,7 +99,7 @@ def fail(*_):
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_nothing_is_left_of_a_line_that_did_not_fit_on_the_disk(path, writer, monkeypatch):
+def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(path, writer, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]) if len(data) > 9 else fail())
     with pytest.raises(OSError, match="Input/output"):
@@ -110,7 +110,7 @@ def test_nothing_is_left_of_a_line_that_did_not_fit_on_the_disk(path, writer, mo
     assert numbers(path) == [0, 2]
 
 
-def test_a_torn_line_that_can_not_be_undone_is_ended_before_the_next(path, writer, monkeypatch):
+def test_a_torn_line_is_ended_before_the_next(path, writer, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr(os, "ftruncate", fail)
     with pytest.raises(OSError, match="Input/output"):
@@ -138,7 +138,7 @@ def test_an_interrupt_leaves_a_complete_line_or_none(path, writer, monkeypatch, 
     assert not [line.problem for line in read_lines(path) if line.problem]
 
 
-def test_an_ack_counts_for_its_store_only_and_a_damaged_one_means_from_the_start(path, writer):
+def test_an_ack_applies_to_its_store_and_a_damaged_one_is_ignored(path, writer):
     start = writer.append(record(1))
     write_ack(path, "sqlite:///a", start)
     assert read_ack(path) == ("sqlite:///a", start)

@@ -30,7 +30,7 @@ def noise(length):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_every_study_name_has_an_experiment_name_that_mlflow_accepts(name):
+def test_every_study_has_a_valid_experiment_name(name):
     experiment = experiment_name(name)
     assert 0 < len(experiment) <= MAX_NAME_LENGTH
     assert experiment.isprintable() and experiment.strip() == experiment
@@ -42,7 +42,7 @@ def test_every_study_name_has_an_experiment_name_that_mlflow_accepts(name):
     [("train/loss", "train/loss"), ("acc@1", "acc_1"), ("../up", "up"), ("/abs//x", "abs/x")]
     + [(text, None) for text in ("", "..", "/", "é" * 300, "k" * 400)],
 )
-def test_every_key_is_one_that_mlflow_accepts_and_keeps_what_it_can(text, key):
+def test_every_key_is_valid_and_keeps_what_it_can(text, key):
     from mlflow.utils.validation import _validate_metric_name
 
     assert key_name(text) == (key or key_name(text))
@@ -50,7 +50,7 @@ def test_every_key_is_one_that_mlflow_accepts_and_keeps_what_it_can(text, key):
     _validate_metric_name(key_name(text))
 
 
-def test_two_texts_never_share_a_key_and_the_good_one_keeps_its_name():
+def test_keys_are_unique_and_valid_texts_keep_their_name():
     keys = key_names(["acc@1", "acc_1", "acc:1", "acc#1", "acc_1"])
     assert keys["acc_1"] == "acc_1" and len(keys) == len(set(keys.values())) == 4
 
@@ -59,7 +59,7 @@ LONG = (*map(noise, (MAX_TAG_LENGTH, MAX_TAG_LENGTH + 1, 100_000)), "x\0" * 100_
 
 
 @pytest.mark.parametrize("text", ['{"a":1}', "zlib;not really", *LONG], ids=len)
-def test_a_text_comes_back_from_its_tags_complete(text):
+def test_a_text_is_restored_from_its_tags(text):
     tags = split_tag("k", text)
     assert tags is not None and all(len(value) <= MAX_TAG_LENGTH for value in tags.values())
     assert join_tag({"other": "x", **tags}, "k") == text
@@ -67,7 +67,7 @@ def test_a_text_comes_back_from_its_tags_complete(text):
         assert tags == {"k": text}  # readable
 
 
-def test_a_text_beyond_all_tags_a_lost_part_and_one_that_unpacks_into_gigabytes_are_none():
+def test_texts_too_long_incomplete_or_too_large_unpacked_are_none():
     assert split_tag("k", noise(MAX_TAG_LENGTH * MAX_TAG_PARTS * 2)) is None
     tags = split_tag("k", noise(50_000))
     assert tags is not None and tags.pop("k.1")
@@ -76,14 +76,14 @@ def test_a_text_beyond_all_tags_a_lost_part_and_one_that_unpacks_into_gigabytes_
     assert join_tag({"t": bomb[:7900], **{f"t.{i}": bomb[7900 * i :][:7900] for i in range(1, 16)}}, "t") is None
 
 
-def test_a_clipped_text_holds_nothing_that_a_database_refuses():
+def test_a_clipped_text_has_no_characters_that_databases_refuse():
     assert clip("a\0b\udcff" + "x" * 10, 8) == "a�b?xxx…"
 
 
 # ---- addresses
 
 
-def test_the_default_store_is_a_file_in_the_folder_unless_the_environment_says_otherwise(tmp_path, monkeypatch):
+def test_the_default_store_is_in_the_folder_or_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert default_tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://head:5000")
@@ -108,7 +108,7 @@ PROJECT = Path("/project")
         (sqlite_path, "postgresql://host/b", None),
     ],
 )
-def test_files_lie_where_an_address_says(path_of, address, path):
+def test_addresses_give_paths(path_of, address, path):
     assert path_of(address) == (path and Path(path))
 
 
@@ -122,5 +122,5 @@ POINTS = {
 
 
 @pytest.mark.parametrize("label", POINTS)
-def test_short_labels_are_initials_that_no_two_hyperparameters_share(label):
+def test_short_labels_are_unique_initials(label):
     assert short_label(POINTS[label]) == label

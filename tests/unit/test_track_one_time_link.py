@@ -1,4 +1,4 @@
-"""The one-time link to MLflow's page, its key, and the file by which raypar itself has the key."""
+"""The one-time link to MLflow's page, its key, and the file through which raypar finds the key."""
 
 import asyncio
 import base64
@@ -24,10 +24,10 @@ HOST = {"host": "127.0.0.1:5000"}
 
 
 class Server:
-    """MLflow's place behind the link; `get` returns the status, the headers and the body of an answer."""
+    """App behind the link; `get` returns status, headers and body of an answer."""
 
-    def __init__(self):
-        self.access = Access()
+    def __init__(self, access=None):
+        self.access = access or Access()
         self.token = self.access.token
         self.app = OneTimeLink(self._page, self.access)
 
@@ -64,44 +64,44 @@ def server():
 
 @pytest.mark.parametrize("path", ["/", "/ajax-api/2.0/mlflow/runs/search", "/get-artifact", "/static-files/a.js"])
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
-def test_nothing_is_shown_without_the_key_and_the_refusal_says_where_the_link_is(server, path, method):
+def test_nothing_is_shown_without_the_key(server, path, method):
     status, _, body = server.get(path, method=method, cookie="raypar-ui-5000=x", authorization="Basic eDp4")
     assert status == 401 and b"raypar ui" in body and PAGE not in body
     assert server.status(path, method=method, cookie=f"a=b; {server.enter()}") == 200
 
 
-def test_the_link_gives_one_browser_a_cookie_that_scripts_and_other_sites_do_not_see(server):
+def test_the_link_gives_one_browser_a_protected_cookie(server):
     status, headers, body = server.get(query=f"token={server.token}&workflowType=machine_learning")
     assert status == 200 and PAGE not in body and b'searchParams.delete("token")' in body
     assert re.fullmatch(
         r"raypar-ui-5000=[\w-]{43}; HttpOnly; Max-Age=86400; Path=/; SameSite=strict", headers["set-cookie"]
     )
     assert (headers["cache-control"], headers["referrer-policy"]) == ("no-store", "no-referrer")
-    assert server.token.encode() not in server.scope["query_string"], "the server logs what it is asked for"
+    assert server.token.encode() not in server.scope["query_string"], "the server logs requests"
     assert "set-cookie" not in server.get(query=f"token={server.token}")[1], "used up"
     assert server.status(cookie=headers["set-cookie"].partition(";")[0]) == 200
 
 
 @pytest.mark.parametrize("query", ["token=", "token=\u00fc"])
-def test_a_wrong_token_gives_none(server, query):
+def test_a_wrong_token_gives_no_cookie(server, query):
     assert "set-cookie" not in server.get(query=query)[1]
     assert server.enter() != ""
 
 
-def test_only_opening_the_link_uses_it_up(server):
+def test_only_opening_the_link_uses_the_token(server):
     query = f"token={server.token}"
     assert server.status(query=query, method="HEAD") == server.status("/other", query) == 401
     assert server.enter() != ""
 
 
 @pytest.mark.parametrize("host", ["x:y", "", "[::1]:80"])
-def test_an_odd_host_does_no_harm(server, host):
+def test_odd_hosts_are_handled(server, host):
     cookie = server.enter(host=host)
     assert re.fullmatch(r"raypar-ui-80=[\w-]{43}", cookie) and server.status(cookie=cookie, host=host) == 200
 
 
 @pytest.mark.parametrize("header", ["", "Basic", "Basic \xff", "Bearer {key}", "basic {user}", "Basic {key}"])
-def test_raypar_gives_the_key_as_a_password(server, header):
+def test_the_key_is_accepted_as_a_password(server, header):
     encoded = {
         name: base64.b64encode(f"raypar:{value}".encode()).decode()
         for name, value in {"key": server.access.key, "user": server.access.key[:-1]}.items()
@@ -110,12 +110,21 @@ def test_raypar_gives_the_key_as_a_password(server, header):
     assert status == (200 if header == "Basic {key}" else 401)
 
 
-def test_the_servers_health_is_no_secret_and_other_protocols_are_refused(server):
+def test_a_shared_server_has_no_link_and_browsers_ask_for_its_password():
+    shared = Server(Access(token="", key="of the owner"))
+    status, headers, body = shared.get()
+    assert (status, headers["www-authenticate"]) == (401, 'Basic realm="MLflow"') and b"~/.mlflow/credentials" in body
+    assert "set-cookie" not in shared.get(query="token=")[1]
+    password = base64.b64encode(b"admin:of the owner").decode()
+    assert shared.status(authorization=f"Basic {password}") == 200
+
+
+def test_health_is_public_and_other_protocols_are_refused(server):
     assert server.get("/", kind="websocket", cookie=server.enter())[0] is None and not hasattr(server, "passed_on")
     assert server.status("/health") == 200
 
 
-def test_the_command_asks_for_the_link_unless_it_is_switched_off(tmp_path, monkeypatch):
+def test_the_link_is_required_unless_switched_off(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     given = []
@@ -128,7 +137,7 @@ def test_the_command_asks_for_the_link_unless_it_is_switched_off(tmp_path, monke
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-auth",), ("--no-open",)], ids=str)
-def test_the_browser_opens_at_the_study_without_the_token_on_its_command_line(uri, project, monkeypatch, flags):
+def test_the_browser_opens_the_study_without_the_token_on_its_command_line(uri, project, monkeypatch, flags):
     record(project, uri, make_result())
     opened, pages = [], []
 
@@ -165,7 +174,7 @@ SEATS = {
 
 
 @pytest.mark.parametrize("seat", SEATS)
-def test_a_browser_opens_only_where_somebody_sees_it(monkeypatch, seat):
+def test_a_browser_opens_only_at_a_local_terminal(monkeypatch, seat):
     environment, is_terminal, expected = SEATS[seat]
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
@@ -190,7 +199,7 @@ class Stopped(contextlib.nullcontext):
         return 0
 
 
-def test_secrets_are_in_no_representation():
+def test_secrets_are_in_no_repr():
     access = Access()
     assert access != Access() and access.token not in repr(access) and access.key not in repr(access)
     link = access.link("http://h:1/#/experiments/2?a=b")
@@ -201,7 +210,7 @@ def test_secrets_are_in_no_representation():
 VARIABLES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 
-def test_raypar_finds_the_key_of_its_users_server_while_that_runs(tmp_path, monkeypatch):
+def test_the_key_of_the_users_running_server_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in VARIABLES:
         monkeypatch.setenv(name, "before")
@@ -222,7 +231,7 @@ def test_raypar_finds_the_key_of_its_users_server_while_that_runs(tmp_path, monk
 
 
 @pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi")
-def test_mlflows_server_is_behind_the_link_and_leaves_no_secret_to_its_children(monkeypatch):
+def test_mlflows_app_is_behind_the_link_and_its_environment_is_cleared(monkeypatch):
     access = Access()
     for name, value in access.environment.items():
         monkeypatch.setenv(name, value)

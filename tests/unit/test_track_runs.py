@@ -1,4 +1,4 @@
-"""A trial's result comes back from the tags and files of its MLflow run (`golden/cases/runs.txt` shows a run)."""
+"""A trial's result is restored from the tags and files of its MLflow run (`golden/cases/runs.txt` shows a run)."""
 
 import random
 from dataclasses import replace
@@ -27,8 +27,8 @@ RESULT = make_result()
 
 
 @pytest.mark.parametrize("num_reports", [0, 2, 500, 5000])
-def test_a_result_comes_back_from_its_tags_or_with_thousands_of_evaluations_from_its_file(num_reports):
-    draw = random.Random(num_reports).random  # numbers of as many digits as measured ones
+def test_a_result_is_restored_from_its_tags_or_its_file(num_reports):
+    draw = random.Random(num_reports).random  # with as many digits as measured numbers
     keys = (*SECTIONS, *UNPLOTTED)
     reports = tuple({**{key: draw() for key in keys}, "step": i, "epoch": i / 938} for i in range(num_reports))
     result = replace(RESULT, reports=reports)
@@ -44,11 +44,11 @@ def test_a_result_comes_back_from_its_tags_or_with_thousands_of_evaluations_from
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", "[]", '{"spec": 1}', "zlib;!!", '{"failure": null}'])
-def test_a_damaged_tag_is_no_result(text):
+def test_a_damaged_tag_gives_no_result(text):
     assert result_from_tags({"raypar.result": text}) is None
 
 
-def test_the_latest_complete_result_of_an_identity_wins_or_the_latest_failed_one():
+def test_the_latest_complete_result_wins():
     first, second = replace(RESULT, started_at=1.0), replace(RESULT, started_at=2.0, state=TrialState.STOPPED)
     failed = [replace(RESULT, started_at=t, state=TrialState.FAILED) for t in (3.0, 5.0, 4.0)]
     assert latest([second, *failed, first]) == (second,)
@@ -59,7 +59,7 @@ WORKLOADS = [getattr(workloads, name) for name in workloads.__all__]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-def test_a_trial_is_at_most_20_params_16_metrics_and_12_tags(workload):
+def test_a_trial_has_at_most_20_params_16_metrics_and_12_tags(workload):
     point = {"batch_size": 64, "num_workers": 2}
     keys = (*SECTIONS, *UNPLOTTED, "step", "accuracy")
     reports = tuple({key: float(i + n) for n, key in enumerate(keys)} for i in range(3))
@@ -81,8 +81,8 @@ def test_a_trial_is_at_most_20_params_16_metrics_and_12_tags(workload):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_params_are_those_that_have_an_effect(strategy):
-    """Each option is set to something else than its default."""
+def test_only_params_with_an_effect_are_logged(strategy):
+    """Each option differs from its default."""
     defaults = {key: option.default for key, option in OPTIONS.items()}
     others = {key: "other" for key in OPTIONS if key not in ("strategy", "compression", "lr_scaling")}
     shown = run_params(TrialSpec("s", "w", {}, {**defaults, **others, "strategy": strategy}, 0, 0))

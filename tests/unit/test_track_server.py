@@ -9,13 +9,12 @@ import pytest
 from raypar.errors import StoreError
 from raypar.track import server
 from raypar.track.client import unreachable
-from raypar.track.server import credentials, ensure_shared_server, free_port, main
+from raypar.track.server import credentials, ensure_shared_server, free_port
 
 ANSWER = "MlflowException: API request to endpoint /api/… failed with error code 401 != 200. Response body: 'You are …'"
 
 
-def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "find_spec", lambda name: object())
+def test_a_taken_port_is_skipped_and_refused_by_the_shared_server(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert free_port(port) > port
@@ -24,7 +23,7 @@ def test_a_taken_port_is_passed_over_and_left_to_its_program(tmp_path, monkeypat
     assert not (tmp_path / ".mlflow").exists()
 
 
-def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path):
+def test_the_password_is_generated_once_and_private(tmp_path):
     made_up = credentials(tmp_path)
     assert len(made_up[1]) >= 32 and credentials(tmp_path) == made_up
     path = tmp_path / ".mlflow" / "credentials"
@@ -35,25 +34,8 @@ def test_the_password_is_made_up_once_and_read_by_its_owner_only(tmp_path):
     assert credentials(tmp_path) == ("ann", "100%-of-it") and path.read_text() == text
 
 
-def test_a_lost_password_is_not_made_up_again_where_the_server_has_the_first_one(tmp_path):
-    users = tmp_path / "mlflow" / "users.db"
-    users.parent.mkdir()
-    users.touch()
-    with pytest.raises(StoreError, match="is lost") as error:
-        credentials(tmp_path)
-    assert f"rm {users}" in str(error.value) and not (tmp_path / ".mlflow").exists()
-
-
-def test_without_the_plugin_for_passwords_no_server_is_started(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert main([]) == 2
-    assert "pip install 'raypar[cluster]'" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(("given", "problem"), [("", "asks for a user and"), ("x", "refuses this user and password")])
-def test_a_refused_user_learns_what_to_give(given, problem, tmp_path, monkeypatch):
+def test_a_refused_user_gets_a_hint(given, problem, tmp_path, monkeypatch):
     for name in ("HOME", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, str(tmp_path) if name == "HOME" else given)
     error = unreachable("http://head:5000", ANSWER)

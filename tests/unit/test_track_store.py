@@ -1,4 +1,4 @@
-"""Recorded results are read back equal, over the real embedded database."""
+"""Recorded results are read back equal from a real embedded database."""
 
 import math
 import os
@@ -43,7 +43,7 @@ def modes(*paths):
     return [stat.S_IMODE(path.stat().st_mode) for path in paths]
 
 
-def test_a_projects_store_is_its_users_alone_and_one_from_before_is_closed_at_the_next_write(project, uri):
+def test_a_projects_store_is_private_from_its_next_write_on(project, uri):
     kept = [project / ".raypar", project / ".raypar" / "spool", project / "mlartifacts"]
     before = os.umask(0o022)
     try:
@@ -57,7 +57,7 @@ def test_a_projects_store_is_its_users_alone_and_one_from_before_is_closed_at_th
         os.umask(before)
 
 
-def test_a_database_that_several_users_share_stays_open_to_them(project, tmp_path_factory):
+def test_a_shared_database_stays_open_to_its_users(project, tmp_path_factory):
     team = tmp_path_factory.mktemp("team")
     new_store(team)
     (team / "mlartifacts").mkdir()
@@ -84,7 +84,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("changes", RESULTS.values(), ids=RESULTS)
-def test_every_kind_of_result_comes_back_equal(project, uri, changes):
+def test_every_kind_of_result_is_read_back_equal(project, uri, changes):
     result = make_result(**changes)
     record(project, uri, result)
     assert results_of(uri, project) == stripped(result)
@@ -94,8 +94,8 @@ def test_every_kind_of_result_comes_back_equal(project, uri, changes):
     assert ("raypar.result" in runs(uri)[0].data.tags) is not is_too_long
 
 
-def test_a_diverged_trial_is_none_of_the_finished_runs_and_counted_by_itself(project, uri):
-    """A journal from before there was such a state, which is uploaded only now, included."""
+def test_diverged_trials_are_failed_runs_with_their_own_count(project, uri):
+    """Includes a pending journal that is older than this state."""
     bad = {"reports": ({"epoch": 1, "train_loss": math.nan},)}
     new, old = make_result(32, state=TrialState.DIVERGED, **bad), make_result(64, **bad)
     record(project, uri, SMALL, new, old, TOO_LARGE, make_result(128, state=TrialState.STOPPED))
@@ -108,7 +108,7 @@ def test_a_diverged_trial_is_none_of_the_finished_runs_and_counted_by_itself(pro
 
 
 def summary_of(*results):
-    """Return a point run for each point of the results, as an execution derives them."""
+    """Return a point run for each point of the results."""
     by_point = {result.spec.point_identity: result.spec for result in results}
     metrics = {"median_train_time_s": 6.0, "num_trials": 1.0}
     return [
@@ -117,8 +117,8 @@ def summary_of(*results):
     ]
 
 
-def test_plain_mlflow_sees_the_execution_its_points_their_trials_and_the_experiment(project, uri):
-    """What a trial's run holds is in golden/cases/runs.txt."""
+def test_mlflow_has_the_execution_its_points_their_trials_and_the_experiment(project, uri):
+    """The content of a trial's run is in golden/cases/runs.txt."""
     about = {
         "description": "What does it buy? More.",
         "about": "- **Sweeps:** `batch_size`",
@@ -161,7 +161,7 @@ def test_plain_mlflow_sees_the_execution_its_points_their_trials_and_the_experim
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_study_name_stays_in_its_folders_and_is_read_again(project, uri, name):
+def test_a_hostile_study_name_stays_in_its_folders(project, uri, name):
     rec = recorder(project, uri, study=name, execution={"study_source": "x"})
     result = make_result(study=name)
     rec.record(result)
@@ -174,12 +174,6 @@ def test_a_hostile_study_name_stays_in_its_folders_and_is_read_again(project, ur
     assert [p.parts[-3:-1] for p in project.rglob("escape.txt")] != []
 
 
-def test_a_complete_result_of_an_earlier_execution_outlives_a_later_failure(project, uri):
-    record(project, uri, MEDIUM, uid="e1")
-    record(project, uri, replace(MEDIUM, state=TrialState.FAILED, started_at=1_900_000_000.0), uid="e2")
-    assert results_of(uri, project) == stripped(MEDIUM)
-
-
 def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):
     record(project, uri, MEDIUM)
     rec = recorder(project, uri, "e2")
@@ -187,7 +181,7 @@ def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):
     assert (rec.close("finished"), runs(uri)[0].data.metrics["speedup"]) == (0, 2.0)
 
 
-def test_a_point_has_one_run_in_all_executions_which_is_no_trial(project, uri):
+def test_a_point_has_one_run_over_all_executions(project, uri):
     for uid, results in (("e1", [SMALL, MEDIUM]), ("e2", [make_result(64, repeat=1)])):
         rec = recorder(project, uri, uid)
         for result in results:
@@ -217,7 +211,7 @@ def test_trials_of_a_search_are_its_points(project, uri):
     assert (child.data.tags["mlflow.parentRunId"], runs(uri, kind="point")) == (parent.info.run_id, [])
 
 
-def test_a_point_that_was_deleted_by_hand_is_made_again_with_what_is_known(project, uri):
+def test_a_point_deleted_by_hand_is_created_again(project, uri):
     rec = recorder(project, uri)
     rec.record(SMALL)
     client(uri).delete_run(runs(uri, kind="point")[0].info.run_id)
@@ -226,8 +220,8 @@ def test_a_point_that_was_deleted_by_hand_is_made_again_with_what_is_known(proje
     assert [run.data.metrics["num_trials"] for run in runs(uri, kind="point")] == [1.0]
 
 
-def test_a_store_of_an_older_raypar_goes_on_with_points(tmp_path):
-    """Its trials lie under their execution, and have more params, metrics and tags."""
+def test_an_older_store_gets_points(tmp_path):
+    """Its trials are nested under their execution, and have more params, metrics and tags."""
     with tarfile.open(OLD_STORE) as tar:
         tar.extractall(tmp_path, filter="data")
     uri = default_tracking_uri(tmp_path)
@@ -242,7 +236,7 @@ def test_a_store_of_an_older_raypar_goes_on_with_points(tmp_path):
     assert {run.data.tags["raypar.point"] for run in runs(uri, "digits", "point")} == identities
 
 
-def test_what_is_deleted_by_hand_counts_no_more_and_stays_deleted(project, uri):
+def test_runs_deleted_by_hand_do_not_count_and_stay_deleted(project, uri):
     record(project, uri, SMALL, MEDIUM)
     client(uri).delete_run(runs(uri)[0].info.run_id)
     assert len(results_of(uri, project)) == 1
@@ -252,7 +246,7 @@ def test_what_is_deleted_by_hand_counts_no_more_and_stays_deleted(project, uri):
     assert results_of(uri, project) == stripped(MEDIUM)
 
 
-def test_a_study_deleted_by_hand_while_it_runs_loses_no_later_result(project, uri):
+def test_a_study_deleted_by_hand_while_it_runs_keeps_later_results(project, uri):
     rec = recorder(project, uri)
     rec.record(SMALL)
     client(uri).delete_experiment(Store(uri, project).experiment_id("mnist"))
@@ -260,7 +254,7 @@ def test_a_study_deleted_by_hand_while_it_runs_loses_no_later_result(project, ur
     assert (rec.close("finished"), results_of(uri, project)) == (0, stripped(MEDIUM))
 
 
-def test_a_project_that_was_moved_keeps_its_step_times(project, uri, tmp_path_factory):
+def test_a_moved_project_keeps_its_step_times(project, uri, tmp_path_factory):
     record(project, uri, MEDIUM)
     moved = tmp_path_factory.mktemp("elsewhere") / "project"
     project.rename(moved)
@@ -276,11 +270,11 @@ def test_reading_an_empty_folder_creates_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_sets_of_a_trial_are_its_splits_and_the_test_split_once_it_was_seen(project, uri):
+def test_data_sets_of_a_trial_are_the_splits_it_has_used(project, uri):
     rec = recorder(project, uri)
     rec.record(make_result(data=DATA))
     shown = {("train", "MNIST", "0123456789abcdef"), ("val", "MNIST, val", "none")}
     assert data_sets(uri) == shown
-    rec.record_trial_inputs({make_result().spec.identity: DATA}, ["test"])
+    rec.record_trial_inputs([make_result(data=DATA)], ["test"])
     assert data_sets(uri) == shown | {("test", "MNIST", "fedcba9876543210")}
     assert results_of(uri, project)[0].data == DATA

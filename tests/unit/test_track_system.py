@@ -1,4 +1,4 @@
-"""Load of a trial's machines: sampled by MLflow's monitors beside its first rank on each, and recorded with it."""
+"""Load of a trial's machines, sampled by MLflow's monitors and recorded with its result."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ NETWORK = ("network_receive_megabytes", "network_transmit_megabytes")
 KEYS = {f"system/{socket.gethostname()}/{key}" for key in (*CPU, *DISK, *NETWORK)}
 
 
-def test_every_figure_of_the_machine_is_sampled_at_steps_that_count_from_0_on(monkeypatch):
+def test_all_metrics_are_sampled_at_steps_from_0(monkeypatch):
     monkeypatch.setattr(system_metrics, "INTERVAL_S", 0.001)
     sampled, real = threading.Event(), system_metrics._values
     calls = iter(range(10**6))
@@ -37,13 +37,13 @@ def test_every_figure_of_the_machine_is_sampled_at_steps_that_count_from_0_on(mo
     assert all(0 <= point.value <= 100 for point in points if point.key.endswith("_percentage"))
 
 
-def test_the_shortest_block_has_one_sample():
+def test_even_an_empty_block_has_a_sample():
     with system_sampled() as points:
         pass
     assert {point.step for point in points} == {0} and {point.key for point in points} == KEYS
 
 
-def test_gpus_are_sampled_where_there_are_any(monkeypatch):
+def test_gpus_are_sampled(monkeypatch):
     from mlflow.system_metrics.metrics import gpu_monitor
 
     figures = {
@@ -72,7 +72,7 @@ def sampling():
 
 
 @pytest.mark.parametrize(("local_rank", "num_samples"), [(0, 2), (1, 0)])
-def test_the_first_rank_of_a_machine_has_its_load_to_the_end(local_rank, num_samples, tmp_path):
+def test_the_first_rank_of_a_machine_samples_to_the_end(local_rank, num_samples, tmp_path):
     job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path, sampling=sampling))
     ours, theirs = socket.socketpair()
     with theirs:
@@ -82,7 +82,7 @@ def test_the_first_rank_of_a_machine_has_its_load_to_the_end(local_rank, num_sam
     assert len(end.load) == num_samples
 
 
-def test_the_load_of_all_machines_is_in_the_result_of_a_trial_and_not_in_what_is_stored_of_it():
+def test_the_load_of_all_machines_is_in_a_result_and_not_in_its_json():
     ends = {
         rank: RankEnd(RankOutcome(train_time_s=1.0), load=((f"system/{node}/cpu", 50.0, 1000, 0),))
         for rank, node in enumerate(("a", "b"))

@@ -1,4 +1,4 @@
-"""Journalled records reach the store, each once, whatever fails on the way; damaged ones hold up nothing."""
+"""Journalled records reach the store exactly once, whatever fails; damaged ones block nothing."""
 
 import json
 import logging
@@ -28,9 +28,10 @@ from raypar.study.trial import TrialState
 from raypar.track import journal
 from raypar.track.client import Unreachable
 from raypar.track.journal import Journal, journal_paths, write_ack
+from raypar.track.run_writer import RunWriter
 from raypar.track.runs import PointRun
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.uploader import RunWriter, Uploader, UploadReport, end_abandoned, sync
+from raypar.track.uploader import Uploader, UploadReport, end_abandoned, sync
 
 OLD_JOURNAL = Path(__file__).parents[1] / "golden" / "journal.jsonl"
 SMALL, MEDIUM, LARGE = map(make_result, (32, 64, 128))
@@ -64,7 +65,7 @@ def test_a_result_is_in_the_journal_before_the_store_is_asked(project, uri, monk
     assert MEDIUM.to_json() in seen[0]
 
 
-def test_an_outage_costs_no_result_and_is_retried_after_a_while_and_at_the_end(project):
+def test_an_outage_loses_no_result_and_is_retried_later_and_at_the_end(project):
     uri, clock = block(project), Clock()
     rec = recorder(project, uri, clock=clock, retry_after_s=30.0)
     rec.record(SMALL)
@@ -82,7 +83,7 @@ def test_an_outage_costs_no_result_and_is_retried_after_a_while_and_at_the_end(p
     assert (len(results_of(uri, project)), statuses(uri)) == (3, ["FAILED"])
 
 
-def test_a_database_that_can_not_be_opened_is_not_waited_for(project, monkeypatch):
+def test_an_unopenable_database_is_not_retried(project, monkeypatch):
     from mlflow.store.db import utils
 
     (project / "down.db").mkdir()
@@ -96,7 +97,7 @@ def test_a_database_that_can_not_be_opened_is_not_waited_for(project, monkeypatc
         results_of(uri, project)
 
 
-def test_records_left_after_close_are_readable_and_brought_by_sync(project):
+def test_records_left_after_close_are_readable_and_uploaded_by_sync(project):
     uri = block(project)
     rec = recorder(project, uri, execution={"tags": {"raypar.question": '{"q": 1}'}, "study_source": "src"})
     rec.record(SMALL)
@@ -123,13 +124,13 @@ def test_records_left_after_close_are_readable_and_brought_by_sync(project):
 
 
 @pytest.mark.parametrize("method", ["experiment", "create", "log", "write_file", "end", "find", "point_runs"])
-def test_an_outage_in_the_middle_of_a_record_neither_loses_nor_doubles(project, uri, monkeypatch, method):
+def test_an_outage_within_a_record_neither_loses_nor_duplicates(project, uri, monkeypatch, method):
     clock = Clock()
     rec = recorder(project, uri, clock=clock)
     real, calls = getattr(RunWriter, method), []
 
     def flaky(self, *args, **kwargs):
-        """Do every call, and lose every second answer."""
+        """Execute every call, and lose every second answer."""
         calls.append(method)
         answer = real(self, *args, **kwargs)
         if len(calls) % 2:
@@ -159,7 +160,7 @@ def test_an_outage_in_the_middle_of_a_record_neither_loses_nor_doubles(project, 
 # ---- journals of other processes
 
 
-def test_a_journal_of_an_older_raypar_is_read_and_brought_by_sync(project, uri):
+def test_a_journal_of_an_older_raypar_is_read_and_uploaded(project, uri):
     path = journal.journal_path(project, "mnist", "e1")
     path.parent.mkdir(parents=True)
     path.write_bytes(OLD_JOURNAL.read_bytes())
@@ -190,7 +191,7 @@ def test_replaying_a_complete_journal_changes_nothing(project, uri):
     rec = recorder(project, uri, execution={"params": {"a": "1"}, "description": "d"})
     rec.record(replace(SMALL, data=DATA))
     rec.record_metrics([("scaling/speedup", 1.0, 1)])
-    rec.record_trial_inputs({SMALL.spec.identity: DATA}, ["test"])
+    rec.record_trial_inputs([replace(SMALL, data=DATA)], ["test"])
     point = PointRun(SMALL.spec.point_identity, "bs=32", {"batch_size": "32"}, {"median_accuracy": 0.9}, {})
     rec.record_summary("d", [point])
     (path,) = journal_paths(project)
@@ -214,7 +215,7 @@ def test_a_sync_beside_a_running_study_uploads_but_leaves_its_journal(project):
     assert (rec.close("finished"), len(runs(uri))) == (0, 2)
 
 
-def test_a_record_made_while_a_sync_holds_the_lock_waits_for_the_next(project, uri):
+def test_a_record_written_during_a_sync_is_uploaded_with_the_next(project, uri):
     rec = recorder(project, uri)
     with journal.upload_lock(project):
         rec.record(SMALL)
@@ -226,7 +227,7 @@ def test_a_record_made_while_a_sync_holds_the_lock_waits_for_the_next(project, u
     rec.close("finished")
 
 
-def test_a_sync_to_another_store_brings_the_complete_execution_there(project, uri):
+def test_a_sync_to_another_store_uploads_the_complete_execution(project, uri):
     rec = recorder(project, uri)
     rec.record(SMALL)
     rec._release()  # as if the process had died
@@ -238,7 +239,7 @@ def test_a_sync_to_another_store_brings_the_complete_execution_there(project, ur
     assert journal_paths(project) == ()
 
 
-def test_executions_whose_process_was_killed_become_killed_and_no_others(project, uri, tmp_path_factory):
+def test_only_executions_of_killed_processes_become_killed(project, uri, tmp_path_factory):
     killed, alive = recorder(project, uri, "killed"), recorder(project, uri, "alive")
     elsewhere = recorder(tmp_path_factory.mktemp("elsewhere"), uri, "elsewhere")
     for rec, result in ((killed, SMALL), (alive, MEDIUM), (elsewhere, LARGE)):
@@ -252,9 +253,7 @@ def test_executions_whose_process_was_killed_become_killed_and_no_others(project
     assert (alive.close("finished"), elsewhere.close("finished")) == (0, 0)
 
 
-def test_a_trial_that_was_being_written_when_its_process_was_killed_is_completed_or_not_counted(
-    project, uri, monkeypatch
-):
+def test_a_trial_half_uploaded_by_a_killed_process_is_completed_or_not_counted(project, uri, monkeypatch):
     rec = recorder(project, uri)
     rec.record(SMALL)
     with monkeypatch.context() as patch:
@@ -273,7 +272,7 @@ def test_a_trial_that_was_being_written_when_its_process_was_killed_is_completed
     assert journal_paths(project) == ()
 
 
-def test_what_can_not_be_brought_to_the_store_waits(project, monkeypatch):
+def test_records_that_can_not_be_uploaded_wait(project, monkeypatch):
     monkeypatch.setattr("raypar.track.uploader.ABANDONED_LOCK_TIMEOUT_S", 0)
     uri = block(project)
     recorder(project, uri).record(SMALL)
@@ -290,7 +289,7 @@ def test_what_can_not_be_brought_to_the_store_waits(project, monkeypatch):
 # ---- damage
 
 
-def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, caplog):
+def test_a_damaged_line_is_skipped_with_a_warning(project, caplog):
     uri = block(project)
     rec = recorder(project, uri)
     rec.record(SMALL)
@@ -306,7 +305,7 @@ def test_a_damaged_line_is_skipped_with_a_warning_that_names_it(project, caplog)
     assert (report.problems, len(runs(uri)), report.num_left) == ([problem], 2, 0)
 
 
-def test_trials_whose_execution_record_is_damaged_still_get_a_parent(project, caplog):
+def test_trials_get_a_parent_even_if_its_record_is_damaged(project, caplog):
     uri = block(project)
     recorder(project, uri).record(SMALL)
     (path,) = journal_paths(project)
@@ -333,7 +332,7 @@ COMPLETE = {"study": "mnist", "execution": "e1", "at": 1.0, "totals": {}}
         {**COMPLETE, "kind": "metrics", "at": -5.0, "points": [["a", 1, 1]]},
     ],
 )
-def test_a_record_that_the_store_refuses_is_kept_aside_and_holds_up_nothing(project, uri, odd, caplog):
+def test_a_rejected_record_is_kept_in_a_file_and_blocks_nothing(project, uri, odd, caplog):
     rec = recorder(project, uri)
     (path,) = journal_paths(project)
     Journal(path).append(json.dumps(odd))
@@ -343,14 +342,12 @@ def test_a_record_that_the_store_refuses_is_kept_aside_and_holds_up_nothing(proj
     assert "refused" in caplog.text
 
 
-# No database holds such a step; MLflow says no more than that something went wrong.
+# No database can store such a step, and MLflow reports only a general error.
 NEVER_TAKEN = {**COMPLETE, "kind": "metrics", "points": [["a", 1.0, 10**30]]}
 
 
 @pytest.mark.parametrize("has_outage", [False, True])
-def test_sync_keeps_aside_what_fails_for_ever_and_waits_where_the_store_takes_nothing_else(
-    project, uri, monkeypatch, has_outage
-):
+def test_sync_rejects_records_that_always_fail_unless_the_store_refuses_all(project, uri, monkeypatch, has_outage):
     rec = recorder(project, uri)
     (path,) = journal_paths(project)
     Journal(path).append(json.dumps(NEVER_TAKEN))
@@ -368,7 +365,7 @@ def test_sync_keeps_aside_what_fails_for_ever_and_waits_where_the_store_takes_no
     assert sync(project) == UploadReport()
 
 
-def test_half_a_character_in_any_text_of_a_record_holds_up_nothing(project, uri):
+def test_lone_surrogates_in_a_record_block_nothing(project, uri):
     text = "a\ud800b"
     rec = recorder(project, uri, execution={"tags": {text: text}, "params": {text: text}, "description": text})
     rec.record(replace(SMALL, spec=replace(SMALL.spec, point={text: text}), reports=({text: 1.0},)))
@@ -380,7 +377,7 @@ def test_half_a_character_in_any_text_of_a_record_holds_up_nothing(project, uri)
 
 
 @pytest.mark.parametrize("method", ["", "create", "log", "write_file", "end"])
-def test_without_a_journal_a_result_is_in_the_store_or_an_error_that_does_not_count(project, uri, monkeypatch, method):
+def test_without_a_journal_a_result_is_stored_or_an_error_is_raised(project, uri, monkeypatch, method):
     rec = recorder(project, uri)
     rec.record(SMALL)
     monkeypatch.setattr(Journal, "append", Mock(side_effect=OSError(28, "No space left on device")))

@@ -42,7 +42,7 @@ SHOWN = {
 }
 
 
-def test_a_long_value_is_cut_and_stays_another_than_one_that_differs_in_its_middle():
+def test_long_values_are_cut_and_stay_distinct():
     texts = ["a" * 10_000 + letter + "a" * 10_000 for letter in "ab"]
     shown = [*map(units.value_of, [*texts, *((text,) for text in texts)])]
     assert len(set(shown)) == 4 and all(len(text) < 100 for text in shown)
@@ -50,7 +50,7 @@ def test_a_long_value_is_cut_and_stays_another_than_one_that_differs_in_its_midd
 
 
 @pytest.mark.parametrize("factor", [1.5, 2.5, 9.9, 10.1, 1e4])
-def test_an_interval_is_too_noisy_by_one_rule_however_it_is_shown(factor):
+def test_one_rule_decides_that_an_interval_is_too_noisy(factor):
     of = SimpleNamespace(value=3.0, low=3.0 / math.sqrt(factor), high=3.0 * math.sqrt(factor))
     shows = [units.ratio_interval, units.percent_interval, units.rate_interval, units.seconds_interval]
     shown = [show(of) for show in (*shows, units.plus_minus, units.energy_interval)]
@@ -58,7 +58,7 @@ def test_an_interval_is_too_noisy_by_one_rule_however_it_is_shown(factor):
 
 
 @pytest.mark.parametrize("show", SHOWN, ids=lambda show: show.__name__)
-def test_a_value_is_shown_as_a_person_would_write_it(show):
+def test_values_are_formatted(show):
     def of(arguments):
         if show is units.listed:
             texts, most, word, separator = (*arguments, *("", ", ")[len(arguments) - 2 :])
@@ -72,7 +72,7 @@ def test_a_value_is_shown_as_a_person_would_write_it(show):
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_what_can_not_be_shown_is_a_dash(value):
+def test_missing_values_are_a_dash(value):
     plain = (units.seconds, units.ratio, units.percent, units.count, units.compact, units.rate, units.size)
     shown = [show(value) for show in (*plain, units.energy, units.number)]
     assert {*shown, units.ratio_interval(None), units.seconds_interval(None)} == {"–"}
