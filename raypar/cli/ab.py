@@ -1,4 +1,4 @@
-"""Command that runs a study under two revisions of its code, and says which is faster."""
+"""Command that runs a study under two revisions of its code and compares them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raypar.execution.results import ExecutionOutcome
 
 EXIT_TRIALS_FAILED = 4
-DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # of flags of the study
+DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # flags of the study
 USAGE = "write `raypar ab A B -- study FILE`, with a revision (main, HEAD~3, .) for A and for B"
 
 
@@ -35,30 +35,30 @@ def ab(
         list[str],
         typer.Argument(
             metavar="A [B] -- study FILE [FLAGS]",
-            help="Two revisions as git names them, `.` for the working tree as it is; then `study` with its flags. "
-            "(default of B: `.`, or A with --patch or --env)",
+            help="Two git revisions, or `.` for the working tree; then `study` with its flags. (default of B: `.`, or "
+            "A with --patch or --env)",
         ),
     ],
     patch: Annotated[Path | None, typer.Option(metavar="FILE", help="Apply this patch to B.")] = None,
     env: Annotated[
         Path | None,
-        typer.Option(metavar="VENV", help="Run B in this virtual environment, of the same Python and Ray."),
+        typer.Option(metavar="VENV", help="Run B in this virtual environment, with the same Python and Ray."),
     ] = None,
     link: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Link this folder of the working tree, which git ignores, into both."),
+        typer.Option(metavar="DIR", help="Link this folder, which git ignores, into both."),
     ] = None,
     fail_if_slower: common.FailIfSlower = None,
     inconclusive: common.Inconclusive = None,
     markdown: Annotated[
-        Path | None, common.output(metavar="FILE", help="Write the verdict for a pull request; -: to standard output.")
+        Path | None, common.output(metavar="FILE", help="Write the verdict for a pull request; -: print it.")
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Run a study under two revisions of its code and compare.
 
-    Each revision has a checkout and warm workers of its own; its trials alternate with the other's on this machine.
-    The exit code is 4 where trials failed.
+    Each revision has its own checkout and warm workers. Trials alternate between the two on this machine. The exit code
+    is 4 if trials failed.
     """
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     to_stdout = markdown is not None and str(markdown) == "-"
@@ -68,7 +68,7 @@ def ab(
         b = a if patch is not None or env is not None else "."
     values = study_values(study_words, context.find_root().command)
     if refused := [each.word for each in all_flags() if values[each.name] and not each.is_compared]:
-        problem = f"{refused[0]}: `raypar ab` runs on this machine, and keeps no model"
+        problem = f"{refused[0]}: `raypar ab` runs on this machine and keeps no model"
         raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
     check_for_training("the trials run here")
     from raypar.execution.revisions import StudyRequest, comparison
@@ -116,7 +116,7 @@ def compare(outcome: ExecutionOutcome) -> RevisionComparison:
 
 
 def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> None:
-    """Print the verdict, which stands before the study's report."""
+    """Print the verdict, which precedes the study's report."""
     from raypar.reporting.ab import print_verdict
 
     compared = compare(outcome)
@@ -133,7 +133,7 @@ def exit_code(
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """Return A, B (None: not given) and what follows ``study``. Raises RayparError where it is otherwise."""
+    """Return A, B (None: not given) and the words after ``study``. Raises RayparError if they are not so."""
     for number in (1, 2):
         if words[number : number + 1] == ["study"]:
             a, *b = words[:number]
@@ -142,7 +142,7 @@ def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
 
 
 def study_values(words: Sequence[str], verbs: Any) -> dict[str, Any]:
-    """Parse the options of ``raypar study``, one of the verbs; a mistake is reported as that command does."""
+    """Parse the words after ``raypar study``. Raises RayparError with that command's message."""
     try:
         values: dict[str, Any] = verbs.commands["study"].make_context("raypar study", list(words)).params
     except UsageError as error:

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False) -> None:
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
         from raypar import __version__
 
@@ -57,25 +57,25 @@ def command(
     """Add a command.
 
     Args:
-        where: of its function, below this package: ``module:function``.
-        summary: for the list of commands, and the beginning of its own help.
-        example: the end of its own help.
+        where: place of its function in this package: ``module:function``.
+        summary: line in the list of commands, and the first of its own help.
+        example: last line of its own help.
         name: None: that of the function.
-        panel: of the first screen.
+        panel: panel of the first screen.
         of: its group.
-        passes_flags: to another command: it takes any.
+        passes_flags: it accepts any flags and passes them on to another command.
     """
-
-    def placeholder() -> None:
-        """Stand for the function until it is imported."""
-
-    taken = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    settings = taken if passes_flags else {}
-    name = name or where.partition(":")[2]
+    any_flags = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     make = of.command(
-        name, cls=Verb, help=where, short_help=summary, epilog=example, context_settings=settings, rich_help_panel=panel
+        name or where.partition(":")[2],
+        cls=Verb,
+        help=where,
+        short_help=summary,
+        epilog=example,
+        context_settings=any_flags if passes_flags else {},
+        rich_help_panel=panel,
     )
-    make(placeholder)
+    make(lambda: None)  # replaced when the function is imported
 
 
 command(
@@ -232,10 +232,10 @@ def main() -> None:
             app()
         finally:
             if is_closed(sys.stdout):
-                discard(sys.stdout)  # what is in its buffer would be written at the end, with an error
+                discard(sys.stdout)  # writing its buffer at exit would fail
     except SystemExit as end:
         if isinstance(end.code, int) and end.code in (*EXIT_CODES, EXIT_BAD_INPUT):
-            # Everything is put away: what libraries still do (an import in a thread, say) is not waited for.
+            # Everything is cleaned up. Don't wait for libraries, for example for an import in a thread.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code)

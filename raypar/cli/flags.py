@@ -1,4 +1,4 @@
-"""Options of the commands that take run flags, made from `raypar.execution.flags.RunFlags`."""
+"""Command-line options for run flags, generated from `raypar.execution.flags.RunFlags`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _option(flag: Flag) -> Any:
 
 
 def takes(*order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command run flags, which come as its parameter `flags`.
+    """Give a command run flags, which it receives as its parameter `flags`.
 
     Args:
-        order: names of run flags and of options of the command itself, as ``--help`` is to list them: after its
-            arguments, before its other options. Empty: all run flags.
+        order: names of run flags and of the command's own options, in the order of ``--help``: after its arguments
+            and before its other options. Empty: all run flags.
     """
     flags = {each.name: each for each in all_flags()}
 
@@ -58,7 +58,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         kind, default = bool, False
     elif get_origin(flag.type) is tuple:
         kind, default = list[str] | None, None
-    elif kinds := get_args(flag.type):  # of which the first is what a command line gives
+    elif kinds := get_args(flag.type):  # the first is the type on a command line
         kind = kinds[0] | None
     annotation = Annotated[kind, _option(flag)]
     return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

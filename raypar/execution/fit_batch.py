@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
-from raypar.execution.source import NextTrials
+from raypar.execution.source import FixedList, NextTrials
 from raypar.study.options import memory_limit_bytes
 from raypar.study.space import Value, grid
 from raypar.study.strategy import pipeline_size
@@ -109,7 +109,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class BatchSearch:
+class BatchSearch(FixedList):
     """Search for the largest batch at each point of a study, and source of the trials.
 
     Attributes:
@@ -119,6 +119,8 @@ class BatchSearch:
 
     study: Study
     start: int
+
+    adds_trials = True
 
     @classmethod
     def of(cls, study: Study, limit: str | None, start: int | None) -> BatchSearch:

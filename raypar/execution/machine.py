@@ -1,4 +1,4 @@
-"""Machine or cluster that an execution runs on: joining, leasing, and measuring other load."""
+"""Machine or cluster of an execution: joining, leasing, and measuring other load."""
 
 from __future__ import annotations
 
@@ -26,18 +26,15 @@ from raypar.train.telemetry import CpuMonitor
 
 PLACING = ("device", "num_workers")  # options that determine how many GPUs a trial has
 OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
-MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # window for measuring other load: long enough to see it, and recent
+MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # window for measuring other load
 
 
 @contextlib.contextmanager
 def leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: bool) -> Iterator[ExecutionPlan]:
-    """Lease the cores and GPUs that a study needs, and hide other GPUs from its processes.
+    """Lease the cores and GPUs of a study and hide other GPUs from its processes. Yields the plan on them.
 
-    A study on the CPU leases all cores. A study on GPUs leases those GPUs and uses their share of the cores. GPUs are
-    leased first, so that a study that waits for them blocks no cores.
-
-    Yields:
-        The plan on the leased cores and GPUs.
+    A study on the CPU leases all cores. A study on GPUs leases those GPUs and uses their share of the cores. GPUs come
+    first, because a study that waits for them must not block cores.
     """
     cores, mine = plan.cluster.cores or host_cores(), set[int]()
     widest, most = num_gpus(plan)
@@ -58,7 +55,7 @@ def leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: 
 
 
 def num_gpus(plan: ExecutionPlan) -> tuple[int, int]:
-    """Return how many GPUs the largest trial needs, and how many the gangs of all placements use side by side."""
+    """Return how many GPUs the largest trial uses, and how many the gangs of all placements use together."""
     study = plan.study
     placements = {spec.placement for spec in (plan.specs if study.until else plan.missing)}
     if study.is_search:
@@ -77,7 +74,7 @@ def cluster_for(
     join: Callable[[str], AbstractContextManager[Cluster]] = joined_cluster,
     wait: Callable[[Cluster, int, Callable[[str], object]], Cluster] = wait_for_nodes,
 ) -> Iterator[Cluster]:
-    """Join the cluster that a study will run on. Without an address, describe the private Ray that is still to start.
+    """Join the cluster of a study. Without an address, describe the private Ray to start.
 
     `ray up` returns before the workers have joined. If the study needs them, this waits for them.
 

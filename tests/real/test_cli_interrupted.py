@@ -56,7 +56,7 @@ def test_ctrl_c_ends_everything_keeps_what_is_finished_and_resume_runs_the_rest(
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
     assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
-    assert "interrupted; `raypar store resume faulty` runs the rest" in output
+    assert "interrupted; run `raypar store resume faulty` to continue" in output
     assert cli.processes() == {}  # when it ends, not some time after
     assert finished(cli.folder) == sorted(study.starts()[:2])
     (execution,) = runs_of(cli.folder, "faulty", "execution")

@@ -42,7 +42,7 @@ def test_a_locked_database_costs_nothing_and_a_damaged_journal_its_damaged_lines
             study.hold_no_more()
             study.go(second)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
-            assert "records wait on disk; `raypar store sync` sends them" in cli.output()
+            assert "records are not in the store yet; `raypar store sync` uploads them" in cli.output()
     assert (tmp_path / "stderr").read_text() == ""
     assert finished(tmp_path) == RATES  # the store and the journal together
 
@@ -76,7 +76,7 @@ def test_a_server_that_is_down_from_the_first_trial_to_the_last_misses_nothing_i
             study.go(first)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
     assert "3 points, 3 trials" in cli.output()
-    assert "records wait on disk; `raypar store sync` sends them" in cli.output()
+    assert "records are not in the store yet; `raypar store sync` uploads them" in cli.output()
     assert "Traceback" not in cli.output()
     refused = cli.run("store", "resume", "faulty", "--tracking-uri", uri)
     assert refused.returncode == 2 and f"The tracking store {uri} can't be used" in refused.stderr
@@ -105,7 +105,7 @@ def test_a_full_disk_ends_a_study_with_what_was_written_kept_and_resume_runs_the
     filler.unlink()
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
-    assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
+    assert "broke off; run `raypar store resume faulty` to continue" in output and "Traceback" not in output + errors
     # The second result may just have fitted into the journal's last block: a result is kept or lost as reported.
     kept = finished(disk)
     assert kept in ([first], sorted([first, second]))

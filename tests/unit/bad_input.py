@@ -302,7 +302,7 @@ FLAGS = (
     flags("a margin of no number", "recommend s --metric-margin nan", "--metric-margin nan", "0 or more", "0.005"),
     flags("a margin with a target", "recommend s --metric-margin 0.01 --target accuracy=0.9", "exclude each other"),
     flags("a start without a target", "recommend s --start launch", "--start launch", "--target"),
-    flags("a study against itself", "compare s s", "`s` is compared with itself", "--baseline-uri"),
+    flags("a study against itself", "compare s s", "`s` would be compared with itself", "--baseline-uri"),
     flags("an exit code of nothing", "compare s t --inconclusive ok", "--inconclusive ok", "add --fail-if-slower 5%"),
     flags("an allowance in seconds", "compare s t --fail-if-slower 5s", "--fail-if-slower 5s", "percentage", "5%"),
     flags("a third way", "compare s t --fail-if-slower 5% --inconclusive no", "--inconclusive 'no'", "ok"),
@@ -336,7 +336,7 @@ FLAGS = (
     flags("a file that is there", "store export s good.py", "good.py"),
     flags("no such workload", "model work digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "model work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
-    flags("work of several", "model work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
+    flags("work of several", "model work digits --peak-tflops 1 --set lr=1,2", "lr: several values", "--set key=value"),
     flags("figures of no kind", "report s --figures f --format gif", "--format 'gif'", "svg"),
     *(
         flags(f"{command.partition(' s')[0]} of no study", command, "no study `s`", "raypar study FILE")

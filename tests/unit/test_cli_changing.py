@@ -46,7 +46,7 @@ def test_a_study_is_deleted_after_a_yes_and_a_later_one_of_the_name_works(stored
     code, out = asked("n\n", "store", "delete", "mnist")
     assert code == 1 and "nothing was changed" in out and names(stored, project) == ["mnist"]
     assert f"delete study `mnist` (1 execution, 2 trials, in {stored})?" in joined(out)
-    said = "there was no answer, so nothing was changed → answer y, or give --yes"
+    said = "no answer, so nothing was changed → answer y, or give --yes"
     refused(said, "store", "delete", "mnist", out=None)
     code, out, _ = raypar("store", "delete", "mnist", "--yes")
     experiment = client(stored).get_experiment_by_name("mnist")
@@ -124,9 +124,9 @@ def test_the_name_of_a_deleted_study_can_be_taken(stored, project):
         ("store rename mnits digits", "no study `mnits` in the store → did you mean 'mnist'?"),
         (
             "store rename mnist other",
-            "there is a study `other` already → choose another name, or `raypar store delete other` first",
+            "a study `other` already exists → choose another name, or `raypar store delete other` first",
         ),
-        ("store rename mnist mnist", "study `mnist` has that name already"),
+        ("store rename mnist mnist", "study `mnist` already has that name"),
         ("store rename mnist a/b", "'a/b': the name of a study may hold letters, digits"),
     ],
 )

@@ -59,7 +59,7 @@ def test_flags_are_those_of_the_view(tmp_path):
 
 
 def test_a_view_that_is_none_is_refused():
-    refused("there is no view 'recomend' of the demo → did you mean 'recommend'?", "demo", "recomend")
+    refused("the demo has no view 'recomend' → did you mean 'recommend'?", "demo", "recomend")
 
 
 def test_the_study_is_stored_once_for_each_version():

@@ -113,9 +113,9 @@ def test_where_most_trials_were_disturbed_nothing_is_claimed(store):
     ("name", "flags", "message"),
     [
         ("waek", (), "no study `waek` in the store → did you mean 'weak'?"),
-        ("weak", ("--by", "lr"), "--by lr is for files, and `weak` is none"),
-        ("weak", ("--scaling", "strong"), "--scaling strong is for files, and `weak` is none"),
-        ("weak", ("--decimal", ","), "--decimal , is for files, and `weak` is none"),
+        ("weak", ("--by", "lr"), "--by lr is for files, and `weak` is a study"),
+        ("weak", ("--scaling", "strong"), "--scaling strong is for files, and `weak` is a study"),
+        ("weak", ("--decimal", ","), "--decimal , is for files, and `weak` is a study"),
         ("alone", (), "study `alone` has no finished trials that differ only in num_workers"),
         ("weak", ("--baseline", "3"), "no finished trial with 3 workers to compare with"),
     ],

@@ -53,8 +53,8 @@ def test_the_best_kept_model_writes(stored, kept, flags, text):
 @pytest.mark.parametrize(
     ("workload", "kept", "message"),
     [
-        ("writer", (), "has kept no model → run it with --set keep_model=true"),
-        ("mnist_mlp", (0,), "generates no text → these do: writer"),
+        ("writer", (), "kept no model → run it with --set keep_model=true"),
+        ("mnist_mlp", (0,), "generates no text → these workloads do: writer"),
         ("my_own", (0,), "does not ship with raypar"),
     ],
 )

@@ -77,7 +77,7 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
             "16 workers, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a shared link "
             "of 20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's own), during "
             "the backward pass|shared out among "
-            "the layers by counted work|what is within a node was not given|its steps vary by 2.4 %",
+            "the layers by counted work|the links within a node were not given|its steps vary by 2.4 %",
             "",
         ),
         (
@@ -113,14 +113,6 @@ def test_a_plot_is_drawn_into_a_file(project):
         assert (project / name).read_bytes().startswith(begins)
 
 
-def test_the_counted_layers_are_kept_for_the_next_call(project):
-    first = predicted(NODES)
-    (kept,) = (project / ".raypar" / "layers").glob("*.json")
-    assert predicted(NODES) == first
-    kept.write_text("no json")
-    assert predicted(NODES) == first
-
-
 def test_the_size_of_a_network_that_is_gone_can_be_given():
     text = predicted("--workers 2 --network 1Gbit --parameters 25.6M", "lost")
     assert "102 MB of gradients of 1 layer" in text and "the layers are not known" in text
@@ -139,7 +131,7 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", "--network-within 1GB/s", "a node of one worker has no links within"),
         ("scaled", POINT + "--input-rate 0", "--input-rate 0.0: must be greater than 0"),
         ("scaled", POINT + "--plot nowhere/curve.png", "nowhere/curve.png: can't be written"),
-        ("scaled", POINT + "--parameters many", "is no number of parameters"),
+        ("scaled", POINT + "--parameters many", "must be a positive number of parameters"),
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),
         ("wide", "--network 1Gbit", "no trial of one worker"),

@@ -73,7 +73,7 @@ def test_limits_and_a_target_are_taken_from_the_command_line():
     assert "Recommended: num_workers=2, 22.0 s [" in text
     assert "longer than 30.0 s" in text and "efficiency below 85 %" in text
     assert recommended("drawn", "--min-metric", "0.925").count("accuracy below 92.5 %") == 2
-    assert "A search runs each point once: make a study of these points, with repeats." in recommended("drawn")
+    assert "A search runs each point once. Make a study of these points with repeats." in recommended("drawn")
 
 
 def test_a_metric_in_per_cent_is_shown_and_asked_for_in_per_cent():
@@ -111,7 +111,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
     [
         ("--target accuracy=99", "write --target accuracy=0.99"),
         ("--target acuracy=0.99", "did you mean 'accuracy'?"),
-        ("--max-time 1.2.3s", "--max-time 1.2.3s: is no time greater than 0"),
+        ("--max-time 1.2.3s", "--max-time 1.2.3s: must be a positive time"),
         ("--max-cost 3", "--max-cost needs a price"),
         ("--max-cost -3 --price 1", "--max-cost -3.0: must be greater than 0"),
         ("--max-cost 3 --price 1", "no result has its number of nodes recorded"),
@@ -136,4 +136,4 @@ def test_energies_are_read_with_their_units(text, value):
 
 @pytest.mark.parametrize("text", ["", "J", "0", "-5J", "5 kg", "5..2J", "five", "1e999J", "nan", "5 k"])
 def test_what_is_no_energy_is_refused_with_an_example(text):
-    refused("is no energy greater than 0 → write --max-energy 500J", "recommend", "scaled", f"--max-energy={text}")
+    refused("must be a positive energy → write --max-energy 500J", "recommend", "scaled", f"--max-energy={text}")

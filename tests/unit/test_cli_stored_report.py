@@ -67,7 +67,7 @@ def test_the_page_is_opened_in_the_browser(store, tmp_path, monkeypatch, args, p
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or has_browser)
     out = reported(store, "--open", *args)
     assert opened == [(tmp_path / path).as_uri()] and f"wrote {path}" in out
-    assert ("no browser found here" in out) is not has_browser
+    assert ("no browser found" in out) is not has_browser
     assert "How far does it scale?" in (tmp_path / path).read_text(encoding="utf-8")
 
 

@@ -151,7 +151,7 @@ def test_a_study_stays_on_the_device_that_it_has_until_it_is_run_afresh(stage):
     stage.machine = Cluster(({"CPU": 8, "GPU": 2},), is_own=True)
     stage.execute(study)
     assert stage.of("ran") == [study.trials()[5:]]
-    assert stage.notices == ["device=auto: cpu, as 5 stored trials of `s` ran; --fresh decides anew"]
+    assert stage.notices == ["device=auto: cpu, to match 5 stored trials; --fresh chooses again"]
     assert json.loads(stage.execution.tags["raypar.question"])["config"]["device"] == "cpu"
     stage.happened.clear()
     outcome = stage.execute(study, fresh=True)
@@ -266,7 +266,7 @@ def test_a_stopped_point_is_reported_as_failed_again_and_run_again_when_asked(st
 
 def test_a_workload_that_no_trial_can_be_trained_with_ends_the_study_with_one_message_and_no_result(stage):
     message = "workload w: 1 mistake in its data and model\n  data.val = 0 samples: is empty"
-    failure = Failure(FailureKind.INVALID, f"WorkloadError: {message}")
+    failure = Failure(FailureKind.INVALID, message)
     stage.trial = lambda spec: TrialResult(spec, TrialState.FAILED, failure=failure)
     with pytest.raises(WorkloadError) as caught:  # no BrokeOff: exit code 2
         stage.execute(a_study())
@@ -304,7 +304,7 @@ def test_a_signal_while_the_report_is_made_lets_it_be_finished(stage):
     assert stage.of("artifact") == [("report.html", "<html>")] and stage.of("closed") == ["finished"]
     console = Console(file=io.StringIO(), width=200)
     print_outcome(console, outcome, "raypar store resume s")
-    assert "8 trials" in console.file.getvalue() and "interrupted when every trial was done" in console.file.getvalue()
+    assert "8 trials" in console.file.getvalue() and "interrupted after the last trial" in console.file.getvalue()
 
 
 def test_no_checkpoint_outlives_the_trial_that_might_have_gone_on_from_it(stage):

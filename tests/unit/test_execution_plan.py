@@ -64,8 +64,8 @@ CODE = {"s.py": "py3.11:1"}
         ([ERROR, OTHER], {}, 2),
         ([LOST, LOST], {}, 2),
         ([ERROR], {}, 1),
-        ([ERROR, ERROR, SKIPPED], {"code_of": lambda _: {"s.py": "py3.11:2"}}, 3),  # perhaps they fixed it
-        ([ERROR, ERROR, SKIPPED], {"code_of": None}, 3),
+        ([ERROR, ERROR, SKIPPED], {"code": {"": {"s.py": "py3.11:2"}}}, 3),  # perhaps they fixed it
+        ([ERROR, ERROR, SKIPPED], {"retry_failed": True}, 3),
     ],
 )
 def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed(failures, changes, num_missing):
@@ -74,7 +74,7 @@ def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed
         TrialResult(spec, TrialState.FAILED if failure else TrialState.FINISHED, failure=failure, code=CODE)
         for spec, failure in zip(study.trials(), failures, strict=True)
     ]
-    plan = make_plan(study, TWO_CORES, stored, **{"code_of": lambda _: CODE, **changes})
+    plan = make_plan(study, TWO_CORES, stored, **{"code": {"": CODE}, **changes})
     assert (plan.num_missing, len(plan.done)) == (num_missing, len(failures) - num_missing)
 
 
@@ -88,13 +88,13 @@ def growing(*types, nodes=({"CPU": 4},)):
 
 
 DRIVER = "the installed torch is built for CUDA 13.0, which needs driver 580.65.06 or later; installed: 535.1"
-NO_TORCH = f"device=auto: cpu, because {DRIVER}; --set device=cuda insists"
+NO_TORCH = f"device=auto: cpu, because {DRIVER}; --set device=cuda uses it anyway"
 TOO_FEW = (
     "device=auto: cpu, because num_workers=2 needs 2 GPUs in one gang, the cluster has 1; "
     "--set num_workers=1 runs on cuda"
 )
 GPU_NODE = {"CPU": 12, "GPU": 4}
-STILL_TO_ADD = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
+STILL_TO_ADD = "device=auto: cuda, on GPU nodes that the cluster still has to add; --set device=cpu needs none"
 ONE_WORKER = {"space": {"lr": grid(0.1, 0.2)}}
 DRAWN = {"space": {"num_workers": choice(1, 2)}}
 
@@ -116,7 +116,7 @@ DRAWN = {"space": {"num_workers": choice(1, 2)}}
             gpus(2, gpu_problem=DRIVER),
             {},
             {("cpu", 1)},
-            (f"device=auto: cpu, because {DRIVER}; --set device=cuda insists",),
+            (f"device=auto: cpu, because {DRIVER}; --set device=cuda uses it anyway",),
         ),
         (gpus(1), DRAWN, {("cpu", 1)}, (TOO_FEW,)),
         (gpus(2), DRAWN, {("cuda", 8)}, ()),
@@ -202,7 +202,7 @@ def test_what_stored_trials_used_stays(stored, cluster, study, auto):
 def test_trials_on_the_cpu_are_done_and_the_rest_follows_them_when_a_gpu_has_come():
     plan = make_plan(a_study(), gpus(2), ran(CPU, num=3))
     assert (plan.num_missing, {spec.placement.device for spec in plan.specs}) == (1, {"cpu"})
-    assert plan.notices == ("device=auto: cpu, as 3 stored trials of `s` ran; --fresh decides anew",)
+    assert plan.notices == ("device=auto: cpu, to match 3 stored trials; --fresh chooses again",)
     assert make_plan(a_study(), gpus(0), ran(CPU, num=3)).notices == ()
     settling = a_study(until="settled", baseline={"num_workers": 1})
     plan = make_plan(settling, gpus(2), ran(CPU, settling, num=6))
@@ -230,7 +230,7 @@ def test_a_search_goes_on_where_it_began():
 def test_trials_on_gpus_that_are_gone_are_not_made_again_elsewhere_unasked(cluster, problem):
     with pytest.raises(RayparError) as refused:
         make_plan(a_study(), cluster, ran(EIGHT, num=2), where="s.py")
-    assert refused.value.message == f"device=auto: cuda, as 2 stored trials of `s` ran, but {problem}"
+    assert refused.value.message == f"device=auto: cuda, to match 2 stored trials, but {problem}"
     assert "`raypar study s.py --set device=cpu`" in refused.value.hint and "--fresh" in refused.value.hint
     assert make_plan(a_study(config={"device": "cpu"}), cluster, ran(EIGHT)).num_missing == 4
 

@@ -72,7 +72,7 @@ def results_of(search, states, lr=0.1):
 @pytest.mark.parametrize(
     ("states", "line"),
     [
-        ({}, "Not finished in 1GB on 1 worker at lr=0.1: so far none that was run fits (0 trials)"),
+        ({}, "Not finished in 1GB on 1 worker at lr=0.1: so far nothing that was run fits (0 trials)"),
         ({16: TrialState.FINISHED}, "Not finished in 1GB on 1 worker at lr=0.1: so far 16 fits (1 trial)"),
         (
             {16: TrialState.FINISHED, 32: TrialState.FAILED},
