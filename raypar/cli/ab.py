@@ -59,6 +59,8 @@ def ab(
 
     Each revision has its own checkout and warm workers. Trials alternate between the two on this machine. The exit code
     is 4 if trials failed.
+
+    Example:  raypar ab main HEAD --fail-if-slower 5% -- study studies/batch_size.py --set epochs=1
     """
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     to_stdout = markdown is not None and str(markdown) == "-"

@@ -40,6 +40,8 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Follow a submitted study to its end.
 
     Shows its output from the beginning. The exit code is that of the study.
+
+    Example:  raypar cluster attach batch_size --address http://127.0.0.1:8265
     """
     from raypar.run.jobs import follow
 
@@ -53,6 +55,8 @@ def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Stop a submitted study; its finished trials are kept.
 
     The study ends as after Ctrl-C, with a report of the finished trials.
+
+    Example:  raypar cluster stop batch_size --address http://127.0.0.1:8265
     """
     from raypar.run.jobs import follow, requesting
 
@@ -92,6 +96,8 @@ def add_node(
     """Print the commands that add a machine to a cluster.
 
     Run this command on a node of the cluster, and the printed commands on the new machine. Running studies use it.
+
+    Example:  raypar cluster add-node >add-node.sh    # and there: bash add-node.sh
     """
     with handle_signals():
         from raypar.provenance import versions

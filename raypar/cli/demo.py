@@ -34,6 +34,8 @@ def demo(
     """Show a finished study that ships with raypar; nothing is trained.
 
     The study is a run of studies/quickstart.py. A view is a command and takes its flags.
+
+    Examples:  raypar demo    raypar demo recommend --target accuracy=0.95    raypar demo ui
     """
     if view in context.find_root().help_option_names:  # after a view, the flag is passed to its command
         typer.echo(context.get_help())

@@ -40,6 +40,8 @@ def fit_batch(
     """Find the largest batch that fits into memory.
 
     Short trials search for the largest batch per worker at each point of a study.
+
+    Example:  raypar model fit-batch studies/strong_scaling.py --max-memory 2GB
     """
     from raypar.execution.fit_batch import BatchSearch
 

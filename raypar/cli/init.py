@@ -41,6 +41,8 @@ def init(
     """Write a study file for a training script.
 
     Reads the script's options, its metrics and how it is started, without running it.
+
+    Examples:  raypar init    raypar init train.py && raypar study train_study.py
     """
     from raypar.init.draft import draft_of, starter
     from raypar.init.script import read_script

@@ -94,6 +94,8 @@ def predict(
     """Predict more workers or another network from a study.
 
     Times, throughputs and efficiencies are upper bounds from the study's measured trials.
+
+    Example:  raypar model predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit
     """
     from raypar.analysis.laws import Scaling
     from raypar.execution.stored import read_study
@@ -363,6 +365,8 @@ def fit(
     """Fit scaling laws to a study or a CSV file.
 
     The laws are Amdahl's, Gustafson's and Gunther's. The answer also shows where to stop.
+
+    Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak
     """
     from raypar.analysis.laws import Scaling
     from raypar.analysis.table import Asked, Role, read_table
@@ -442,6 +446,8 @@ def work(
     """Count a network's operations and its least training time.
 
     Multiply-accumulates are counted by type of layer.
+
+    Example:  raypar model work resnet --set architecture=resnet50 --set image_size=224
     """
     common.check_positive("--peak-tflops", peak_tflops, "112")
     common.set_data_dir(data_dir)

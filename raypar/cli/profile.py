@@ -31,6 +31,8 @@ def profile(
     """Show what each worker spends a step's time on.
 
     The profiled point is the one with the most workers, unless --set chooses another.
+
+    Example:  raypar model profile studies/strong_scaling.py --set num_workers=2
     """
     with handle_signals():
         num_steps = NUM_PROFILED_STEPS if steps is None else steps

@@ -95,6 +95,8 @@ def recommend(
     """Recommend a configuration of a study, with the reason.
 
     If the choice is still open, it also shows the trials that would settle it.
+
+    Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7
     """
     from raypar import units
     from raypar.analysis.recommend import Constraints

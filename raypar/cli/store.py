@@ -59,6 +59,8 @@ def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common
     """Delete a study.
 
     Its executions and trials are removed from the store and this folder's journals.
+
+    Example:  raypar store delete batch_size
     """
     uri = common.uri_of(tracking_uri)
     with handle_signals(), changed_study(name, uri) as what:
@@ -82,6 +84,8 @@ def rename(
     """Give a study another name.
 
     This renames its trials in the store. Rename its file yourself.
+
+    Example:  raypar store rename batch_size batch_size_old
     """
     from raypar.study.study import name_problem
 
@@ -150,7 +154,10 @@ def show(
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show every trial of a study."""
+    """Show every trial of a study.
+
+    Example:  raypar store show batch_size
+    """
     from raypar.analysis.question import reported_values
     from raypar.execution.stored import results_since, unknown_study
     from raypar.reporting.listings import print_trials, show_document
@@ -191,7 +198,10 @@ def report(
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show the answer of a stored study."""
+    """Show the answer of a stored study.
+
+    Example:  raypar report batch_size --html report.html --open
+    """
     from raypar.execution.stored import read_study
     from raypar.reporting.console import print_report, report_document
     from raypar.reporting.text import check_file, check_folder, write_text
@@ -244,6 +254,8 @@ def workloads(
     """List the workloads that ship with raypar, or show one.
 
     The list has the data set and the metric of each workload, including those of installed packages.
+
+    Example:  raypar model list mnist_cnn
     """
     from raypar.reporting.listings import print_workload, print_workloads
     from raypar.workloads import WORKLOADS
@@ -291,6 +303,8 @@ def ui(
 
     It opens at a study's points and runs until Ctrl-C, for you on this machine only. The link works once, in one
     browser. If the store is a server, only its links are shown.
+
+    Examples:  raypar ui    raypar ui batch_size --port 5050
     """
     from raypar.track.client import has_server
     from raypar.track.one_time_link import Access
@@ -361,6 +375,8 @@ def export(
 
     A table has a row per trial, with units in the column names. A .json also has the reports and every step time. A
     summary is for a paper or a pull request.
+
+    Examples:  raypar store export batch_size trials.csv    raypar store export batch_size summary.md --force
     """
     from raypar.execution.stored import read_study
     from raypar.reporting.export import MARKDOWN, check_path, markdown_of, write
@@ -396,6 +412,8 @@ def compare(
     """Compare two studies: of other machines, versions or branches.
 
     Points with the same values are compared as independent samples. Other differences are listed.
+
+    Example:  raypar compare main_branch my_branch --fail-if-slower 5%
     """
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     from raypar.analysis.compare import Side
@@ -437,7 +455,10 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most N tokens.")] = 128,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Generate text with the best model that a study kept."""
+    """Generate text with the best model that a study kept.
+
+    Example:  raypar model generate gpt2_finetune --prompt "Write a function to add two numbers."
+    """
     from raypar.execution.stored import unknown_study
     from raypar.study.trial import best_first
 

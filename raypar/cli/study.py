@@ -149,6 +149,8 @@ def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> No
     """Run a study and report its answer.
 
     Trials that the store already has are not run again.
+
+    Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5
     """
     with handle_signals():
         from raypar.study.loader import name_of
@@ -177,6 +179,8 @@ def plan(file: common.StudyFile, flags: RunFlags, as_json: common.AsJson = False
     """Show what a study would run, and for how long.
 
     The plan lists points, trials, gangs, their order and resources. Nothing is started.
+
+    Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4
     """
     show_plan(load(file, flags), options_here(flags), as_json=as_json)
 
@@ -193,6 +197,8 @@ def resume(
     """Run the missing trials of an interrupted study.
 
     File and flags are those of its last execution.
+
+    Example:  raypar store resume batch_size
     """
     with handle_signals():
         from raypar.execution.options import ResumeFlags

@@ -79,21 +79,22 @@ class Verb(PlainFlags, TyperCommand):
     Until then, `help` is the function's place below `raypar.cli`: ``module:function``.
     """
 
-    params, callback, help = _Loaded(), _Loaded(), _Loaded()
+    params, callback, help, epilog = _Loaded(), _Loaded(), _Loaded(), _Loaded()
     _is_loaded = False
 
     def load(self) -> None:
-        """Take the options and the help of the command's function."""
+        """Take the options and the help from the command's function: the end of its docstring has the examples."""
         if self._is_loaded:
             return
         self._is_loaded = True
         module, _, name = str(self.help).partition(":")
         function = getattr(importlib.import_module(f"raypar.cli.{module}"), name)
-        _, _, details = (inspect.getdoc(function) or "").partition("\n\n")
+        details, _, example = (inspect.getdoc(function) or "").partition("\n\nExample")
         info = CommandInfo(name=self.name, callback=reported(function), cls=TyperCommand)
         made = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
         self.params, self.callback = made.params, made.callback
-        self.help = "\n\n".join(filter(None, [self.short_help, details]))
+        self.help = "\n\n".join([str(self.short_help), *details.split("\n\n")[1:]])
+        self.epilog = f"Example{example}" if example else None
 
     def get_params(self, context: Any) -> list[Any]:
         params = super().get_params(context)
