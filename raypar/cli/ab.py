@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raypar.cli import common
+from raypar.cli.flags import flags_of
 from raypar.cli.study import options_here, run, show_plan
 from raypar.cli.verbs import UsageError, usage_message
 from raypar.errors import RayparError, check_for_training
-from raypar.execution.flags import RunFlags, all_flags
+from raypar.execution.flags import all_flags
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ def ab(
         raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
     check_for_training("the trials run here")
     from raypar.execution.revisions import StudyRequest, comparison
-    from raypar.reporting.text import check_file, write_text
+    from raypar.reporting.text import check_file
 
     if markdown is not None and not to_stdout:
         check_file(markdown)
     common.set_data_dir(values["data_dir"])
-    flags = RunFlags.parsed({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
+    flags = flags_of({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
     request, options = StudyRequest(values["file"], flags), options_here(flags, allowed_share=allowed)
-    alone = common.document_alone(is_asked=to_stdout) if to_stdout else contextlib.nullcontext()
-    with alone, handle_signals(), comparison(a, b, request, patch=patch, env=env, links=link or ()) as made:
+    compared = comparison(a, b, request, patch=patch, env=env, links=link or ())
+    with common.document_alone(is_asked=to_stdout), handle_signals(), compared as made:
         options = replace(options, revisions=made.revisions)
         for notice in made.notices:
             common.say(common.stdout(), notice)
@@ -90,25 +90,32 @@ def ab(
             show_plan(made.loaded, options)
             return
         outcome = run(made.loaded, options, lambda console, outcome: announce(console, outcome, allowed, inconclusive))
-        code = 0
+        code = exit_code(outcome, allowed, inconclusive) if outcome.num_done else 0
         if outcome.num_done:
-            from raypar.reporting.ab import ab_document, ab_markdown
-
-            compared = compare(outcome)
-            code = exit_code(compared, outcome, allowed, inconclusive)
-            if markdown is not None:
-                text = ab_markdown(compared, outcome.analysis, shlex.join(options.command), allowed, code)
-                if to_stdout:
-                    common.print_text(text)
-                else:
-                    write_text(markdown, text)
-            if as_json:
-                name, num_failed = made.loaded.study.name, len(outcome.failures)
-                common.print_json(ab_document(compared, name, allowed, code, num_failed))
+            publish(outcome, allowed, code, markdown, shlex.join(options.command), as_json=as_json)
     if outcome.interrupted_by is not None or outcome.broke_off:
         common.exit_as(outcome)
     if code:
         raise typer.Exit(code)
+
+
+def publish(
+    outcome: ExecutionOutcome, allowed: float | None, code: int, markdown: Path | None, command: str, *, as_json: bool
+) -> None:
+    """Write the verdict into a Markdown file, or print it, or print it as JSON."""
+    from raypar.reporting.ab import ab_document, ab_markdown
+    from raypar.reporting.text import write_text
+
+    compared = compare(outcome)
+    if markdown is not None:
+        text = ab_markdown(compared, outcome.analysis, command, allowed, code)
+        if str(markdown) == "-":
+            common.print_text(text)
+        else:
+            write_text(markdown, text)
+    if as_json:
+        name, num_failed = outcome.plan.study.name, len(outcome.failures)
+        common.print_json(ab_document(compared, name, allowed, code, num_failed))
 
 
 def compare(outcome: ExecutionOutcome) -> RevisionComparison:
@@ -121,17 +128,14 @@ def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None,
     """Print the verdict, which precedes the study's report."""
     from raypar.reporting.ab import print_verdict
 
-    compared = compare(outcome)
-    print_verdict(console, compared, allowed, exit_code(compared, outcome, allowed, inconclusive))
+    print_verdict(console, compare(outcome), allowed, exit_code(outcome, allowed, inconclusive))
 
 
-def exit_code(
-    compared: RevisionComparison, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None
-) -> int:
+def exit_code(outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> int:
     """Return the exit code of a comparison that ran to its end."""
     if outcome.failures:
         return EXIT_TRIALS_FAILED
-    return 0 if allowed is None else common.gate_code(compared.gate(allowed), inconclusive)
+    return 0 if allowed is None else common.gate_code(compare(outcome).gate(allowed), inconclusive)
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:

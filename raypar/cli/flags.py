@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -42,13 +42,24 @@ def takes(*order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         @functools.wraps(command)
         def taking(**values: Any) -> None:
             ours = {name: values.pop(name) for name in of_command}
-            command(**ours, flags=RunFlags.parsed(values))
+            command(**ours, flags=flags_of(values))
 
         taking.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
         taking.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
         return taking
 
     return with_flags
+
+
+def flags_of(values: Mapping[str, object]) -> RunFlags:
+    """Return the run flags among the options of a command line, by name. None: not given."""
+    given: dict[str, Any] = {}
+    for each in all_flags():
+        value = values.get(each.name)
+        if value is not None and value is not False:
+            value = value if each.given is None else each.given
+            given[each.name] = tuple(value) if isinstance(value, list) else value
+    return RunFlags(**given)
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:

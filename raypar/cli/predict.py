@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -17,6 +17,7 @@ from raypar.errors import NotForTraining, RayparError, check_for_training
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
+    from raypar.analysis.table import Asked
     from raypar.predict.network import Network
     from raypar.predict.step_model import Communication, LayerCost
     from raypar.study.space import Value
@@ -184,7 +185,7 @@ class _NetworkFlags:
         return self.given is None and self.nodes_of == 1
 
     def communication(
-        self, config: Config, fit: Callable[[Any], tuple[Network, str]]
+        self, config: Config, fit: Callable[[Communication], tuple[Network, str]]
     ) -> tuple[Communication, str, list[str]]:
         """Return how gradients are sent, the source of the network, and notes on assumptions.
 
@@ -214,7 +215,7 @@ class _NetworkFlags:
 
 
 def _link(
-    given: Network | None, flag: str | None, config: Mapping[str, Any], fit: Callable[[Any], tuple[Network, str]]
+    given: Network | None, flag: str | None, config: Config, fit: Callable[[Communication], tuple[Network, str]]
 ) -> tuple[Network, str]:
     """Return the link between workers, and its source: given, measured, or fitted to the study."""
     from raypar.predict.network import Network, fit_network
@@ -369,8 +370,7 @@ def fit(
     Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak
     """
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.table import Asked, Role, read_table
-    from raypar.reporting.fit import print_runs, runs_document
+    from raypar.analysis.table import Asked, Role
 
     if source.lower().endswith(".csv") or Path(source).is_file():
         columns = {Role.WORKERS: workers_column, Role.TIME: time_column, Role.THROUGHPUT: throughput_column}
@@ -380,11 +380,7 @@ def fit(
             None if throughput_of is None else throughput_of == "worker",
             None if scaling is None else Scaling(scaling),
         )
-        table = read_table(Path(source), by or (), asked)
-        if as_json:
-            common.print_json(runs_document(source, table, baseline))
-        else:
-            print_runs(common.stdout(), table, baseline)
+        _fit_file(source, by or (), asked, baseline, as_json=as_json)
         return
     of_files = {
         "--scaling": scaling,
@@ -400,6 +396,18 @@ def fit(
             hint = f"leave it out: {FILE_ONLY.get(flag, 'a study has this information')}"
             raise RayparError(f"{flag} {value} is for files, and `{source}` is a study", hint=hint)
     _fit_study(source, baseline, common.uri_of(tracking_uri), as_json=as_json)
+
+
+def _fit_file(source: str, by: Sequence[str], asked: Asked, baseline: int | None, *, as_json: bool) -> None:
+    """Print the scaling laws of a CSV file."""
+    from raypar.analysis.table import read_table
+    from raypar.reporting.fit import print_runs, runs_document
+
+    table = read_table(Path(source), by, asked)
+    if as_json:
+        common.print_json(runs_document(source, table, baseline))
+    else:
+        print_runs(common.stdout(), table, baseline)
 
 
 def _fit_study(name: str, baseline: int | None, tracking_uri: str, *, as_json: bool) -> None:

@@ -106,16 +106,10 @@ def recommend(
     from raypar.reporting.recommend import print_recommendation, recommend_document
 
     common.check_positive("--price", price)
-    _check_numbers(min_efficiency, min_metric, metric_margin)
-    if target is not None and metric_margin is not None:
-        raise RayparError("--metric-margin and --target exclude each other", hint="the target sets what is good enough")
-    if target is None and start != "first-step":
-        raise RayparError(f"--start {start} needs a target", hint="add --target accuracy=0.99")
+    _check(target, start, min_efficiency, min_metric, metric_margin)
     only = common.chosen_values(settings or ())
     max_time_s = common.parse_quantity("--max-time", max_time, DURATIONS_S, "time", "90s, 10min or 2h")
     limits = _limits(of_quantities)
-    if target is not None:
-        _parts(target)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     question = study.question
     if min_metric is not None:
@@ -144,8 +138,20 @@ def recommend(
     print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
 
 
-def _check_numbers(min_efficiency: float | None, min_metric: float | None, metric_margin: float | None) -> None:
-    """Raise RayparError for an invalid limit."""
+def _check(
+    target: str | None,
+    start: str,
+    min_efficiency: float | None,
+    min_metric: float | None,
+    metric_margin: float | None,
+) -> None:
+    """Raise RayparError for an invalid flag, before the store is read."""
+    if target is not None and metric_margin is not None:
+        raise RayparError("--metric-margin and --target exclude each other", hint="the target sets what is good enough")
+    if target is None and start != "first-step":
+        raise RayparError(f"--start {start} needs a target", hint="add --target accuracy=0.99")
+    if target is not None:
+        _parts(target)
     if min_efficiency is not None and not 0 < min_efficiency <= 2:
         hint = "it is a share: write --min-efficiency 0.7"
         raise RayparError(f"--min-efficiency {min_efficiency:g}: must be between 0 and 2", hint=hint)

@@ -437,7 +437,7 @@ def compare(
         return
     if comparison.gate is None:
         raise RayparError(
-            f"--fail-if-slower {fail_if_slower}: no point has a time in both studies",
+            f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so nothing can be judged",
             hint="run both studies with the same swept values and the same config",
         )
     code = common.gate_code(comparison.gate, inconclusive)

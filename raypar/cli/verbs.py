@@ -93,7 +93,8 @@ class Verb(PlainFlags, TyperCommand):
         info = CommandInfo(name=self.name, callback=reported(function), cls=TyperCommand)
         made = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
         self.params, self.callback = made.params, made.callback
-        self.help = "\n\n".join([str(self.short_help), *details.split("\n\n")[1:]])
+        paragraphs = [str(self.short_help), *(" ".join(part.split()) for part in details.split("\n\n")[1:])]
+        self.help = "\n\n".join(paragraphs)
         self.epilog = f"Example{example}" if example else None
 
     def get_params(self, context: Any) -> list[Any]:

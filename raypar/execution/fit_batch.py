@@ -1,8 +1,8 @@
-"""Largest batch per worker that fits into memory, at each point of a study: doubling, then bisection, guided by a line.
+"""Search for the largest batch per worker that fits into memory, at each point of a study.
 
-The memory peaks of two batch sizes give a line (weights and optimizer state, plus a constant per sample) that predicts
-the next size. Only a size that was run counts as an answer. A trial is just two steps of the warm-up, in which memory
-is measured.
+Sizes double, and then close in by bisection. The memory peaks of two sizes give a line (weights and optimizer state,
+plus a constant per sample) that predicts the next size. The answer is a size that was run. A trial is two steps of the
+warm-up, which measures memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class Attempted:
-    """Batch size that was run. `peak_bytes` is per worker; None if it is unknown or the batch does not fit."""
+    """Batch size that was run. `peak_bytes` is per worker; None: unknown, or the batch does not fit."""
 
     fits: bool
     peak_bytes: float | None = None
-    reason: str = ""
 
 
 def next_batch(
@@ -47,7 +46,7 @@ def next_batch(
     """Return the batch size to run next; None: the largest that fits is known within `TOLERANCE`, or none fits.
 
     Args:
-        unit: batch sizes are multiples of it.
+        unit: number of which batch sizes are multiples.
         most: largest batch size that the training set allows; None: no limit.
     """
     most = most and max(unit, most // unit * unit)
@@ -61,7 +60,7 @@ def next_batch(
         if too_large is None:
             return min(rounded(start), most or start)
         return rounded(too_large / 2) if too_large > unit else None
-    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # if this does not fit, the answer is known
+    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # the answer is known if this does not fit
     if (too_large is not None and too_large <= closing) or (most is not None and fitting >= most):
         return None
     guess = _guess(tried, limit_bytes)
@@ -89,11 +88,11 @@ class Largest:
     """Answer at one point.
 
     Attributes:
-        batch_size: largest batch per worker that was run and fits; None: none fits.
+        batch_size: largest batch per worker that was run and fits; None: none does.
         too_large: smallest batch that was run and does not fit; None: all fit.
-        is_final: the search is complete. False: it was interrupted, or a trial failed.
+        is_final: False: the search was interrupted, or a trial failed.
         is_all_data: the training set allows no larger batch.
-        failure: why a trial failed; empty: none did.
+        failure: reason of a failed trial; empty: none failed.
     """
 
     point: Mapping[str, Value]
@@ -127,7 +126,7 @@ class BatchSearch(FixedList):
         """Return the search for a study's points.
 
         Args:
-            limit: ``max_memory`` of every trial; None: that of the study, or else the memory of a GPU.
+            limit: ``max_memory`` of every trial; None: that of the study, else a GPU's memory.
             start: first batch size per worker; None: the study's smallest.
         """
         space = {key: domain for key, domain in study.space.items() if key not in ("batch_size", BATCH)}
@@ -167,7 +166,7 @@ class BatchSearch(FixedList):
         return NextTrials(tuple(specs), "a batch size at each point")
 
     def answers(self, results: Sequence[TrialResult]) -> tuple[Largest, ...]:
-        """Return what is known at each point."""
+        """Return the answer so far at each point."""
         return tuple(self._answer(point, self._tried(point, results)) for point in self._points())
 
     def _points(self) -> list[dict[str, Value]]:
@@ -208,16 +207,12 @@ class BatchSearch(FixedList):
         return next_batch(attempted, self.start, limit_bytes=memory_limit_bytes(config), unit=unit, most=most)
 
     def _tried(self, point: Mapping[str, Value], results: Sequence[TrialResult]) -> dict[int, TrialResult]:
-        """Return the results at a point by batch size, only those with the same settings."""
+        """Return the results at a point with the same settings, by batch size."""
         config = self._fixed(self._first(point))
         here = [r for r in results if BATCH in r.spec.config and self._fixed(r.spec) == config]
-        return {_batch_of(r.spec.config): r for r in here}
+        return {int(r.spec.config[BATCH]): r for r in here}
 
     @staticmethod
     def _fixed(spec: TrialSpec) -> PointKey:
-        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from the machines or the batch
+        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from machines or batch
         return point_key({key: value for key, value in spec.config.items() if key not in follows})
-
-
-def _batch_of(config: Config) -> int:
-    return int(config[BATCH])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_typ
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
-    from raypar.study.study import Study
+    pass
 
 WHAT, WHERE, STOPS = "What runs", "Where", "When it stops"  # panels of --help
 ISOLATIONS = ("warm", "fresh")
@@ -69,7 +69,7 @@ class Flag:
     with_address: str = ""
 
     def read(self, stored: Mapping[str, object]) -> Any:
-        """Return its value from those of `RunFlags.to_stored`. Raises TypeError if it is missing or of another type."""
+        """Return its value from stored ones by name. Raises TypeError if it is missing or of another type."""
         value: Any = stored.get(self.name, None if self.name in ALWAYS_STORED else self.default)
         if get_origin(self.type) is tuple:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -193,35 +193,10 @@ class RunFlags:
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise RayparError(f"{each.word} {shown}: {each.check.problem}", hint=each.check.hint)
 
-    @classmethod
-    def parsed(cls, values: Mapping[str, object]) -> RunFlags:
-        """Return the flags of a command line from its options by name. Those with None were not given."""
-        given: dict[str, Any] = {}
-        for each in all_flags():
-            value = values.get(each.name)
-            if value is not None and value is not False:
-                value = value if each.given is None else each.given
-                given[each.name] = tuple(value) if isinstance(value, list) else value
-        return cls(**given)
-
     @property
     def changes(self) -> dict[str, str | float | None]:
         """Values of the study's fields that the flags change, for `load_study`."""
         return {each.of_study: getattr(self, each.name) for each in all_flags() if each.of_study}
-
-    def of_run(self, study: Study) -> RunFlags:
-        """Return the flags. Those that change the study get its values, as far as they apply to it."""
-        changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
-        return replace(self, **{each.name: getattr(study, each.of_study) for each in changing})
-
-    def without_cluster(self) -> RunFlags:
-        """Return the flags without those for the cluster or this machine."""
-        return replace(self, **{e.name: e.default for e in all_flags() if e.without_address or e.with_address})
-
-    def to_stored(self) -> dict[str, object]:
-        """Return the values that are stored with an execution; `Flag.read` reads them."""
-        values = {each.name: getattr(self, each.name) for each in all_flags() if each.is_resumed}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 @cache

@@ -22,6 +22,7 @@ from raypar.train.job import Profiling, Revision
 if TYPE_CHECKING:
     from raypar.execution.source import TrialSource
     from raypar.study.loader import LoadedStudy
+    from raypar.study.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class ResumeFlags:
     def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
         """Return the flags, without passwords, of an execution that started at a Unix time."""
         data_dir, address = os.environ.get("RAYPAR_DATA_DIR"), options.flags.address
-        flags = options.flags.of_run(loaded.study)
+        flags = _flags_of_run(options.flags, loaded.study)
         return cls(
             file=str(loaded.path),
             flags=replace(flags, data_dir=Path(data_dir) if data_dir else None, address=address and masked(address)),
@@ -112,7 +113,9 @@ class ResumeFlags:
         )
 
     def to_json(self) -> str:
-        values = {"file": self.file, **self.flags.to_stored(), "not_before": self.not_before, "command": self.command}
+        flags = {each.name: getattr(self.flags, each.name) for each in all_flags() if each.is_resumed}
+        flags = {name: str(value) if isinstance(value, Path) else value for name, value in flags.items()}
+        values = {"file": self.file, **flags, "not_before": self.not_before, "command": self.command}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -153,8 +156,17 @@ class ResumeFlags:
             command = shlex.join(["raypar", "store", "resume", study, "--address", stored])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)
-        flags = self.flags if address in (None, stored) else replace(self.flags.without_cluster(), address=address)
+        flags = self.flags
+        if address not in (None, stored):
+            bound = {each.name: each.default for each in all_flags() if each.without_address or each.with_address}
+            flags = replace(flags, **bound, address=address)
         return replace(self, file=self.file if file is None else str(file), flags=flags)
+
+
+def _flags_of_run(flags: RunFlags, study: Study) -> RunFlags:
+    """Return the flags. Those that change the study get its values, as far as they apply to it."""
+    changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
+    return replace(flags, **{each.name: getattr(study, each.of_study) for each in changing})
 
 
 def is_in_folder(file: str, folder: Path) -> bool:

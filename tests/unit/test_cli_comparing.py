@@ -89,7 +89,7 @@ def test_the_reference_may_be_in_another_store(stores):
 
 def test_an_allowance_with_nothing_to_judge_is_an_error(stores):
     code, out, err = raypar("compare", "base", "apart", "--tracking-uri", stores[0], "--fail-if-slower", "5%")
-    assert code == 2 and "nothing to judge" in err
+    assert code == 2 and "nothing can be judged" in err
     assert "Only A has 2 points: num_workers=1, num_workers=2." in joined(out)
     assert compared("base", "apart", "--tracking-uri", stores[0])[0] == 0
 

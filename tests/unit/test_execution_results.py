@@ -162,7 +162,7 @@ def test_a_final_test_is_reported_from_what_was_stored_of_it():
     assert all(sentence in view for view in (console.file.getvalue(), answer_markdown(analysis), page))
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
     again = replace(FINAL, look=2, metric="val_loss").sentence()
-    assert "seen once" not in again and "looked at 2 times" in again and "loss 0.45" in again
+    assert "seen once" not in again and "used 2 times" in again and "loss 0.45" in again
 
 
 UNSCORED = '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}'

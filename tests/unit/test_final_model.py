@@ -66,7 +66,7 @@ def logged(study, found, stored, folder):
 def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix():
     check_can_log(STUDY)
     loop = Workload.from_train_loop(print, name="loop")
-    cases = (loop, "is a train loop", "log_model"), (gpt2_code, "saves its models in a way of its own", "keep_model=")
+    cases = (loop, "is a train loop", "log_model"), (gpt2_code, "saves its models itself", "keep_model=")
     for workload, message, hint in cases:
         with pytest.raises(RayparError, match=f"--log-model: workload {workload.name} {message}") as refused:
             check_can_log(Study(workload=workload, num_repeats=1))
@@ -77,7 +77,7 @@ def test_trials_that_keep_their_models_are_others_and_that_is_reported():
     keeping = with_models(STUDY)
     assert all(spec.config["keep_model"] for spec in keeping.trials())
     stored = tuple(results(STUDY, 0.5, 0.5, 0.5, 0.5).values())
-    message = "4 trials without a model in the store are not taken instead"
+    message = "4 trials in the store without a model will run again"
     assert other_trials(stored, keeping.trials()).endswith(message)
     assert other_trials((), keeping.trials()) == ""
     assert other_trials(tuple(results(keeping, 0.5, 0.5, 0.5, 0.5).values()), ()) == ""
@@ -129,9 +129,9 @@ def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_p
     logged(odd, found, stored, tmp_path / "best")
     logged(odd, {}, stored, tmp_path / "best")
     assert stored.notices == [
-        "no model was logged: lr=0.5 #2, the best trial, has kept none",
+        "no model was logged: lr=0.5 #2, the best trial, kept none",
         "no model was logged: TypeError: the model gives a dict, not a tensor; the weights of lr=0.5 #2 are kept",
-        "no model was logged: no trial has reported accuracy",
+        "no model was logged: no trial reported accuracy",
     ]
     assert (stored.models, stored.artifacts) == ([], {})
 
