@@ -1,4 +1,4 @@
-"""``raypar model predict``: flags, sources and refusals; whole predictions are in tests/golden."""
+"""``raypar model predict``: flags, sources and refusals; tests/golden has whole predictions."""
 
 from dataclasses import replace
 
@@ -96,13 +96,13 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
     ],
     ids=["nodes", "sending", "gloo", "few nodes", "fitted", "weak"],
 )
-def test_flags_and_what_is_assumed_without_them(flags, words, absent):
+def test_flags_and_their_defaults_are_shown(flags, words, absent):
     text = predicted(flags)
     assert [word for word in words.split("|") if word not in text] == []
     assert not absent or absent not in text
 
 
-def test_disturbed_trials_are_not_calibrated_from():
+def test_disturbed_trials_are_not_used_for_calibration():
     text = predicted(POINT + "--workers 8 --network 1Gbit", "partly")
     assert "2 of 15 trials were disturbed by other load and are not used" in text and "at most 0." in text
 
@@ -113,7 +113,7 @@ def test_a_plot_is_drawn_into_a_file(project):
         assert (project / name).read_bytes().startswith(begins)
 
 
-def test_the_size_of_a_network_that_is_gone_can_be_given():
+def test_the_size_of_a_missing_network_can_be_given():
     text = predicted("--workers 2 --network 1Gbit --parameters 25.6M", "lost")
     assert "102 MB of gradients of 1 layer" in text and "the layers are not known" in text
 
@@ -147,6 +147,6 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
     ],
 )
-def test_bad_input_is_refused_and_no_file_of_elsewhere_run(study, flags, message, project):
+def test_bad_input_is_refused_without_running_foreign_files(study, flags, message, project):
     refused(message, "model", "predict", study, "--workers", "8", *flags.split())
     assert not list(project.parent.glob("*/ran"))

@@ -1,4 +1,4 @@
-"""Which point `raypar model profile` looks into, and which studies it refuses."""
+"""``raypar model profile``: the profiled point, and refused studies."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from raypar.workloads import digits
     ],
     ids=["most", "most beside a baseline", "baseline", "most of those drawn", "first", "drawn", "only"],
 )
-def test_the_point_with_the_most_workers_is_looked_into_or_the_baseline_or_the_first(space, baseline, point):
+def test_the_point_with_the_most_workers_is_profiled(space, baseline, point):
     assert point_of(Study(workload=digits, name="s", space=space, baseline=baseline)) == point
 
 

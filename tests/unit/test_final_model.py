@@ -1,4 +1,4 @@
-"""``--log-model``: what it asks of a study, and the best trial's model as it leaves the study's folder."""
+"""``--log-model``: studies that allow it, and the logged model of the best trial."""
 
 import json
 from dataclasses import replace
@@ -63,7 +63,7 @@ def logged(study, found, stored, folder):
     log_final_model(study, analyse(study, tuple(found.values())), found, stored, stored, folder, stored.notice)
 
 
-def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix():
+def test_a_study_without_loggable_models_is_refused():
     check_can_log(STUDY)
     loop = Workload.from_train_loop(print, name="loop")
     cases = (loop, "is a train loop", "log_model"), (gpt2_code, "saves its models itself", "keep_model=")
@@ -73,7 +73,7 @@ def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix():
         assert hint in str(refused.value.hint)
 
 
-def test_trials_that_keep_their_models_are_others_and_that_is_reported():
+def test_trials_without_models_cause_a_notice():
     keeping = with_models(STUDY)
     assert all(spec.config["keep_model"] for spec in keeping.trials())
     stored = tuple(results(STUDY, 0.5, 0.5, 0.5, 0.5).values())
@@ -119,7 +119,7 @@ class Dict(nn.Linear):
         return {"logits": super().forward(inputs)}
 
 
-def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_path):
+def test_a_model_that_can_not_be_logged_causes_a_notice(tmp_path):
     odd = with_models(replace(STUDY, workload=replace(WORKLOAD, model=lambda _: Dict(3, 2))))
     found = results(odd, 0.6, 0.7, 0.8, 0.9)
     stored = a_store()
@@ -136,7 +136,7 @@ def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_p
     assert (stored.models, stored.artifacts) == ([], {})
 
 
-def test_samples_that_are_read_one_by_one_are_ready_for_the_model(tmp_path):
+def test_single_samples_are_ready_for_the_model(tmp_path):
     images = torch.utils.data.TensorDataset(torch.ones(5, 3), torch.zeros(5))
     data = Data(train_dataset=images, val_dataset=images, transform=halved)
     torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)
