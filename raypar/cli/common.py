@@ -61,6 +61,11 @@ def set_data_dir(data_dir: Path | None) -> None:
     os.environ["RAYPAR_DATA_DIR"] = str(data_dir.resolve())
 
 
+def own_command() -> tuple[str, ...]:
+    """Return the words of this process's command line."""
+    return ("raypar", *sys.argv[1:])
+
+
 def uri_of(tracking_uri: str | None) -> str:
     from raypar.track.check import check_form
     from raypar.track.store import default_tracking_uri

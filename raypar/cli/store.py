@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -115,17 +114,13 @@ def changed_study(name: str, uri: str, new: str | None = None) -> Iterator[str]:
     Raises:
         RayparError: the study is not in the store or is running, or a study `new` exists.
     """
+    from raypar.execution.machine import alone
     from raypar.execution.stored import unknown_study
-    from raypar.run.locks import Holder, one_execution
-    from raypar.run.study_lease import leased_study
-    from raypar.track.client import lease_path, store_identity
 
     store = common.store_of(uri)
     with contextlib.ExitStack() as stack:
         for each in sorted({name, new or name}):
-            me = Holder.here(each, ["raypar", *sys.argv[1:]])
-            stack.enter_context(one_execution(me, store_identity(uri)))
-            stack.enter_context(leased_study(me, lease_path(each, uri, Path.cwd())))
+            stack.enter_context(alone(each, common.own_command(), uri, Path.cwd()))
         executions = store.executions(name)
         if not executions and store.experiment_id(name) is None:
             raise unknown_study(name, store)

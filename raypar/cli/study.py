@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +165,7 @@ def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> No
             name, path = name_of(file), file.resolve()
         if dashboard:
             words, uri = cluster.flags_given(context), common.uri_of(flags.tracking_uri)
-            raise typer.Exit(cluster.submit(name, path, dashboard, words, own_command(), uri))
+            raise typer.Exit(cluster.submit(name, path, dashboard, words, common.own_command(), uri))
         options = options_here(flags)
         if flags.dry_run:
             show_plan(loaded, options)
@@ -244,12 +243,7 @@ def options_here(flags: RunFlags, **others: Any) -> Options:
     from raypar.execution.options import Options
 
     uri = common.uri_of(flags.tracking_uri)
-    return Options(project_dir=Path.cwd(), tracking_uri=uri, flags=flags, command=own_command(), **others)
-
-
-def own_command() -> tuple[str, ...]:
-    """Return the words of this process's command line."""
-    return ("raypar", *sys.argv[1:])
+    return Options(project_dir=Path.cwd(), tracking_uri=uri, flags=flags, command=common.own_command(), **others)
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:

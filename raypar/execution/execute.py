@@ -24,7 +24,7 @@ from raypar.execution.best_model import (
     other_trials,
     with_final_test,
 )
-from raypar.execution.machine import cluster_for, leased_machine, other_load
+from raypar.execution.machine import alone, cluster_for, leased_machine, other_load
 from raypar.execution.options import Options
 from raypar.execution.origin import check_origin
 from raypar.execution.plan import ExecutionPlan, check_data, plan_of
@@ -41,15 +41,14 @@ from raypar.execution.running import run_trials
 from raypar.masking import masked
 from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster
-from raypar.run.locks import Holder, one_execution, present
+from raypar.run.locks import Holder, present
 from raypar.run.runner import Listener, Notice, Runner
-from raypar.run.study_lease import leased_study
 from raypar.scratch import remove_abandoned
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, point_label
-from raypar.track.client import MODEL_NAME, lease_path, store_identity
+from raypar.track.client import MODEL_NAME
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.uploader import end_abandoned
@@ -120,7 +119,7 @@ def execute(
     core_monitor.start()
     this = _Execution(loaded, options, notice, services, services.store(options.tracking_uri, options.project_dir))
     with contextlib.ExitStack() as stack:
-        me = stack.enter_context(this.alone())
+        me = stack.enter_context(alone(study.name, options.command, options.tracking_uri, options.project_dir))
         check_data(study, loaded.path)
         this.store.check_writable()
         has_moved = check_origin(loaded, options, this.store)
@@ -164,15 +163,6 @@ class _Execution:
     notice: Listener
     services: Services
     store: Store
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[Holder]:
-        """Keep other processes from running the study during the block."""
-        study, options = self.loaded.study.name, self.options
-        me = Holder.here(study, options.command)
-        path = lease_path(study, options.tracking_uri, options.project_dir)
-        with one_execution(me, store_identity(options.tracking_uri)), leased_study(me, path):
-            yield me
 
     def plan(self, cluster: Cluster) -> ExecutionPlan:
         """Return the plan on a cluster after reporting its notices."""

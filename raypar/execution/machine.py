@@ -1,13 +1,14 @@
-"""Machine or cluster of an execution: joining, leasing, and measuring other load."""
+"""Machine or cluster of an execution: joining and leasing it, measuring other load, and leasing the study itself."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 from raypar import units
 from raypar.analysis.load import MAX_BUSY
@@ -16,17 +17,30 @@ from raypar.execution.options import Options
 from raypar.execution.plan import ExecutionPlan, lacks_nodes
 from raypar.gpus import visible_gpus, visible_only
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes
-from raypar.run.locks import Holder, leased_cores, leased_gpus
+from raypar.run.locks import Holder, leased_cores, leased_gpus, one_execution
 from raypar.run.placement import near_first
 from raypar.run.runner import Listener, Notice
+from raypar.run.study_lease import leased_study
 from raypar.study.space import examples
 from raypar.study.study import Study
+from raypar.track.client import lease_path, store_identity
 from raypar.train.affinity import cores_near_gpu, host_cores
 from raypar.train.telemetry import CpuMonitor
 
 PLACING = ("device", "num_workers")  # options that determine how many GPUs a trial has
 OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
 MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # window for measuring other load
+
+
+@contextlib.contextmanager
+def alone(study: str, command: Sequence[str], tracking_uri: str, project_dir: Path) -> Iterator[Holder]:
+    """Keep other processes from running or changing a study during the block."""
+    me = Holder.here(study, command)
+    with (
+        one_execution(me, store_identity(tracking_uri)),
+        leased_study(me, lease_path(study, tracking_uri, project_dir)),
+    ):
+        yield me
 
 
 @contextlib.contextmanager

@@ -64,21 +64,6 @@ def test_an_exclusive_cluster_stays_exclusive(tmp_path, given, first, is_exclusi
     assert resumed(tmp_path, given, **first).flags.exclusive == is_exclusive
 
 
-def test_a_study_continues_with_its_stored_options(tmp_path):
-    first = {
-        "repeats": 3,
-        "seed": 0,
-        "set": ("epochs=1",),
-        "address": "auto",
-        "isolation": "fresh",
-        "trial_timeout": 7.5,
-    }
-    first |= {"num_profiled_steps": 20, "log_model": True, "system_metrics": True, "exclusive": True}
-    last = resumed(tmp_path, None, not_before=103.0, **first)
-    assert last.flags == RunFlags(**first) and last.not_before == 103.0
-    assert resumed(tmp_path, None, no_ray=True, share_machine=True).flags.no_ray
-
-
 def other_than(flag):
     """Return a value of a run flag that is not its default."""
     kinds = get_args(flag.type) or (flag.type,)

@@ -572,7 +572,7 @@ def until_settled(**changes):
 
 
 def wavering(open_for, spread=0.01):
-    """Return a trial function: width 6 is 1.05 times as fast as 4, width 8 twice, and 6 is open for `open_for` blocks."""
+    """Return a trial function: width 6 is 1.05 times as fast as 4, 8 is twice; 6 is open for `open_for` blocks."""
 
     def trial(spec):
         width = spec.config["width"]
