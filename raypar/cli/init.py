@@ -105,7 +105,9 @@ def _summary(script: Script, draft: Draft) -> list[str]:
     else:
         lines.append('no metrics: only times are measured; raypar.report({"loss": loss}) in the script adds one')
     if draft.metric:
-        lines.append(f"raypar init chose {draft.metric} to judge points by: change metric= in the file if it is wrong")
+        lines.append(
+            f"points are judged by {draft.metric}, raypar init's choice: change metric= in the file if it is wrong"
+        )
     return [*lines, *(f"note: {note}" for note in script.notes)]
 
 

@@ -110,14 +110,14 @@ class Repository:
             return Version(name, head.commit, head.tree, self._changes())
         ends = f"{name}^{{commit}}", f"{name}^{{tree}}"
         hashes = [_run_git(self.folder, "rev-parse", "--verify", "--end-of-options", end) for end in ends]
-        if any(found.returncode for found in hashes):
+        if any(done.returncode for done in hashes):
             names = _git(self.folder, "for-each-ref", "--format=%(refname:short)").split()
             close = closest(name, names)
             hint = f"did you mean {' or '.join(close)}?" if close else "`git log --oneline --all` lists commits"
             if (Path.cwd() / name).exists() and not close:
                 hint = "write `.` for the working tree; " + hint
             raise RayparError(f"{name}: git knows no such revision in {self.folder}", hint=hint)
-        commit, tree = (found.stdout.split()[-1] for found in hashes)
+        commit, tree = (done.stdout.split()[-1] for done in hashes)
         return Version(name, commit, tree)
 
     def _changes(self) -> str:

@@ -121,9 +121,9 @@ class ResumeFlags:
     @classmethod
     def from_stored(cls, study: str, stored: Mapping[str, object]) -> ResumeFlags:
         """Return a study's flags from the store. Raises RayparError if one is missing or of another type."""
-        own: dict[str, Any] = {"file": None, "not_before": 0.0, "command": "", **stored}
+        others: dict[str, Any] = {"file": None, "not_before": 0.0, "command": "", **stored}
         kinds = {"file": str, "not_before": (int, float), "command": str}
-        wrong = [name for name, kind in kinds.items() if not isinstance(own[name], kind)]
+        wrong = [name for name, kind in kinds.items() if not isinstance(others[name], kind)]
         values: dict[str, Any] = {}
         for flag in all_flags():
             if flag.is_resumed:
@@ -135,7 +135,7 @@ class ResumeFlags:
             problem = f"the store has no record of how study `{study}` was run: {', '.join(wrong)}"
             hint = "run it like the first time, `raypar study FILE …`; finished trials are kept"
             raise RayparError(problem, hint=hint)
-        return cls(flags=RunFlags(**values), **{name: own[name] for name in kinds})
+        return cls(flags=RunFlags(**values), **{name: others[name] for name in kinds})
 
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
         """Return the flags, with the user's file and address instead of the stored ones.

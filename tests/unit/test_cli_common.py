@@ -119,7 +119,7 @@ def test_a_removed_log_is_not_an_error(tmp_path):
 def test_without_a_cluster_the_message_explains_local_studies(verb):
     nowhere = ["--address", "http://127.0.0.1:9"]
     refused("error: no Ray dashboard answers at --address http://127.0.0.1:9", "cluster", verb, "mnist", *nowhere)
-    refused("Ctrl-C in its terminal stops a study of this machine", "cluster", verb, "mnist", *nowhere)
+    refused("Ctrl-C in its terminal stops a study on this machine", "cluster", verb, "mnist", *nowhere)
 
 
 @pytest.mark.parametrize(
