@@ -123,9 +123,12 @@ class Repository:
     def _changes(self) -> str:
         """Return a digest of the uncommitted changes of the working tree and its new files; empty if there are none."""
         changed = _git(self.folder, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", *CODE)
-        new = _git(self.folder, "ls-files", "-z", "--others", "--exclude-standard", "--", *CODE).split("\0")
-        digests = [digest((self.folder / name).read_bytes()) for name in new if (self.folder / name).is_file()]
-        return digest("\0".join([changed, *new, *digests]).encode()) if changed or any(new) else ""
+        new = _git(self.folder, "ls-files", "-z", "--others", "--exclude-standard", "--", *CODE)
+        parts = [changed, new]
+        for path in filter(Path.is_file, (self.folder / name for name in new.split("\0"))):
+            with path.open("rb") as file:
+                parts.append(hashlib.file_digest(file, "sha256").hexdigest())
+        return digest("\0".join(parts).encode()) if changed or new else ""
 
     @contextlib.contextmanager
     def checkout(self, version: Version, folder: Path, links: Sequence[Path]) -> Iterator[Path]:
