@@ -210,9 +210,13 @@ class BatchSearch(FixedList):
         """Return the results at a point with the same settings, by batch size."""
         config = self._fixed(self._first(point))
         here = [r for r in results if BATCH in r.spec.config and self._fixed(r.spec) == config]
-        return {int(r.spec.config[BATCH]): r for r in here}
+        return {_batch_of(r.spec.config): r for r in here}
 
     @staticmethod
     def _fixed(spec: TrialSpec) -> PointKey:
         follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from machines or batch
         return point_key({key: value for key, value in spec.config.items() if key not in follows})
+
+
+def _batch_of(config: Config) -> int:
+    return int(config[BATCH])

@@ -122,7 +122,7 @@ class ResumeFlags:
     def from_stored(cls, study: str, stored: Mapping[str, object]) -> ResumeFlags:
         """Return a study's flags from the store. Raises RayparError if one is missing or of another type."""
         others: dict[str, Any] = {"file": None, "not_before": 0.0, "command": "", **stored}
-        kinds = {"file": str, "not_before": (int, float), "command": str}
+        kinds: dict[str, type | tuple[type, ...]] = {"file": str, "not_before": (int, float), "command": str}
         wrong = [name for name, kind in kinds.items() if not isinstance(others[name], kind)]
         values: dict[str, Any] = {}
         for flag in all_flags():
