@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from raypar import units
 from raypar.analysis.load import MAX_BUSY
 from raypar.errors import ClusterError
 from raypar.execution.options import Options
-from raypar.execution.plan import ExecutionPlan, lacks_nodes
+from raypar.execution.plan import ExecutionPlan, drawable, lacks_nodes
 from raypar.gpus import visible_gpus, visible_only
 from raypar.run.cluster import Cluster, joined_cluster, this_machine, wait_for_nodes
 from raypar.run.locks import Holder, leased_cores, leased_gpus, one_execution
-from raypar.run.placement import near_first
+from raypar.run.placement import CoreLeases, near_first
 from raypar.run.runner import Listener, Notice
 from raypar.run.study_lease import leased_study
+from raypar.study.options import listed_cores
 from raypar.study.space import examples
 from raypar.study.study import Study
+from raypar.study.trial import TrialSpec
 from raypar.track.client import lease_path, store_identity
-from raypar.train.affinity import cores_near_gpu, host_cores
+from raypar.train.affinity import Core, cores_near_gpu, host_cores
 from raypar.train.telemetry import CpuMonitor
 
 PLACING = ("device", "num_workers")  # options that determine how many GPUs a trial has
@@ -61,11 +63,57 @@ def leased_machine(plan: ExecutionPlan, me: Holder, notice: Listener, *, share: 
             stack.enter_context(visible_only(gpus))
             node = {**plan.cluster.nodes[0], "GPU": len(gpus)}
             plan = replace(plan, cluster=replace(plan.cluster, nodes=(node,)))
-        if not (visible and plan.is_on_gpus):
+        if not (visible and needs_only_gpus(plan)):
             stack.enter_context(leased_cores(me, cores, notice, share=share))
-        elif plan.fits_on(mine):
+        elif fits_on(plan, mine):
             cores = tuple(core for core in cores if core.number in mine)
-        yield plan.within(plan.trial_cores(cores))
+        yield within(plan, trial_cores(plan, cores))
+
+
+def needs_only_gpus(plan: ExecutionPlan) -> bool:
+    """Return whether every trial to run needs a GPU."""
+    return all(spec.placement.device == "cuda" for spec in _to_place(plan))
+
+
+def fits_on(plan: ExecutionPlan, cores: Collection[int]) -> bool:
+    """Return whether every trial to run fits on these cores."""
+    listed = chain.from_iterable(listed_cores(spec.config["cpu_affinity"]) or () for spec in _to_place(plan))
+    return _num_widest(plan) <= len(cores) and set(cores).issuperset(listed)
+
+
+def trial_cores(plan: ExecutionPlan, machine: Sequence[Core]) -> frozenset[int]:
+    """Return the numbers of the cores for trials. raypar and Ray use the others.
+
+    Args:
+        machine: cores that the study may use; enough for its widest trial.
+    """
+    chosen: set[int] = set()
+    for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in _to_place(plan)}:
+        leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
+        leases.add_host("here", machine)
+        near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
+        cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
+        chosen.update(*cores.values() if cores else [[core.number for core in machine]])
+    num_left_over = _num_widest(plan) * (plan.study.max_concurrent_trials or 1) - len(chosen)
+    others = [core.number for core in machine if core.number not in chosen]
+    return frozenset([*chosen, *others[: max(0, num_left_over)]])
+
+
+def within(plan: ExecutionPlan, cores: Collection[int]) -> ExecutionPlan:
+    """Return the plan on these cores."""
+    node = {**plan.cluster.nodes[0], "CPU": len(cores)}
+    kept = tuple(core for core in plan.cluster.cores or () if core.number in cores)
+    return replace(plan, cluster=replace(plan.cluster, nodes=(node,), cores=kept))
+
+
+def _num_widest(plan: ExecutionPlan) -> int:
+    """Return the cores of the widest trial to run, at most all. A search may draw more than the machine has."""
+    return max((min(spec.placement.num_cpus, int(plan.cluster.num_cpus)) for spec in _to_place(plan)), default=0)
+
+
+def _to_place(plan: ExecutionPlan) -> tuple[TrialSpec, ...]:
+    # Until a study is settled, any point may get further trials.
+    return plan.specs if plan.study.until else plan.missing or drawable(plan.study, plan.auto)
 
 
 def num_gpus(plan: ExecutionPlan) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import statistics
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,16 +16,14 @@ from raypar.execution.options import Options
 from raypar.execution.source import FixedList, TrialSource, source_of
 from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
-from raypar.run.placement import CoreLeases
 from raypar.run.runner import StoppedPoints
 from raypar.study.loader import LoadedStudy
-from raypar.study.options import ON_CPU, OPTIONS, Auto, listed_cores, resolve
+from raypar.study.options import ON_CPU, OPTIONS, Auto, resolve
 from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
-from raypar.train.affinity import Core, cores_near_gpu
 from raypar.units import counted
 
 T = TypeVar("T")
@@ -97,47 +94,10 @@ class ExecutionPlan:
     @property
     def to_check(self) -> tuple[TrialSpec, ...]:
         """One trial of each point to run. Those that differ in the workload's own hyperparameters come first."""
-        specs = self.missing or _drawable(self.study, self.auto)
+        specs = self.missing or drawable(self.study, self.auto)
         of_points = {point_label(spec.point): spec for spec in reversed(specs)}
         of_workloads = {_key(spec.config, self.study.workload.options): spec for spec in of_points.values()}
         return tuple({id(spec): spec for spec in (*of_workloads.values(), *of_points.values())}.values())
-
-    @property
-    def is_on_gpus(self) -> bool:
-        """True if every trial to run needs a GPU."""
-        return all(spec.placement.device == "cuda" for spec in self._to_place)
-
-    def fits_on(self, cores: Collection[int]) -> bool:
-        """Return whether every trial to run fits on these cores."""
-        listed = chain.from_iterable(listed_cores(spec.config["cpu_affinity"]) or () for spec in self._to_place)
-        return self._num_widest <= len(cores) and set(cores).issuperset(listed)
-
-    @property
-    def _num_widest(self) -> int:
-        """Number of cores of the widest trial to run, at most all. A search may draw more than the machine has."""
-        return max((min(s.placement.num_cpus, int(self.cluster.num_cpus)) for s in self._to_place), default=0)
-
-    @property
-    def _to_place(self) -> tuple[TrialSpec, ...]:
-        # Until a study is settled, any point may get further trials.
-        return self.specs if self.study.until else self.missing or _drawable(self.study, self.auto)
-
-    def trial_cores(self, machine: Sequence[Core]) -> frozenset[int]:
-        """Return the numbers of the cores for trials. raypar and Ray use the others.
-
-        Args:
-            machine: cores that the study may use; enough for its widest trial.
-        """
-        chosen: set[int] = set()
-        for placement, affinity in {(spec.placement, spec.config["cpu_affinity"]) for spec in self._to_place}:
-            leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
-            leases.add_host("here", machine)
-            near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
-            cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
-            chosen.update(*cores.values() if cores else [[core.number for core in machine]])
-        num_left_over = self._num_widest * (self.study.max_concurrent_trials or 1) - len(chosen)
-        others = [core.number for core in machine if core.number not in chosen]
-        return frozenset([*chosen, *others[: max(0, num_left_over)]])
 
     def with_more(self, specs: Sequence[TrialSpec]) -> ExecutionPlan:
         """Return the plan with these further trials."""
@@ -158,12 +118,6 @@ class ExecutionPlan:
                 missing=tuple(spec for spec in specs if spec.identity not in complete),
             )
         return plan
-
-    def within(self, cores: Collection[int]) -> ExecutionPlan:
-        """Return the plan on these cores."""
-        node = {**self.cluster.nodes[0], "CPU": len(cores)}
-        kept = tuple(core for core in self.cluster.cores or () if core.number in cores)
-        return replace(self, cluster=replace(self.cluster, nodes=(node,), cores=kept))
 
     def estimate(self, stored: Sequence[TrialResult], *, only_alike: bool = False) -> TimeEstimate | None:
         """Estimate the time of the missing trials from the median wall times of similar stored trials.
@@ -245,7 +199,7 @@ def make_plan(
     auto, notices = choose_auto(study, cluster, stored, where=where)
     source = source or source_of(study)
     specs = source.first(study, stored, auto)
-    if mistakes := _validate(study, specs or _drawable(study, auto), cluster):
+    if mistakes := _validate(study, specs or drawable(study, auto), cluster):
         raise StudyError(mistakes, where=where)
     identities = {spec.identity for spec in specs}
     over = complete if retry_failed else complete | _stopped(stored, identities, code)
@@ -390,10 +344,10 @@ def lacks_nodes(study: Study, cluster: Cluster) -> bool:
 
 
 def _placements(study: Study, auto: Auto) -> tuple[Placement, ...]:
-    return tuple(dict.fromkeys(spec.placement for spec in _drawable(study, auto)))
+    return tuple(dict.fromkeys(spec.placement for spec in drawable(study, auto)))
 
 
-def _drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
+def drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
     """Return a trial of every point; for a search, trials with every listed value but not every combination."""
     drawn = {key: examples(domain) for key, domain in study.space.items() if not isinstance(domain, Grid)}
     first = {key: values[0] for key, values in drawn.items()}

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
-from raypar.execution import plan as plan_module
+from raypar.execution import machine
+from raypar.execution.machine import fits_on, needs_only_gpus, trial_cores, within
 from raypar.execution.plan import NOT_STARTED, check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
 from raypar.study.options import Auto
@@ -283,7 +284,7 @@ FOUR_CORES = tuple(Core(n, n // 2, n) for n in range(4))
 )
 def test_trials_use_the_cores_of_the_largest(cores, space, chosen):
     plan = make_plan(a_study(space=space), own(4, FOUR_CORES), ())
-    assert plan.trial_cores([core for core in FOUR_CORES if core.number in cores]) == chosen
+    assert trial_cores(plan, [core for core in FOUR_CORES if core.number in cores]) == chosen
 
 
 @pytest.mark.parametrize(
@@ -297,29 +298,29 @@ def test_trials_use_the_cores_of_the_largest(cores, space, chosen):
     ],
 )
 def test_a_study_fits_on_cores_for_its_widest_trial_and_listed_ones(cores, space, fits):
-    assert make_plan(a_study(space=space), own(4, FOUR_CORES), ()).fits_on(cores) == fits
+    assert fits_on(make_plan(a_study(space=space), own(4, FOUR_CORES), ()), cores) == fits
 
 
 def test_gpu_trials_prefer_cores_near_their_gpu(monkeypatch):
-    monkeypatch.setattr(plan_module, "cores_near_gpu", lambda index: {0: frozenset((2, 3)), 1: frozenset((1,))}[index])
+    monkeypatch.setattr(machine, "cores_near_gpu", lambda index: {0: frozenset((2, 3)), 1: frozenset((1,))}[index])
     for num_workers, chosen in ((1, {2}), (2, {1, 2})):
-        machine = own(4, FOUR_CORES, more={"GPU": 2})
-        plan = plan_of(machine, device="cuda", num_workers=num_workers, cpus_per_worker=1)
-        assert plan.is_on_gpus and plan.trial_cores(FOUR_CORES) == chosen
+        two_gpus = own(4, FOUR_CORES, more={"GPU": 2})
+        plan = plan_of(two_gpus, device="cuda", num_workers=num_workers, cpus_per_worker=1)
+        assert needs_only_gpus(plan) and trial_cores(plan, FOUR_CORES) == chosen
 
 
 def test_concurrent_trials_take_cores_for_their_maximum_number():
     plan = make_plan(a_study(max_concurrent_trials=3, space={"lr": choice(0.1, 0.2)}), own(4, FOUR_CORES), ())
-    assert [len(plan.trial_cores(FOUR_CORES[:count])) for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
+    assert [len(trial_cores(plan, FOUR_CORES[:count])) for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
 
 
 def test_finished_trials_take_no_cores():
     study = a_study()
     wide = [spec for spec in study.trials() if spec.placement.num_workers == 2]
     plan = make_plan(study, own(4, FOUR_CORES), [TrialResult(spec, TrialState.FINISHED) for spec in wide])
-    assert plan.trial_cores(FOUR_CORES) == {0} and not plan.is_on_gpus
-    within = plan.within({2, 3}).cluster
-    assert (within.num_cpus, within.cores) == (2, FOUR_CORES[2:])
+    assert trial_cores(plan, FOUR_CORES) == {0} and not needs_only_gpus(plan)
+    kept = within(plan, {2, 3}).cluster
+    assert (kept.num_cpus, kept.cores) == (2, FOUR_CORES[2:])
 
 
 def test_a_search_is_refused_without_ray_and_for_impossible_draws():
