@@ -111,24 +111,14 @@ def check_positive(flag: str, value: float | None, example: str = "2.5") -> None
 def allowed_share(fail_if_slower: str | None, inconclusive: str | None) -> float | None:
     """Return 0.05 for ``--fail-if-slower 5%``; None without it. Raises RayparError for ``--inconclusive`` alone."""
     if fail_if_slower is not None:
-        return _share_of(fail_if_slower)
+        if (percent := parsed(fail_if_slower, {"%": 1.0})) is None:
+            problem = f"--fail-if-slower {fail_if_slower}: must be a percentage of 0 or more"
+            raise RayparError(problem, hint="write --fail-if-slower 5%")
+        return percent / 100
     if inconclusive is not None:
         problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
         raise RayparError(problem, hint="add --fail-if-slower 5%")
     return None
-
-
-def _share_of(text: str) -> float:
-    """Return 0.05 for ``5%``. Raises RayparError unless the text is a percentage of 0 or more."""
-    number, sign, rest = text.strip().partition("%")
-    try:
-        percent = float(number)
-    except ValueError:
-        percent = math.nan
-    if not sign or rest or "_" in number or not 0 <= percent < math.inf:
-        hint = "write --fail-if-slower 5%"
-        raise RayparError(f"--fail-if-slower {text}: must be a percentage of 0 or more", hint=hint)
-    return percent / 100
 
 
 def gate_code(gate: Gate, inconclusive: str | None) -> int:
