@@ -186,15 +186,15 @@ def submit(
     return ended(study, over)
 
 
-def flags_given(context: typer.Context) -> list[str]:
-    """Return the words of the flags of a command line, except `--address`."""
+def words_of(flags: RunFlags) -> list[str]:
+    """Return the words of a command line with these flags, except `--address`."""
     words: list[str] = []
-    for parameter in context.command.params:
-        name, flag = parameter.name or "", parameter.opts[0]
-        source, value = context.get_parameter_source(name), context.params.get(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in ("file", "address"):
-            for each in value if isinstance(value, (list, tuple)) else [value]:
-                words += [flag] if each is True else [flag, str(each)]
+    for flag in all_flags():
+        value = getattr(flags, flag.name)
+        if flag.name != "address" and value != flag.default:
+            is_switch = value is True or flag.given is not None
+            for each in value if isinstance(value, tuple) else [value]:
+                words += [flag.word] if is_switch else [flag.word, str(each)]
     return words
 
 

@@ -144,7 +144,7 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
 
 @takes()
-def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> None:
+def study(file: common.StudyFile, flags: RunFlags) -> None:
     """Run a study and report its answer.
 
     Trials that the store already has are not run again.
@@ -164,8 +164,8 @@ def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> No
             cluster.say(f"{error.message}: the head of the cluster will check the study")
             name, path = name_of(file), file.resolve()
         if dashboard:
-            words, uri = cluster.flags_given(context), common.uri_of(flags.tracking_uri)
-            raise typer.Exit(cluster.submit(name, path, dashboard, words, common.own_command(), uri))
+            uri = common.uri_of(flags.tracking_uri)
+            raise typer.Exit(cluster.submit(name, path, dashboard, cluster.words_of(flags), common.own_command(), uri))
         options = options_here(flags)
         if flags.dry_run:
             show_plan(loaded, options)
