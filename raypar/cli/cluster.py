@@ -186,18 +186,6 @@ def submit(
     return ended(study, over)
 
 
-def words_of(flags: RunFlags) -> list[str]:
-    """Return the words of a command line with these flags, except `--address`."""
-    words: list[str] = []
-    for flag in all_flags():
-        value = getattr(flags, flag.name)
-        if flag.name != "address" and value != flag.default:
-            is_switch = value is True or flag.given is not None
-            for each in value if isinstance(value, tuple) else [value]:
-                words += [flag.word] if is_switch else [flag.word, str(each)]
-    return words
-
-
 def submitted(study: str, address: str) -> tuple[JobSubmissionClient, JobDetails]:
     """Return a client of a cluster, and the job of a study. Raises RayparError if there is no such job."""
     from raypar.run.jobs import connect, latest_jobs, requesting

@@ -62,6 +62,18 @@ def flags_of(values: Mapping[str, object]) -> RunFlags:
     return RunFlags(**given)
 
 
+def words_of(flags: RunFlags, *, without: str = "") -> list[str]:
+    """Return the words of a command line with these flags. `without`: name of a flag to leave out."""
+    words: list[str] = []
+    for flag in all_flags():
+        value = getattr(flags, flag.name)
+        if flag.name != without and value != flag.default:
+            is_switch = value is True or flag.given is not None
+            for each in value if isinstance(value, tuple) else [value]:
+                words += [flag.word] if is_switch else [flag.word, str(each)]
+    return words
+
+
 def _parameter(flag: Flag) -> inspect.Parameter:
     kind: Any = flag.type
     default: object = flag.default

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from raypar.cli import common
+from raypar.cli.flags import words_of
 from raypar.errors import RayparError
+from raypar.execution.flags import RunFlags
 from raypar.study.quantity import BUILT_IN, COST, UpperLimit, limited
 from raypar.units import DURATIONS_S
 
@@ -225,20 +227,20 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
     flags = last.flags
     fixed = {setting.partition("=")[0].strip(): setting for setting in flags.set}
     fixed.update(_narrowing(question, settling))
-    words = ["raypar", "study", common.path_from_here(Path(last.file))]
-    words += [word for setting in fixed.values() for word in ("--set", setting)]
-    num_repeats, num_most = settling.num_repeats or 0, flags.max_repeats or 0
-    data_dir = str(flags.data_dir or "")
-    given = {
-        **({"--until": flags.until, "--margin": flags.margin} if flags.until else {"--repeats": num_repeats}),
-        "--max-repeats": max(num_most, num_repeats) if flags.until else None,
-        "--seed": flags.seed,
-        "--address": flags.address,
-        "--isolation": flags.isolation if flags.isolation != "warm" else "",
-        "--data-dir": data_dir if data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
-    }
-    words += [word for flag, value in given.items() if value for word in (flag, str(value))]
-    return shlex.join([*words, "--no-ray"] if flags.no_ray else words), True
+    data_dir, num_repeats = flags.data_dir, settling.num_repeats or 0
+    again = RunFlags(
+        set=tuple(fixed.values()),
+        repeats=None if flags.until else num_repeats,
+        seed=flags.seed or None,
+        no_ray=flags.no_ray,
+        address=flags.address,
+        data_dir=data_dir if str(data_dir or "") != os.environ.get("RAYPAR_DATA_DIR") else None,
+        isolation=flags.isolation,
+        until=flags.until,
+        margin=flags.margin if flags.until else None,
+        max_repeats=max(flags.max_repeats or 0, num_repeats) if flags.until else None,
+    )
+    return shlex.join(["raypar", "study", common.path_from_here(Path(last.file)), *words_of(again)]), True
 
 
 def _narrowing(question: Question, settling: Settling) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raypar.cli import cluster, common
-from raypar.cli.flags import takes
+from raypar.cli.flags import takes, words_of
 from raypar.errors import NotForTraining, RayparError, check_for_training
 from raypar.execution.flags import RunFlags
 from raypar.signals import handle_signals, uninterrupted
@@ -165,7 +165,8 @@ def study(file: common.StudyFile, flags: RunFlags) -> None:
             name, path = name_of(file), file.resolve()
         if dashboard:
             uri = common.uri_of(flags.tracking_uri)
-            raise typer.Exit(cluster.submit(name, path, dashboard, cluster.words_of(flags), common.own_command(), uri))
+            words = words_of(flags, without="address")
+            raise typer.Exit(cluster.submit(name, path, dashboard, words, common.own_command(), uri))
         options = options_here(flags)
         if flags.dry_run:
             show_plan(loaded, options)
