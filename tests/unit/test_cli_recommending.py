@@ -83,7 +83,7 @@ def test_a_percentage_is_shown_and_given_as_one():
     assert "accuracy 95.50 % or more at the end" in recommended("percent", "--min-metric", "95.5")
     refused("a percentage from 0 to 100 → write --target accuracy=95", "recommend", "percent", "--target=accuracy=0.95")
     refused("a percentage from 0 to 100 → write --min-metric 95", "recommend", "percent", "--min-metric=0.95")
-    refused("a share, from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
+    refused("a share from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
     code, out, _ = raypar("store", "show", "percent")
     assert code == 0 and "96.00 %" in out
     document = json.loads(raypar("recommend", "percent", "--json")[1])
