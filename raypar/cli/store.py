@@ -154,15 +154,12 @@ def show(
     Example:  raypar store show batch_size
     """
     from raypar.analysis.question import reported_values
-    from raypar.execution.stored import results_since, unknown_study
+    from raypar.execution.stored import results_of, results_since
     from raypar.reporting.listings import print_trials, show_document
     from raypar.study.metric import Metric
 
     store = common.store_of(tracking_uri)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
-    results, scope = results_since(since, name, results, store)
+    results, scope = results_since(since, name, results_of(name, store), store)
     asked = {"metric": "accuracy", "mode": "", "unit": "", **store.question(name)}
     metric = Metric(str(asked["metric"]), str(asked["mode"]), str(asked["unit"]))
     if as_json:
@@ -454,13 +451,11 @@ def generate(
 
     Example:  raypar model generate gpt2_finetune --prompt "Write a function to add two numbers."
     """
-    from raypar.execution.stored import unknown_study
+    from raypar.execution.stored import results_of
     from raypar.study.trial import best_first
 
     store = common.store_of(tracking_uri)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
+    results = results_of(name, store)
     question = store.question(name)
     for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
         folder = store.model_folder(name, result.spec.identity)

@@ -86,10 +86,7 @@ def read_study(
     from raypar.track.store import Store
 
     store = Store(tracking_uri, folder)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
-    results, scope = results_since(since, name, results, store)
+    results, scope = results_since(since, name, results_of(name, store), store)
     try:
         question = replace(question_from_dict(store.question(name)), study_name=name)  # it may have been renamed
     except TypeError:
@@ -109,6 +106,13 @@ def read_study(
                 values.setdefault(key, {})[tags[key]] = None
     origin = {key: tuple(reversed(in_order)) for key, in_order in values.items()}
     return StoredStudy(name, question, results, origin, origins[0][1], store, scope)
+
+
+def results_of(study: str, store: Store) -> tuple[TrialResult, ...]:
+    """Return the results of a study. Raises RayparError if it has none."""
+    if not (results := store.results(study)):
+        raise unknown_study(study, store)
+    return results
 
 
 def code_on_disk(file: str, results: Sequence[TrialResult], folder: Path) -> dict[str, dict[str, str]]:
