@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from raypar.errors import RayparError, cut, message_of
 from raypar.execution.flags import RunFlags
@@ -31,8 +30,8 @@ from raypar.study.loader import LoadedStudy, load_study
 from raypar.study.options import known_options, resolve
 from raypar.study.space import Grid, Value
 from raypar.study.study import Study
-from raypar.study.trial import REVISION
-from raypar.study.workload import Option
+from raypar.study.trial import REVISION, point_label
+from raypar.study.workload import Config, Option
 from raypar.train.job import Revision
 from raypar.units import listed, value_of
 
@@ -160,7 +159,11 @@ def _load_both(
 
 
 def _with_code(revision: Revision, loaded: LoadedStudy) -> Revision:
-    return replace(revision, preload=preload_of(loaded), workload=pickled_workload(loaded), code=loaded.code)
+    import cloudpickle
+
+    pickle_by_value(loaded)
+    workload = cloudpickle.dumps(loaded.study.workload)
+    return replace(revision, preload=preload_of(loaded), workload=workload, code=loaded.code)
 
 
 def _labels(a: Version, b: Version) -> tuple[str, str]:
@@ -196,14 +199,6 @@ def _study_of_both(study: Study, name: str, labels: tuple[str, str], options: Ma
         max_concurrent_trials=None,
         description=f"How does {b} compare with {a}? {study.description}".strip(),
     )
-
-
-def pickled_workload(loaded: LoadedStudy) -> bytes:
-    """Return the study's workload as bytes that need no study file: ranks don't import it."""
-    import cloudpickle
-
-    pickle_by_value(loaded)
-    return bytes(cloudpickle.dumps(loaded.study.workload))
 
 
 def pickle_by_value(loaded: LoadedStudy) -> None:
@@ -284,7 +279,7 @@ class _Facts:
     """Parts of a study on which two versions have to agree, and the defaults of its workload's own options."""
 
     fields: Mapping[str, str]
-    configs: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, Config]
     options: Mapping[str, Value]
 
     @classmethod
@@ -295,10 +290,7 @@ class _Facts:
         named["space"] = ", ".join(study.space) or "nothing swept"
         named["kind of workload"] = workload.kind
         points = study.points() if not study.is_search else ()
-        configs = {
-            " ".join(f"{k}={value_of(v)}" for k, v in point.items()): resolve(workload, {**study.config, **point})
-            for point in points
-        }
+        configs = {point_label(point): resolve(workload, {**study.config, **point}) for point in points}
         # Without kinds and checks, which may differ between versions.
         options = {
             key: option.default if isinstance(option, Option) else option for key, option in workload.options.items()
