@@ -20,7 +20,7 @@ from rich.console import Console
 from stage import Stage, a_study, failed, finished
 
 from raypar import choice, grid
-from raypar.analysis.question import current_results, question_from_dict
+from raypar.analysis.question import question_from_dict
 from raypar.cli.study import print_outcome
 from raypar.errors import DataError, RayparError, StoreError, StudyError, WorkloadError
 from raypar.execution import results
@@ -154,22 +154,10 @@ def test_a_study_keeps_its_device_unless_fresh(stage):
     assert stage.notices == ["device=auto: cpu, to match 5 stored trials; --fresh chooses again"]
     assert json.loads(stage.execution.tags["raypar.question"])["config"]["device"] == "cpu"
     stage.happened.clear()
-    outcome = stage.execute(study, fresh=True)
+    stage.execute(study, fresh=True)
     assert stage.of("ran") == [study.trials(auto=on_gpus)]
     stored = question_from_dict(json.loads(stage.execution.tags["raypar.question"]))
     assert (stored.config["device"], stored.config["cpus_per_worker"]) == ("cuda", 4)
-    mixed = current_results(stored, [*stage.stored, *outcome.results.values()])
-    assert mixed.results == tuple(outcome.results.values())
-    assert "device=cpu instead of cuda" in mixed.sentence
-
-
-def test_further_blocks_keep_the_device(stage):
-    stage.machine = Cluster(({"CPU": 8, "GPU": 2},), is_own=True)
-    stage.trial = lambda spec: finished(spec, train_time_s=1.0 + (spec.repeat + spec.config["num_workers"]) % 2)
-    stage.execute(a_study(until="settled", max_repeats=4, space={"num_workers": grid(1, 2)}))
-    specs = [spec for block in stage.of("ran") for spec in block]
-    assert len(stage.of("ran")) > 1
-    assert {(spec.config["device"], spec.config["cpus_per_worker"]) for spec in specs} == {("cuda", 4)}
 
 
 def test_without_missing_trials_nothing_starts_but_abandoned_folders_go(stage, monkeypatch, tmp_path):
@@ -541,12 +529,6 @@ def test_a_study_on_gpus_and_the_cpu_waits_for_both(on_two_gpus, machine, monkey
     assert told == ["GPUs", "cores"]
 
 
-def test_a_study_shares_gpus_on_request(on_two_gpus, machine):
-    machine(gpus=visible_gpus())
-    outcome = on_two_gpus.execute(on_gpus(), share_machine=True)
-    assert {result.conditions.shared_with for result in outcome.results.values()} == {"other"}
-
-
 @pytest.mark.parametrize("device", ["cpu", None])
 def test_a_study_on_the_cpu_leaves_gpus_alone(on_two_gpus, machine, monkeypatch, device):
     holds = machine(gpus=visible_gpus())
@@ -624,14 +606,6 @@ def test_an_unsettled_study_continues(stage):
     assert stage.of("ran") == []
 
 
-def test_repeats_are_the_minimum_number_of_blocks(stage):
-    stage.execute(until_settled(num_repeats=4))
-    assert len(stage.of("ran")[0]) == 12
-    stage.happened.clear()
-    stage.execute(until_settled(num_repeats=1))
-    assert len(stage.of("ran")[0]) == 9
-
-
 def test_no_block_starts_that_would_exceed_the_budget(stage):
     stage.trial = wavering(30)
     passed_s = [0.0]
@@ -670,15 +644,6 @@ def test_the_budget_starts_with_the_first_trial(stage, waited_s, between_s):
     assert outcome.analysis.verdict.status == "not settled (budget spent)"
 
 
-def test_the_maximum_of_repeats_ends_the_study(stage):
-    stage.trial = wavering(30, spread=0.03)
-    outcome = stage.execute(until_settled(max_repeats=4))
-    assert [len(specs) for specs in stage.of("ran")] == [9, 2]
-    assert outcome.analysis.statements[0].startswith(
-        "Stopped at the maximum of 4 repeats, after 11 trials; still open:"
-    )
-
-
 def test_a_failed_point_is_only_tried_again_in_the_next_execution(stage):
     wavers = wavering(30)
     stage.trial = lambda spec: failed(spec) if spec.repeat == 2 else wavers(spec)
@@ -690,23 +655,6 @@ def test_a_failed_point_is_only_tried_again_in_the_next_execution(stage):
     outcome = stage.execute(until_settled())
     assert labels_of(stage.of("ran"))[0] == [(n, 2) for n in (4, 6, 8)]
     assert outcome.analysis.statements[0].startswith("Settled after")
-
-
-def test_an_interrupted_study_names_its_open_points(stage):
-    stage.trial, stage.error, stage.error_at = wavering(30), Interrupted(), 1
-
-    def run(specs, listener, first=stage._run_specs):
-        if len(specs) == 9:
-            stage.error, error = None, stage.error
-            first(specs, listener)
-            stage.error = error
-        else:
-            first(specs, listener)
-
-    stage._run_specs = run
-    outcome = stage.execute(until_settled())
-    assert outcome.was_interrupted and outcome.num_done == 10
-    assert outcome.analysis.statements[0].startswith("Not settled yet, after 10 trials; still open: width=6")
 
 
 def test_other_nodes_get_the_network_variables_but_no_home():
