@@ -1,8 +1,7 @@
-"""Command that runs a study under two revisions of its code, and says which is faster."""
+"""Command that runs a study under two revisions of its code and compares them."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raypar.cli import common
+from raypar.cli.flags import flags_of
 from raypar.cli.study import options_here, run, show_plan
 from raypar.cli.verbs import UsageError, usage_message
 from raypar.errors import RayparError, check_for_training
-from raypar.execution.flags import RunFlags, all_flags
+from raypar.execution.flags import all_flags
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raypar.execution.results import ExecutionOutcome
 
 EXIT_TRIALS_FAILED = 4
-DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # of flags of the study
+DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # flags of the study
 USAGE = "write `raypar ab A B -- study FILE`, with a revision (main, HEAD~3, .) for A and for B"
 
 
@@ -35,30 +35,32 @@ def ab(
         list[str],
         typer.Argument(
             metavar="A [B] -- study FILE [FLAGS]",
-            help="Two revisions as git names them, `.` for the working tree as it is; then `study` with its flags. "
-            "(default of B: `.`, or A with --patch or --env)",
+            help="Two git revisions, or `.` for the working tree; then `study` with its flags. (default of B: `.`, or "
+            "A with --patch or --env)",
         ),
     ],
     patch: Annotated[Path | None, typer.Option(metavar="FILE", help="Apply this patch to B.")] = None,
     env: Annotated[
         Path | None,
-        typer.Option(metavar="VENV", help="Run B in this virtual environment, of the same Python and Ray."),
+        typer.Option(metavar="VENV", help="Run B in this virtual environment, with the same Python and Ray."),
     ] = None,
     link: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Link this folder of the working tree, which git ignores, into both."),
+        typer.Option(metavar="DIR", help="Link this folder, which git ignores, into both."),
     ] = None,
     fail_if_slower: common.FailIfSlower = None,
     inconclusive: common.Inconclusive = None,
     markdown: Annotated[
-        Path | None, common.output(metavar="FILE", help="Write the verdict for a pull request; -: to standard output.")
+        Path | None, common.output(metavar="FILE", help="Write the verdict for a pull request; -: print it.")
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Run a study under two revisions of its code and compare.
 
-    Each revision has a checkout and warm workers of its own; its trials alternate with the other's on this machine.
-    The exit code is 4 where trials failed.
+    Each revision has its own checkout and warm workers. Trials alternate between the two on this machine. The exit code
+    is 4 if trials failed.
+
+    Example:  raypar ab main HEAD --fail-if-slower 5% -- study studies/batch_size.py --set epochs=1
     """
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     to_stdout = markdown is not None and str(markdown) == "-"
@@ -68,19 +70,19 @@ def ab(
         b = a if patch is not None or env is not None else "."
     values = study_values(study_words, context.find_root().command)
     if refused := [each.word for each in all_flags() if values[each.name] and not each.is_compared]:
-        problem = f"{refused[0]}: `raypar ab` runs on this machine, and keeps no model"
+        problem = f"{refused[0]}: `raypar ab` runs on this machine and keeps no model"
         raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
     check_for_training("the trials run here")
     from raypar.execution.revisions import StudyRequest, comparison
-    from raypar.reporting.text import check_file, write_text
+    from raypar.reporting.text import check_file
 
     if markdown is not None and not to_stdout:
         check_file(markdown)
     common.set_data_dir(values["data_dir"])
-    flags = RunFlags.parsed({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
+    flags = flags_of({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
     request, options = StudyRequest(values["file"], flags), options_here(flags, allowed_share=allowed)
-    alone = common.document_alone(is_asked=to_stdout) if to_stdout else contextlib.nullcontext()
-    with alone, handle_signals(), comparison(a, b, request, patch=patch, env=env, links=link or ()) as made:
+    compared = comparison(a, b, request, patch=patch, env=env, links=link or ())
+    with common.document_alone(is_asked=to_stdout), handle_signals(), compared as made:
         options = replace(options, revisions=made.revisions)
         for notice in made.notices:
             common.say(common.stdout(), notice)
@@ -88,25 +90,32 @@ def ab(
             show_plan(made.loaded, options)
             return
         outcome = run(made.loaded, options, lambda console, outcome: announce(console, outcome, allowed, inconclusive))
-        code = 0
+        code = exit_code(outcome, allowed, inconclusive) if outcome.num_done else 0
         if outcome.num_done:
-            from raypar.reporting.ab import ab_document, ab_markdown
-
-            compared = compare(outcome)
-            code = exit_code(compared, outcome, allowed, inconclusive)
-            if markdown is not None:
-                text = ab_markdown(compared, outcome.analysis, shlex.join(options.command), allowed, code)
-                if to_stdout:
-                    common.print_text(text)
-                else:
-                    write_text(markdown, text)
-            if as_json:
-                name, num_failed = made.loaded.study.name, len(outcome.failures)
-                common.print_json(ab_document(compared, name, allowed, code, num_failed))
+            publish(outcome, allowed, code, markdown, shlex.join(options.command), as_json=as_json)
     if outcome.interrupted_by is not None or outcome.broke_off:
         common.exit_as(outcome)
     if code:
         raise typer.Exit(code)
+
+
+def publish(
+    outcome: ExecutionOutcome, allowed: float | None, code: int, markdown: Path | None, command: str, *, as_json: bool
+) -> None:
+    """Write the verdict into a Markdown file, or print it, or print it as JSON."""
+    from raypar.reporting.ab import ab_document, ab_markdown
+    from raypar.reporting.text import write_text
+
+    compared = compare(outcome)
+    if markdown is not None:
+        text = ab_markdown(compared, outcome.analysis, command, allowed, code)
+        if str(markdown) == "-":
+            common.print_text(text)
+        else:
+            write_text(markdown, text)
+    if as_json:
+        name, num_failed = outcome.plan.study.name, len(outcome.failures)
+        common.print_json(ab_document(compared, name, allowed, code, num_failed))
 
 
 def compare(outcome: ExecutionOutcome) -> RevisionComparison:
@@ -116,24 +125,21 @@ def compare(outcome: ExecutionOutcome) -> RevisionComparison:
 
 
 def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> None:
-    """Print the verdict, which stands before the study's report."""
+    """Print the verdict, which precedes the study's report."""
     from raypar.reporting.ab import print_verdict
 
-    compared = compare(outcome)
-    print_verdict(console, compared, allowed, exit_code(compared, outcome, allowed, inconclusive))
+    print_verdict(console, compare(outcome), allowed, exit_code(outcome, allowed, inconclusive))
 
 
-def exit_code(
-    compared: RevisionComparison, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None
-) -> int:
+def exit_code(outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> int:
     """Return the exit code of a comparison that ran to its end."""
     if outcome.failures:
         return EXIT_TRIALS_FAILED
-    return 0 if allowed is None else common.gate_code(compared.gate(allowed), inconclusive)
+    return 0 if allowed is None else common.gate_code(compare(outcome).gate(allowed), inconclusive)
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """Return A, B (None: not given) and what follows ``study``. Raises RayparError where it is otherwise."""
+    """Return A, B (None: not given) and the words after ``study``. Raises RayparError if they are not so."""
     for number in (1, 2):
         if words[number : number + 1] == ["study"]:
             a, *b = words[:number]
@@ -142,7 +148,7 @@ def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
 
 
 def study_values(words: Sequence[str], verbs: Any) -> dict[str, Any]:
-    """Parse the options of ``raypar study``, one of the verbs; a mistake is reported as that command does."""
+    """Parse the words after ``raypar study``. Raises RayparError with that command's message."""
     try:
         values: dict[str, Any] = verbs.commands["study"].make_context("raypar study", list(words)).params
     except UsageError as error:

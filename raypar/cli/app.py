@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False) -> None:
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
         from raypar import __version__
 
@@ -47,7 +47,6 @@ def group(name: str, summary: str) -> typer.Typer:
 def command(
     where: str,
     summary: str,
-    example: str | None = None,
     *,
     name: str | None = None,
     panel: str | None = None,
@@ -57,173 +56,62 @@ def command(
     """Add a command.
 
     Args:
-        where: of its function, below this package: ``module:function``.
-        summary: for the list of commands, and the beginning of its own help.
-        example: the end of its own help.
+        where: place of its function in this package: ``module:function``.
+        summary: line in the list of commands, and the first of its own help.
         name: None: that of the function.
-        panel: of the first screen.
+        panel: panel of the first screen.
         of: its group.
-        passes_flags: to another command: it takes any.
+        passes_flags: it accepts any flags and passes them on to another command.
     """
-
-    def placeholder() -> None:
-        """Stand for the function until it is imported."""
-
-    taken = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    settings = taken if passes_flags else {}
-    name = name or where.partition(":")[2]
+    any_flags = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     make = of.command(
-        name, cls=Verb, help=where, short_help=summary, epilog=example, context_settings=settings, rich_help_panel=panel
+        name or where.partition(":")[2],
+        cls=Verb,
+        help=where,
+        short_help=summary,
+        context_settings=any_flags if passes_flags else {},
+        rich_help_panel=panel,
     )
-    make(placeholder)
+    make(lambda: None)  # replaced when the function is imported
 
 
 command(
-    "demo:demo",
-    "Show a finished study that ships with raypar; nothing is trained.",
-    "Examples:  raypar demo    raypar demo recommend --target accuracy=0.95    raypar demo ui",
-    panel=START,
-    passes_flags=True,
+    "demo:demo", "Show a finished study that ships with raypar; nothing is trained.", panel=START, passes_flags=True
 )
-command(
-    "init:init",
-    "Write a study file for a training script.",
-    "Examples:  raypar init    raypar init train.py && raypar study train_study.py",
-    panel=START,
-)
-command(
-    "study:study",
-    "Run a study and report its answer.",
-    "Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5",
-    panel=START,
-)
-command(
-    "study:plan",
-    "Show what a study would run, and for how long.",
-    "Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4",
-    panel=START,
-)
+command("init:init", "Write a study file for a training script.", panel=START)
+command("study:study", "Run a study and report its answer.", panel=START)
+command("study:plan", "Show what a study would run, and for how long.", panel=START)
 command("store:doctor", "Check the installation, data, store and Ray, with fixes.", panel=START)
 
-command(
-    "store:report",
-    "Show the answer of a stored study.",
-    "Example:  raypar report batch_size --html report.html --open",
-    panel=ANSWERS,
-)
-command(
-    "recommend:recommend",
-    "Recommend a configuration of a study, with the reason.",
-    "Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7",
-    panel=ANSWERS,
-)
-command(
-    "store:compare",
-    "Compare two studies: of other machines, versions or branches.",
-    "Example:  raypar compare main_branch my_branch --fail-if-slower 5%",
-    panel=ANSWERS,
-)
-command(
-    "ab:ab",
-    "Run a study under two revisions of its code and compare.",
-    "Example:  raypar ab main HEAD --fail-if-slower 5% -- study studies/batch_size.py --set epochs=1",
-    panel=ANSWERS,
-)
-command(
-    "predict:fit",
-    "Fit scaling laws to a study or a CSV file.",
-    "Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak",
-    panel=ANSWERS,
-)
+command("store:report", "Show the answer of a stored study.", panel=ANSWERS)
+command("recommend:recommend", "Recommend a configuration of a study, with the reason.", panel=ANSWERS)
+command("store:compare", "Compare two studies: of other machines, versions or branches.", panel=ANSWERS)
+command("ab:ab", "Run a study under two revisions of its code and compare.", panel=ANSWERS)
+command("predict:fit", "Fit scaling laws to a study or a CSV file.", panel=ANSWERS)
 
 command("store:list_studies", "List the studies in the store.", name="list", panel=AROUND)
-command(
-    "store:ui",
-    "Show the studies in MLflow's UI, in the browser.",
-    "Examples:  raypar ui    raypar ui batch_size --port 5050",
-    panel=AROUND,
-)
+command("store:ui", "Show the studies in MLflow's UI, in the browser.", panel=AROUND)
 
 store = group("store", "Show, export, resume, rename, delete or upload stored studies.")
-command("store:show", "Show every trial of a study.", "Example:  raypar store show batch_size", of=store)
-command(
-    "store:export",
-    "Write a study's trials, or a summary, into a file.",
-    "Examples:  raypar store export batch_size trials.csv    raypar store export batch_size summary.md --force",
-    of=store,
-)
-command(
-    "study:resume",
-    "Run the missing trials of an interrupted study.",
-    "Example:  raypar store resume batch_size",
-    of=store,
-)
-command(
-    "store:rename", "Give a study another name.", "Example:  raypar store rename batch_size batch_size_old", of=store
-)
-command("store:delete", "Delete a study.", "Example:  raypar store delete batch_size", of=store)
+command("store:show", "Show every trial of a study.", of=store)
+command("store:export", "Write a study's trials, or a summary, into a file.", of=store)
+command("study:resume", "Run the missing trials of an interrupted study.", of=store)
+command("store:rename", "Give a study another name.", of=store)
+command("store:delete", "Delete a study.", of=store)
 command("store:sync", "Upload results that are not in the store yet.", of=store)
 
 cluster = group("cluster", "Follow or stop a study on a cluster, or add a machine to one.")
-command(
-    "cluster:attach",
-    "Follow a submitted study to its end.",
-    "Example:  raypar cluster attach batch_size --address http://127.0.0.1:8265",
-    of=cluster,
-)
-command(
-    "cluster:stop",
-    "Stop a submitted study; its finished trials are kept.",
-    "Example:  raypar cluster stop batch_size --address http://127.0.0.1:8265",
-    of=cluster,
-)
-command(
-    "cluster:add_node",
-    "Print the commands that add a machine to a cluster.",
-    "Example:  raypar cluster add-node >add-node.sh    # and there: bash add-node.sh",
-    name="add-node",
-    of=cluster,
-)
+command("cluster:attach", "Follow a submitted study to its end.", of=cluster)
+command("cluster:stop", "Stop a submitted study; its finished trials are kept.", of=cluster)
+command("cluster:add_node", "Print the commands that add a machine to a cluster.", name="add-node", of=cluster)
 
 model = group("model", "List workloads; count, profile, predict or sample their networks.")
-command(
-    "store:workloads",
-    "List the workloads that ship with raypar, or show one.",
-    "Example:  raypar model list mnist_cnn",
-    name="list",
-    of=model,
-)
-command(
-    "predict:work",
-    "Count a network's operations and its least training time.",
-    "Example:  raypar model work resnet --set architecture=resnet50 --set image_size=224",
-    of=model,
-)
-command(
-    "profile:profile",
-    "Show what each worker spends a step's time on.",
-    "Example:  raypar model profile studies/strong_scaling.py --set num_workers=2",
-    of=model,
-)
-command(
-    "fit_batch:fit_batch",
-    "Find the largest batch that fits into memory.",
-    "Example:  raypar model fit-batch studies/strong_scaling.py --max-memory 2GB",
-    name="fit-batch",
-    of=model,
-)
-command(
-    "predict:predict",
-    "Predict more workers or another network from a study.",
-    "Example:  raypar model predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit",
-    of=model,
-)
-command(
-    "store:generate",
-    "Generate text with the best model that a study kept.",
-    'Example:  raypar model generate gpt2_finetune --prompt "Write a function to add two numbers."',
-    of=model,
-)
+command("store:workloads", "List the workloads that ship with raypar, or show one.", name="list", of=model)
+command("predict:work", "Count a network's operations and its least training time.", of=model)
+command("profile:profile", "Show what each worker spends a step's time on.", of=model)
+command("fit_batch:fit_batch", "Find the largest batch that fits into memory.", name="fit-batch", of=model)
+command("predict:predict", "Predict more workers or another network from a study.", of=model)
+command("store:generate", "Generate text with the best model that a study kept.", of=model)
 
 
 def main() -> None:
@@ -232,10 +120,10 @@ def main() -> None:
             app()
         finally:
             if is_closed(sys.stdout):
-                discard(sys.stdout)  # what is in its buffer would be written at the end, with an error
+                discard(sys.stdout)  # writing its buffer at exit would fail
     except SystemExit as end:
         if isinstance(end.code, int) and end.code in (*EXIT_CODES, EXIT_BAD_INPUT):
-            # Everything is put away: what libraries still do (an import in a thread, say) is not waited for.
+            # Everything is cleaned up. Don't wait for libraries, for example for an import in a thread.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code)

@@ -1,4 +1,4 @@
-"""Commands of clusters: submit a study to one from outside, attach to it and stop it; add a machine to one."""
+"""Commands for clusters: submit a study from outside, follow it, stop it, and add a machine."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 
-EXIT_STOPPED = 143  # what a study that SIGTERM has ended exits with
+EXIT_STOPPED = 143  # exit code of a study that SIGTERM ended
 NO_COMMAND = 127  # a shell's exit code
 NO_RAYPAR_HINT = "install it there, and start the head's Ray with its environment active: `source venv/bin/activate`"
-LOCAL_HINT = "Ctrl-C in its terminal stops a study of this machine, `raypar report` shows its results"
-# What Ray writes at the start of a job's log.
+LOCAL_HINT = "Ctrl-C in its terminal stops a study on this machine, `raypar report` shows its results"
+# Lines of Ray at the start of a job's log.
 _OF_RAY = re.compile(r"Running entrypoint for job |[\d :,-]+\tINFO job_manager\.py")
 DASHBOARD = "http://127.0.0.1:8265"
-Dashboard = Annotated[
-    str, typer.Option("--address", metavar="URL", help="The dashboard of the cluster that the study runs on.")
-]
-SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name, as `raypar study` printed it.")]
+Dashboard = Annotated[str, typer.Option("--address", metavar="URL", help="Dashboard of the study's cluster.")]
+SubmittedStudy = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study; `raypar study` printed it.")]
 
 
 def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Follow a submitted study to its end.
 
-    Its output is shown from the beginning. The exit code is that of the study.
+    Shows its output from the beginning. The exit code is that of the study.
+
+    Example:  raypar cluster attach batch_size --address http://127.0.0.1:8265
     """
     from raypar.run.jobs import follow
 
@@ -54,14 +54,16 @@ def attach(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
 def stop(study: SubmittedStudy, address: Dashboard = DASHBOARD) -> None:
     """Stop a submitted study; its finished trials are kept.
 
-    The study ends as after Ctrl-C, with a report that says what it lacks.
+    The study ends as after Ctrl-C, with a report of the finished trials.
+
+    Example:  raypar cluster stop batch_size --address http://127.0.0.1:8265
     """
     from raypar.run.jobs import follow, requesting
 
     with handle_signals(), detached_by_signals(study, address):
         client, job = submitted(study, address)
         if job.status.is_terminal():
-            say(f"study {study} does not run: it {ENDED[job.status.value]} before")
+            say(f"study {study} is not running: it {ENDED[job.status.value]}")
             return
         with requesting(address):
             num_logged = len(client.get_job_logs(job.submission_id) or "")
@@ -83,17 +85,19 @@ test -x ~/venv/bin/python || python{python} -m venv ~/venv
 {mode}~/venv/bin/ray start --address={address} --num-cpus="$(nproc)" --labels host="$(hostname)" --disable-usage-stats
 """
 COPY_TOKEN = "(umask 077 && ssh {source} cat {path} >~/.ray/auth_token)\n"
-OF_TORCH = ("torch", "torchvision")  # from one index, whose versions fit each other
+OF_TORCH = ("torch", "torchvision")  # from the same index, so that their versions match
 
 
 def add_node(
     address: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The cluster that this machine is a node of: auto or host:port.")
+        str, typer.Option(metavar="ADDRESS", help="Cluster of this machine: auto or host:port.")
     ] = "auto",
 ) -> None:
     """Print the commands that add a machine to a cluster.
 
-    Run it on a node of the cluster, and what it prints on the new machine. Running studies use the machine.
+    Run this command on a node of the cluster, and the printed commands on the new machine. Running studies use it.
+
+    Example:  raypar cluster add-node >add-node.sh    # and there: bash add-node.sh
     """
     with handle_signals():
         from raypar.provenance import versions
@@ -102,8 +106,8 @@ def add_node(
 
         folder = Path(__file__).resolve().parents[2]
         if not (folder / "pyproject.toml").exists():
-            hint = "install it from its repository, as cluster-local.yaml does: `pip install -e raypar`"
-            raise RayparError(f"raypar in {folder} is no copy of its repository, which a new machine needs", hint=hint)
+            hint = "install it as cluster-local.yaml does, from a clone: `pip install -e raypar`"
+            raise RayparError(f"{folder} must be a clone of raypar's repository, to copy to new machines", hint=hint)
         there = contact(address)
         source = f"{getpass.getuser()}@{there.from_ip}"
         copy_token = mode = ""
@@ -130,7 +134,7 @@ def add_node(
 
 
 def dashboard_in(flags: RunFlags) -> str | None:
-    """Return the address of a dashboard to submit to, else None. Raises RayparError for flags that exclude it."""
+    """Return the dashboard to submit to; None: run here. Raises RayparError for flags that exclude submission."""
     from raypar.run.jobs import check_dashboard
 
     address, data_dir, tracking_uri = flags.address, flags.data_dir, flags.tracking_uri
@@ -142,11 +146,11 @@ def dashboard_in(flags: RunFlags) -> str | None:
             raise RayparError(f"--address {address} and {flag.word} exclude each other", hint="leave one out")
     if data_dir is not None and not (data_dir.is_absolute() or str(data_dir).startswith("~/")):
         hint = "write an absolute path, or '~/…' in quotes"
-        raise RayparError(f"--data-dir {data_dir}: has to be a folder of the cluster's head", hint=hint)
+        raise RayparError(f"--data-dir {data_dir}: must be a folder of the cluster's head", hint=hint)
     if tracking_uri is not None and MASK in masked(tracking_uri):
         raise RayparError(
-            f"--tracking-uri {masked(tracking_uri)}: a job's command can be seen by all who use the cluster",
-            hint="set MLFLOW_TRACKING_URI where the head's Ray is started, and leave --tracking-uri out",
+            f"--tracking-uri {masked(tracking_uri)}: all users of the cluster can see a job's command",
+            hint="leave it out, and set MLFLOW_TRACKING_URI before the head's Ray starts",
         )
     return address
 
@@ -154,12 +158,12 @@ def dashboard_in(flags: RunFlags) -> str | None:
 def submit(
     study: str, path: Path, address: str, flags: Sequence[str], command: Sequence[str], tracking_uri: str
 ) -> int:
-    """Start a study on the cluster and follow it; return its exit code. Raises RayparError where nothing was started.
+    """Start a study on the cluster, follow it, and return its exit code. Raises RayparError if it was not started.
 
     Args:
-        path: its file, absolute.
+        path: the study's file, absolute.
         flags: words of the command line that apply on the head.
-        command: words of the command that submits it.
+        command: words of the command that submits the study.
     """
     from raypar.execution.origin import ORIGIN_VARIABLE, CodeOrigin
     from raypar.run import jobs
@@ -173,31 +177,17 @@ def submit(
     with jobs.requesting(address, jobs.UPLOAD_HINT), uninterrupted():
         running = jobs.latest_jobs(client).get(study)
         if running is not None and not running.status.is_terminal():
-            raise RayparError(f"study `{study}` runs on this cluster already", hint=ways(study, address))
+            raise RayparError(f"study `{study}` is already running on this cluster", hint=ways(study, address))
         job_id = jobs.submit(client, study, path, jobs.command_on_head(study, path.name, flags), environment)
-        say(
-            f"study {study} is submitted; it continues without this terminal, in ~/{jobs.STUDIES}/{study} on the head "
-            "of the cluster"
-        )
+        folder = f"~/{jobs.STUDIES}/{study} on the head of the cluster"
+        say(f"submitted study {study}; it runs in {folder} and doesn't need this terminal")
     with detached_by_signals(study, address):
         over = jobs.follow(client, job_id, write)
     return ended(study, over)
 
 
-def flags_given(context: typer.Context) -> list[str]:
-    """Return the words of the flags that a command line gives, `--address` excepted."""
-    words: list[str] = []
-    for parameter in context.command.params:
-        name, flag = parameter.name or "", parameter.opts[0]
-        source, value = context.get_parameter_source(name), context.params.get(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in ("file", "address"):
-            for each in value if isinstance(value, (list, tuple)) else [value]:
-                words += [flag] if each is True else [flag, str(each)]
-    return words
-
-
 def submitted(study: str, address: str) -> tuple[JobSubmissionClient, JobDetails]:
-    """Return a client of a cluster, and the job of a study. Raises RayparError where there is none."""
+    """Return a client of a cluster, and the job of a study. Raises RayparError if there is no such job."""
     from raypar.run.jobs import connect, latest_jobs, requesting
 
     try:
@@ -227,34 +217,34 @@ ENDED = {"STOPPED": "was stopped", "SUCCEEDED": "has ended", "FAILED": "has fail
 
 
 def ended(study: str, job: JobDetails) -> int:
-    """Return the exit code of a study that is over, and say so where it was stopped."""
+    """Return the exit code of a study that has ended. Raises RayparError if it did not start."""
     if job.status.value == "STOPPED":
         say(f"study {study} was stopped")
         return EXIT_STOPPED
     code = job.driver_exit_code
     if code == NO_COMMAND:
-        raise RayparError("the head of the cluster finds no `raypar`", hint=NO_RAYPAR_HINT)
+        raise RayparError("`raypar` is not installed on the head of the cluster", hint=NO_RAYPAR_HINT)
     if job.status.value == "FAILED" and code is None:
         raise RayparError(f"study `{study}` did not start: {job.message}", hint="`raypar doctor` on the head helps")
-    return 128 - code if code and code < 0 else code or 0  # a signal's, as in a shell
+    return 128 - code if code and code < 0 else code or 0  # for a signal, that of a shell
 
 
 def ways(study: str, address: str) -> str:
-    """Return the commands that follow and end a study, for messages."""
+    """Return the commands that follow and stop a study, for messages."""
     words = f"{shlex.quote(study)} --address {address}"
-    return f"`raypar cluster attach {words}` shows it, `raypar cluster stop {words}` ends it"
+    return f"`raypar cluster attach {words}` follows it, `raypar cluster stop {words}` stops it"
 
 
 def say(text: str) -> None:
-    """Print for the user of this terminal; standard output is the study's."""
+    """Print to standard error, because standard output is for the study's."""
     typer.echo(text, err=True)
 
 
 def write(text: str) -> None:
-    """Print what a study has written elsewhere, without control characters."""
+    """Print the output of a submitted study without control characters."""
     lines = [line for line in text.splitlines(keepends=True) if not _OF_RAY.match(line)]
     try:
         sys.stdout.write(ascii_fallback(masked(strip_control("".join(lines))), sys.stdout.encoding or "utf-8"))
         sys.stdout.flush()
     except BrokenPipeError:
-        raise SystemExit(0) from None  # `| head` has seen enough
+        raise SystemExit(0) from None  # for example of `| head`

@@ -7,11 +7,11 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from raypar.analysis.comparison import Gate
     from raypar.execution.results import ExecutionOutcome
     from raypar.reporting.documents import AnyDocument
+    from raypar.run.runner import Event, Listener
     from raypar.study.space import Value
     from raypar.study.workload import AnyWorkload
     from raypar.track.store import Store
-
 
 EXIT_FAILED = 1
 EXIT_INCONCLUSIVE = 3
@@ -50,7 +50,7 @@ DRIVER_LOG = "driver.log"  # in an execution's log folder: what Ray and MLflow p
 OUTPUT = "Output"  # the last panel of a verb's help
 # Options of the panels that several verbs have. Those without a panel stand first.
 what, where, output = (partial(typer.Option, rich_help_panel=panel) for panel in (WHAT, WHERE, OUTPUT))
-_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # whatever it was given for
+_BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
 def set_data_dir(data_dir: Path | None) -> None:
@@ -59,6 +59,11 @@ def set_data_dir(data_dir: Path | None) -> None:
     if not data_dir.is_dir():
         raise RayparError(f"--data-dir {data_dir}: there is no such folder", hint="name the folder that holds the data")
     os.environ["RAYPAR_DATA_DIR"] = str(data_dir.resolve())
+
+
+def own_command() -> tuple[str, ...]:
+    """Return the words of this process's command line."""
+    return ("raypar", *sys.argv[1:])
 
 
 def uri_of(tracking_uri: str | None) -> str:
@@ -70,14 +75,14 @@ def uri_of(tracking_uri: str | None) -> str:
     return uri
 
 
-def store_of(tracking_uri: str | None) -> Any:
+def store_of(tracking_uri: str | None) -> Store:
     from raypar.track.store import Store
 
     return Store(uri_of(tracking_uri), Path.cwd())
 
 
 def study_url(tracking_uri: str, server_url: str, name: str | None = None) -> tuple[str, str] | None:
-    """Return a study, by default the last used, and its view's address. Raises RayparError for an unknown name."""
+    """Return a study, by default the one used last, and the URL of its view. Raises RayparError for an unknown name."""
     from raypar.execution.stored import unknown_study
     from raypar.track.view import experiment_url
 
@@ -92,61 +97,55 @@ def study_url(tracking_uri: str, server_url: str, name: str | None = None) -> tu
 
 
 def has_browser() -> bool:
-    """Return True where a user at a terminal of this machine can see a browser."""
+    """Return whether the user is at a terminal of this machine that can show a browser."""
     has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return has_display and sys.stdout.isatty() and not os.environ.get("SSH_CONNECTION")
 
 
 def check_positive(flag: str, value: float | None, example: str = "2.5") -> None:
-    """Raise RayparError for a number that is not finite, or not greater than 0."""
+    """Raise RayparError unless a number is finite and greater than 0."""
     if value is not None and not (math.isfinite(value) and value > 0):
         raise RayparError(f"{flag} {value}: must be greater than 0", hint=f"write {flag} {example}, or leave it out")
 
 
 def allowed_share(fail_if_slower: str | None, inconclusive: str | None) -> float | None:
-    """Return 0.05 for ``--fail-if-slower 5%``; None without: nothing is judged, and ``--inconclusive`` is refused."""
+    """Return 0.05 for ``--fail-if-slower 5%``; None without it. Raises RayparError for ``--inconclusive`` alone."""
     if fail_if_slower is not None:
-        return _share_of(fail_if_slower)
+        if (percent := parsed(fail_if_slower, {"%": 1.0})) is None:
+            problem = f"--fail-if-slower {fail_if_slower}: must be a percentage of 0 or more"
+            raise RayparError(problem, hint="write --fail-if-slower 5%")
+        return percent / 100
     if inconclusive is not None:
         problem = f"--inconclusive {inconclusive}: without --fail-if-slower nothing is judged"
         raise RayparError(problem, hint="add --fail-if-slower 5%")
     return None
 
 
-def _share_of(text: str) -> float:
-    """Return 0.05 for ``5%``. Raises RayparError for what is no percentage of 0 or more."""
-    number, sign, rest = text.strip().partition("%")
-    try:
-        percent = float(number)
-    except ValueError:
-        percent = math.nan
-    if not sign or rest or "_" in number or not 0 <= percent < math.inf:
-        hint = "write --fail-if-slower 5%"
-        raise RayparError(f"--fail-if-slower {text}: must be a percentage of 0 or more", hint=hint)
-    return percent / 100
-
-
 def gate_code(gate: Gate, inconclusive: str | None) -> int:
-    """Return the exit code of a verdict on ``--fail-if-slower``."""
+    """Return the exit code for a verdict on ``--fail-if-slower``."""
     of_unclear = {None: EXIT_INCONCLUSIVE, "ok": 0, "fail": EXIT_FAILED}[inconclusive]
     return {"passed": 0, "failed": EXIT_FAILED, "inconclusive": of_unclear}[gate.value]
 
 
 def parse_quantity(flag: str, text: str | None, scales: Mapping[str, float], name: str, examples: str) -> float | None:
-    """Return a number with one of the units, by lower-case name, in the unit that is worth 1; None without a flag.
+    """Return a flag's quantity in the unit of scale 1; None if the flag is not given.
+
+    Args:
+        scales: scales of the units, by lower-case name.
+        name: noun for the message.
 
     Raises:
-        RayparError: it is none, or not greater than 0; the message has the quantity's `name`.
+        RayparError: the text is not a quantity greater than 0.
     """
     if text is None:
         return None
     if not (value := parsed(text, scales)):
-        raise RayparError(f"{flag} {text}: is no {name} greater than 0", hint=f"write {flag} {examples}")
+        raise RayparError(f"{flag} {text}: must be a positive {name}", hint=f"write {flag} {examples}")
     return value
 
 
 def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    """Return the values by key of ``--set key=A`` and ``key=A,B``, which choose among a stored study's points."""
+    """Return the values of ``--set key=A`` and ``--set key=A,B`` by key. They choose points of a stored study."""
     from raypar.study.overrides import parse_value, split_setting
     from raypar.study.space import DOMAINS, Grid, problem
 
@@ -171,7 +170,7 @@ def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
 
 
 def exit_as(outcome: ExecutionOutcome) -> None:
-    """Exit as an execution ended: with 128 + the number of a signal, or with a failure. Raises what broke it off."""
+    """Exit with 128 + the number of the signal that ended an execution, or for its failures. Raises its `broke_off`."""
     if outcome.interrupted_by is not None:
         raise typer.Exit(128 + outcome.interrupted_by)
     if outcome.broke_off:
@@ -181,12 +180,12 @@ def exit_as(outcome: ExecutionOutcome) -> None:
 
 
 def path_from_here(path: Path) -> str:
-    """Return a path relative to this folder where it lies beneath it."""
+    """Return a path, relative to this folder if it is below."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def workload_named(name: str) -> AnyWorkload:
-    """Return the listed workload of that name, or that of a Python file. Raises RayparError where there is none."""
+    """Return the listed workload of that name, or that of a Python file. Raises RayparError if there is none."""
     from raypar.errors import suggest
     from raypar.workloads import WORKLOADS
 
@@ -199,10 +198,10 @@ def workload_named(name: str) -> AnyWorkload:
     return WORKLOADS[name]
 
 
-def workload_of_study(store: Store, study: str, workload: str) -> tuple[AnyWorkload | None, tuple[str, ...]]:
-    """Return the workload of a stored study from its file, with its sources, else the listed one of that name.
+def workload_of_study(store: Store, study: str, workload: str) -> AnyWorkload | None:
+    """Return the workload of a stored study from its file, else the listed one of that name; None: neither.
 
-    A store is data: a file that it names is run only from this folder.
+    A store is data, so a file that it names is only run if it is in this folder.
 
     Args:
         workload: name that the trials have stored.
@@ -221,23 +220,22 @@ def workload_of_study(store: Store, study: str, workload: str) -> tuple[AnyWorkl
         try:
             with handle_signals():
                 loaded = load_study(Path(last["file"]), [str(each) for each in last.get("set", ())])
+            if loaded.study.workload.name == workload:
+                return loaded.study.workload
         except NotForTraining:
             raise
         except RayparError:
-            loaded = None
-        if loaded is not None and loaded.study.workload.name == workload:
-            texts = [path.read_text(encoding="utf-8") for path in loaded.module_files]
-            return loaded.study.workload, (loaded.source, *texts)
-    return WORKLOADS.get(workload), ()
+            pass
+    return WORKLOADS.get(workload)
 
 
-# The standard output, while `document_alone` sends what else is printed to standard error.
+# Standard output while `document_alone` redirects other prints to standard error.
 _document_stream: ContextVar[TextIO | None] = ContextVar("_document_stream", default=None)
 
 
 @contextlib.contextmanager
 def document_alone(*, is_asked: bool) -> Iterator[None]:
-    """Leave standard output to `print_json`, if asked: study files, notes and warnings print to standard error."""
+    """Reserve standard output for `print_json`, if asked. Study files, notes and warnings print to standard error."""
     if not is_asked:
         yield
         return
@@ -257,12 +255,12 @@ def print_json(document: AnyDocument) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a text on standard output, within `document_alone`, too."""
+    """Print a text on standard output, also within `document_alone`."""
     print(text, end="", file=_document_stream.get(), flush=True)
 
 
 def check_json_alone(as_json: bool, others: Mapping[str, object]) -> None:
-    """Raise RayparError where ``--json`` comes with flags of other views, by their names."""
+    """Raise RayparError if ``--json`` is given with flags of other views. `others`: their values by name."""
     given = [flag for flag, value in others.items() if value]
     if as_json and given:
         them = "it" if len(given) == 1 else "them"
@@ -273,11 +271,11 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def notices_on(console: Console) -> Callable[[Any], None]:
-    """Return a listener of runs that prints notices, and nothing else."""
+def notices_on(console: Console) -> Listener:
+    """Return a listener that prints only notices."""
     from raypar.run.runner import Notice
 
-    def listen(event: Any) -> None:
+    def listen(event: Event) -> None:
         if isinstance(event, Notice):
             say(console, event.text)
 
@@ -292,9 +290,9 @@ def stdout() -> Console:
 
 @contextlib.contextmanager
 def quiet(log_path: Path) -> Iterator[Console]:
-    """Give a console on the real standard output; everything else that prints (Ray, MLflow) writes to a log file.
+    """Yield a console on standard output, or on standard error with ``--json``. Other prints go to a log file.
 
-    With ``--json`` the console is on standard error.
+    This also covers processes and libraries such as Ray and MLflow.
     """
     from raypar.reporting.text import TerminalConsole
 
@@ -324,27 +322,27 @@ def quiet(log_path: Path) -> Iterator[Console]:
             for fd, original in saved.items():
                 os.dup2(original, fd)
                 os.close(original)
-            if not os.fstat(log.fileno()).st_size:  # nothing was run
+            if not os.fstat(log.fileno()).st_size:
                 log_path.unlink(missing_ok=True)
                 _remove(made)
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    """Remove folders that are empty, from the innermost on."""
+    """Remove empty folders, the innermost first."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def complain(text: str) -> None:
-    """Print an error, without passwords and control characters."""
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it: the exit code says it
+    """Print an error without passwords and control characters."""
+    with contextlib.suppress(BrokenPipeError):
         typer.echo(f"error: {strip_control(masked(text))}", err=True)
 
 
 @contextlib.contextmanager
 def report_errors(debug: bool) -> Iterator[None]:
-    """Report errors in one message: exit code 2 for those that the user can fix; tracebacks only on request."""
+    """Report an error in one message, with exit code 2 if the user can fix it. `debug`: show its traceback."""
     try:
         yield
     except RayparError as error:
@@ -365,7 +363,7 @@ def report_errors(debug: bool) -> Iterator[None]:
             raise typer.Exit(EXIT_NOBODY_READS) from None
         if debug:
             raise
-        if isinstance(error, OSError) and error.errno in _NO_PATH:
+        if isinstance(error, OSError) and error.errno in _BAD_PATH:
             complain(f"{cut(str(error.filename), 100)}: {error.strerror}\n  → give another path")
             raise typer.Exit(EXIT_BAD_INPUT) from None
         if is_for_training(error):
@@ -375,11 +373,11 @@ def report_errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study file, e.g. studies/quickstart.py.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="Study file, for example studies/quickstart.py.")]
 
 
 def complete_study(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete a study's name in a shell; nothing where the store can't be read."""
+    """Complete a study's name in a shell; return nothing if the store can't be read."""
     with contextlib.suppress(Exception):
         from raypar.track.store import study_names
 
@@ -399,13 +397,13 @@ def complete_workload(incomplete: str) -> list[str]:
 
 StudyName = Annotated[
     str,
-    typer.Argument(metavar="STUDY", help="The study's name, as `raypar list` shows it.", autocompletion=complete_study),
+    typer.Argument(metavar="STUDY", help="Name of the study; `raypar list` shows it.", autocompletion=complete_study),
 ]
 Since = Annotated[
     str | None,
     typer.Option(
         metavar="DATE|EXECUTION",
-        help="Only trials since then: 2026-11-23, 2026-11-23T14:00, last, or the number or id of an execution.",
+        help="Use only trials since 2026-11-23, 2026-11-23T14:00, last, or the number or id of an execution.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
@@ -416,16 +414,16 @@ FailIfSlower = Annotated[
     str | None,
     output(
         metavar="PERCENT",
-        help="5%: exit code 0 if B is shown to be at most so much slower at all points, 1 if it is shown to be "
-        "slower at one, or has no result there, 3 if neither is shown.",
+        help="5%: exit code 0 if B is shown to be at most 5 % slower at every point, 1 if it is shown to be slower "
+        "at one or has no result there, 3 if neither is shown.",
     ),
 ]
 Inconclusive = Annotated[
     Literal["ok", "fail"] | None,
-    output(help="Exit with 0 (ok) or 1 (fail) instead of 3, with --fail-if-slower."),
+    output(help="With --fail-if-slower: exit with 0 (ok) or 1 (fail) instead of 3."),
 ]
 Price = Annotated[
-    float | None, typer.Option(metavar="X", help="What a node costs an hour. (default: the study's price)")
+    float | None, typer.Option(metavar="X", help="Price of a node per hour. (default: that of the study)")
 ]
-AsJson = Annotated[bool, output("--json", help="Print one JSON document instead, in the format of docs/json.md.")]
+AsJson = Annotated[bool, output("--json", help="Print one JSON document instead (docs/json.md).")]
 Debug = Annotated[bool, output("--debug", help="Show tracebacks.")]

@@ -16,7 +16,7 @@ from raypar.files import make_private_folder
 
 STUDY = "quickstart"
 JOURNAL = "demo.jsonl"  # written by docs/record_demo.py
-VIEWS = {  # of the study, with what they need
+VIEWS = {  # commands, with the words they need
     "report": (),
     "recommend": (),
     "fit": (),
@@ -33,14 +33,15 @@ def demo(
 ) -> None:
     """Show a finished study that ships with raypar; nothing is trained.
 
-    The study is a run of studies/quickstart.py. A view is the command of that name and takes its flags:
-    raypar demo recommend --target accuracy=0.95
+    The study is a run of studies/quickstart.py. A view is a command and takes its flags.
+
+    Examples:  raypar demo    raypar demo recommend --target accuracy=0.95    raypar demo ui
     """
-    if view in context.find_root().help_option_names:  # after a view it is the command's
+    if view in context.find_root().help_option_names:  # after a view, the flag is passed to its command
         typer.echo(context.get_help())
         return
     if view not in VIEWS:
-        raise RayparError(f"there is no view {view!r} of the demo", hint=suggest(view, list(VIEWS)))
+        raise RayparError(f"the demo has no view {view!r}", hint=suggest(view, list(VIEWS)))
     typer.echo(f"A stored run of studies/quickstart.py; views: raypar demo {' | '.join(VIEWS)}\n", err=True)
     words = context.args or VIEWS[view]
     here = Path.cwd()
@@ -62,7 +63,7 @@ def demo(
 
 
 def demo_folder() -> Path:
-    """Return a folder with the stored study in it, in the user's cache; one for each version of the study."""
+    """Return a folder with the stored study in the user's cache, one for each version of the study."""
     from raypar.workloads.datasets import cache_dir
 
     folder = cache_dir() / f"demo-{zlib.crc32(_journal()):08x}"
@@ -72,7 +73,7 @@ def demo_folder() -> Path:
 
 
 def put_demo(folder: Path) -> None:
-    """Put the stored study into a folder, as if it had been run there."""
+    """Put the stored study into a folder as if it had been run there."""
     from raypar.track.journal import journal_path, write_ack
 
     path = journal_path(folder, STUDY, "demo")
@@ -89,5 +90,5 @@ def _journal() -> bytes:
 
 
 def demo_uri(folder: Path) -> str:
-    """Return the store of the demo's folder, whatever store a user has set."""
+    """Return the store of the demo's folder, regardless of the user's store."""
     return f"sqlite:///{folder.absolute()}/mlflow.db"

@@ -1,8 +1,7 @@
-"""Command that looks for the largest batch that fits into memory."""
+"""Command that finds the largest batch that fits into memory."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from raypar.cli import common
 from raypar.cli.flags import takes
-from raypar.cli.study import check_can_profile, load, options_here
+from raypar.cli.study import check_can_profile, executed, load, options_here
 from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags
 from raypar.masking import masked
@@ -31,16 +30,18 @@ def fit_batch(
     flags: RunFlags,
     max_memory: Annotated[
         str | None,
-        common.what(metavar="SIZE", help="Memory that a worker may take: 20GB, 512MiB. (default, with GPUs: all)"),
+        common.what(metavar="SIZE", help="Memory limit of a worker: 20GB, 512MiB. (default: all of a GPU's)"),
     ] = None,
     start: Annotated[
-        int | None, common.what(metavar="N", help="Batch per worker to begin with. (default: the study's smallest)")
+        int | None, common.what(metavar="N", help="First batch per worker. (default: the study's smallest)")
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Find the largest batch that fits into memory.
 
-    Short trials at each point of a study find the largest batch per worker.
+    Short trials search for the largest batch per worker at each point of a study.
+
+    Example:  raypar model fit-batch studies/strong_scaling.py --max-memory 2GB
     """
     from raypar.execution.fit_batch import BatchSearch
 
@@ -51,24 +52,15 @@ def fit_batch(
         loaded = load(file, flags)
         check_can_profile(loaded.study, "raypar model fit-batch")
         if loaded.study.is_search:
-            raise RayparError(f"{file}: its points are drawn", hint="give the space values: --set lr=0.1")
+            raise RayparError(f"{file}: a search has no fixed points", hint="give its space values: --set lr=0.1")
         search = BatchSearch.of(loaded.study, max_memory, start)
         devices = {**search.study.workload.defaults, **search.study.config}
         if not devices.get("max_memory") and devices.get("device", "auto") != "cuda":
-            hint = "write --max-memory 2GB; or --set device=cuda, for all that a GPU has"
-            raise RayparError("--max-memory is missing: a machine's memory is shared with others", hint=hint)
+            hint = "write --max-memory 2GB, or --set device=cuda for all memory of a GPU"
+            raise RayparError("--max-memory is missing: on a CPU, other programs share the memory", hint=hint)
         options = options_here(flags, instead_of_training=True, source=search)
-        from raypar.execution.execute import execute, new_log_dir
-        from raypar.reporting.listings import print_failures
-
-        log_dir = new_log_dir(options.project_dir)
-        with common.quiet(log_dir / common.DRIVER_LOG) as console:
-            listen = common.notices_on(console)
-            in_place = replace(loaded, study=search.study)
-            outcome = execute(in_place, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
+        with executed(replace(loaded, study=search.study), options) as (_, outcome):
             answers = search.answers(tuple(outcome.results.values()))
-            if outcome.failures:
-                print_failures(console, outcome.failures, outcome.log_dir)
         if as_json:
             limit = str(search.study.config.get("max_memory") or "") or None
             common.print_json(_document(answers, limit))
@@ -76,9 +68,8 @@ def fit_batch(
             for answer in answers:
                 common.say(common.stdout(), answer_line(answer, str(search.study.config.get("max_memory") or "")))
             if not all(answer.is_final or answer.failure for answer in answers):
-                common.say(
-                    common.stdout(), f"`{masked(shlex.join(options.command))}` goes on: finished trials are kept"
-                )
+                command = masked(shlex.join(options.command))
+                common.say(common.stdout(), f"run `{command}` to continue; finished trials are kept")
         common.exit_as(outcome)
 
 
@@ -106,7 +97,7 @@ def _document(answers: Sequence[Largest], limit: str | None) -> FitBatchDocument
 
 
 def answer_line(answer: Largest, limit: str) -> str:
-    """Return the answer: ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: peak 1.93 GB; …``."""
+    """Return the answer, for example ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: …``."""
     from raypar.study.trial import point_label
 
     at = f" at {point_label(answer.point)}" if answer.point else ""
@@ -115,7 +106,7 @@ def answer_line(answer: Largest, limit: str) -> str:
     if answer.failure:
         return f"No answer {where}: a trial failed: {answer.failure}"
     if not answer.is_final:
-        fits = f"{answer.batch_size} fits" if answer.batch_size else "none that was run fits"
+        fits = f"{answer.batch_size} fits" if answer.batch_size else "nothing that was run fits"
         return f"Not finished {where}: so far {fits}{trials}"
     if answer.batch_size is None:
         reason = f": {answer.too_large} {answer.reason}" if answer.reason else ""

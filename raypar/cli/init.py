@@ -25,7 +25,7 @@ MAX_SAMPLE = 160
 def init(
     script: Annotated[
         Path | None,
-        typer.Argument(metavar="[SCRIPT]", help="The training script; without one, a study to start from is written."),
+        typer.Argument(metavar="[SCRIPT]", help="The training script; without it, a starter study."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -33,14 +33,16 @@ def init(
             "--output",
             "-o",
             metavar="FILE",
-            help="The file to write; -: print it. (default: SCRIPT_study.py beside it)",
+            help="File to write; -: print it. (default: SCRIPT_study.py beside the script)",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a study file for a training script.
 
-    The script is read, not run: its options, its metrics, and how it is started.
+    Reads the script's options, its metrics and how it is started, without running it.
+
+    Examples:  raypar init    raypar init train.py && raypar study train_study.py
     """
     from raypar.init.draft import draft_of, starter
     from raypar.init.script import read_script
@@ -65,46 +67,47 @@ def init(
     if draft.metric:
         typer.echo(f"judged by: {Metric(draft.metric, direction_of(draft.metric) or 'min').text}")
     todo = f"fill in {listed(draft.open_options, MAX_SHOWN)}, then " if draft.open_options else ""
-    typer.echo(f"next: {todo}raypar study {shown}    (raypar plan {shown} shows first what it runs)")
+    typer.echo(f"next: {todo}raypar study {shown}    (raypar plan {shown} shows what it runs)")
 
 
 def _check_output(path: Path, script: Script | None, *, force: bool) -> None:
-    """Raise RayparError where the study can't be written, or would not work."""
+    """Raise RayparError if the study can't be written there, or would not work there."""
     if path.suffix != ".py":
-        raise RayparError(f"{path}: is no name of a study file", hint="a study file ends in .py: --output my_study.py")
+        raise RayparError(f"{path}: must end in .py, like every study file", hint="write --output my_study.py")
     check_file(path, force=force)
     if script is None:
         return
     if path.resolve() == script.path.resolve():
         raise RayparError(f"{path}: is the script itself", hint="name another file: --output FILE")
     if script.train_loop and path.resolve().parent != script.path.resolve().parent:
-        what = f"{path}: a study of a {script.kind} imports it, which works in its own folder alone"
+        what = f"{path}: a study of a {script.kind} imports the script and must be in the same folder"
         raise RayparError(what, hint=f"--output {script.path.parent / path.name}")
 
 
 def _summary(script: Script, draft: Draft) -> list[str]:
-    """Return what was read of a script, with a line that it prints for each metric, as it is understood."""
+    """Return the findings about a script, with an example of the printed line for each metric."""
     lines = [f"{script.path}: a {script.kind}" + (f" ({script.evidence})" if script.evidence else "")]
     if script.options:
         of = f" of {script.parser}" if script.parser else ""
         shown = listed([_shown(option) for option in script.options], MAX_SHOWN)
         lines.append(f"{counted(len(script.options), 'option')}{of}: {shown}")
     elif not script.notes:
-        lines.append("no options: its command line is not parsed here, or in a way that is not known")
+        lines.append("no options: the script does not parse its command line, or in a way that raypar doesn't know")
     if script.metrics:
         metrics = [f"{m.name} (line {m.line})" if m.line else m.name for m in script.metrics]
         lines.append(f"{counted(len(metrics), 'metric')}: {listed(metrics, MAX_SHOWN)}")
         lines += [f"  {m.name} = {m.value} in: {cut(m.sample, MAX_SAMPLE)}" for m in script.metrics if m.sample]
         lines += [
-            f"note: {m.name} (line {m.line}): the same words are printed elsewhere too, and its value is that of "
-            "whichever comes last: check it"
+            f"note: {m.name} (line {m.line}): other lines print the same words, and the last one counts: check it"
             for m in script.metrics
             if m.is_mixed
         ]
     else:
-        lines.append('no metrics: only times are measured; raypar.report({"loss": loss}) in the script adds them')
+        lines.append('no metrics: only times are measured; raypar.report({"loss": loss}) in the script adds one')
     if draft.metric:
-        lines.append(f"points are judged by {draft.metric}, which raypar init chose, not you: see metric= in the file")
+        lines.append(
+            f"points are judged by {draft.metric}, raypar init's choice: change metric= in the file if it is wrong"
+        )
     return [*lines, *(f"note: {note}" for note in script.notes)]
 
 

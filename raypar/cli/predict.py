@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -18,20 +15,22 @@ from raypar.cli import common
 from raypar.errors import NotForTraining, RayparError, check_for_training
 
 if TYPE_CHECKING:
+    from raypar.analysis.table import Asked
     from raypar.predict.network import Network
     from raypar.predict.step_model import Communication, LayerCost
     from raypar.study.space import Value
     from raypar.study.trial import TrialResult
-    from raypar.study.workload import Config, Workload
+    from raypar.study.workload import AnyWorkload, Config, Workload
+    from raypar.track.store import Store
 
 
 MEASURED = "measured"  # --network measured: probe this machine
-WITHIN_NODE = "10GB/s,10us"  # unless given: PCI Express 3.0 with 16 lanes, of whose 15.8 GB/s about as much arrives
-NO_LOOK = "without it raypar can't look at the model: give its size, as --parameters 25.6M"
+WITHIN_NODE = "10GB/s,10us"  # by default that of PCI Express 3.0 with 16 lanes (15.8 GB/s nominally)
+NO_MODEL = "without it raypar can't inspect the model: give its size, for example --parameters 25.6M"
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _of_network = partial(typer.Option, rich_help_panel="Network")
 _of_file = partial(typer.Option, rich_help_panel="For a CSV file")
-MOST_STEP_TIMES = 5  # trials whose step times are read for their variation
+MAX_STEP_TIMES = 5  # trials whose step times are read for their variation
 
 # Options of `predict`.
 _Settings: TypeAlias = Annotated[
@@ -39,10 +38,11 @@ _Settings: TypeAlias = Annotated[
 ]
 _Scaling: TypeAlias = Annotated[
     Literal["strong", "weak"] | None,
-    typer.Option(help="strong: the global batch stays; weak: that of a worker does. (default: as the study has it)"),
+    typer.Option(help="strong: the global batch is fixed; weak: that of a worker is. (default: as in the study)"),
 ]
 _Parameters: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="X", help="Trained parameters (25.6M), where the model can't be looked at.")
+    str | None,
+    typer.Option(metavar="X", help="Trained parameters (25.6M), if raypar can't inspect the model."),
 ]
 _InputRate: TypeAlias = Annotated[
     float | None, typer.Option(metavar="X", help="Samples/s that the input pipeline of a node delivers.")
@@ -51,24 +51,24 @@ _Network: TypeAlias = Annotated[
     str | None,
     _of_network(
         metavar="TEXT",
-        help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: as the study shows it)",
+        help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: fitted to the study)",
     ),
 ]
 _NetworkWithin: TypeAlias = Annotated[
-    str | None, _of_network(metavar="TEXT", help=f"The links within a node. (default: {WITHIN_NODE})")
+    str | None, _of_network(metavar="TEXT", help=f"Links within a node. (default: {WITHIN_NODE})")
 ]
 _Algorithm: TypeAlias = Annotated[
     Literal["auto", "ring", "gloo", "tree", "hierarchical"] | None,
     _of_network(
-        help="Of the all-reduce; auto: the fastest but gloo, which is a ring as torch has it on CPUs. "
-        "(default: auto; a CPU study's on a given network of single workers gloo; on a measured network ring)"
+        help="All-reduce algorithm; auto: the fastest except gloo, torch's ring on CPUs. (default: auto; ring on a "
+        "measured network; gloo for a CPU study on a given network with one worker per node)"
     ),
 ]
 _BucketMb: TypeAlias = Annotated[
-    float | None, _of_network(metavar="X", help="MiB of gradients sent as one; 0: each by itself.")
+    float | None, _of_network(metavar="X", help="MiB of gradients per message; 0: a message for each tensor.")
 ]
 _Overlap: TypeAlias = Annotated[
-    bool | None, _of_network("--overlap/--no-overlap", help="Send gradients behind the backward pass, or after.")
+    bool | None, _of_network("--overlap/--no-overlap", help="Send gradients during the backward pass, or after it.")
 ]
 
 
@@ -80,7 +80,7 @@ def predict(
     parameters: _Parameters = None,
     input_rate: _InputRate = None,
     network: _Network = None,
-    nodes_of: Annotated[int, _of_network(min=1, metavar="K", help="Workers of a node, which share its link.")] = 1,
+    nodes_of: Annotated[int, _of_network(min=1, metavar="K", help="Workers per node; they share its link.")] = 1,
     network_within: _NetworkWithin = None,
     algorithm: _Algorithm = None,
     bucket_mb: _BucketMb = None,
@@ -92,7 +92,9 @@ def predict(
 ) -> None:
     """Predict more workers or another network from a study.
 
-    Time, throughput and efficiency are the best that its measured trials allow.
+    Times, throughputs and efficiencies are upper bounds from the study's measured trials.
+
+    Example:  raypar model predict strong_scaling --workers 1024 --nodes-of 8 --network 100Gbit
     """
     from raypar.analysis.laws import Scaling
     from raypar.execution.stored import read_study
@@ -110,7 +112,7 @@ def predict(
     flags.check()
     chosen = _chosen_point(settings or ())
     if network == MEASURED:
-        check_for_training("without it no worker can measure a network: give it, as --network 100Gbit")
+        check_for_training("without it no worker can measure a network: give one, for example --network 100Gbit")
     common.set_data_dir(data_dir)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
     results, excluded = fitting.quiet_results(fitting.choose_results(study.analysis.evidence.results, chosen))
@@ -154,7 +156,7 @@ class _NetworkFlags:
     overlap: bool | None
 
     def check(self) -> None:
-        """Raise RayparError for a value that makes no sense, or that excludes another."""
+        """Raise RayparError if a value is invalid or excludes another."""
         _ = self.given, self.within
         if self.bucket_mb is not None and not (math.isfinite(self.bucket_mb) and self.bucket_mb >= 0):
             raise RayparError(f"--bucket-mb {self.bucket_mb}: must be 0 or more", hint="write --bucket-mb 25")
@@ -181,13 +183,13 @@ class _NetworkFlags:
         return self.given is None and self.nodes_of == 1
 
     def communication(
-        self, config: Config, fit: Callable[[Any], tuple[Network, str]]
+        self, config: Config, fit: Callable[[Communication], tuple[Network, str]]
     ) -> tuple[Communication, str, list[str]]:
-        """Return how gradients are sent, the source of the network, and notes on what was assumed.
+        """Return how gradients are sent, the source of the network, and notes on assumptions.
 
         Args:
-            config: of the study's trials.
-            fit: returns the network that a way of communication shows, and its source.
+            config: that of the study's trials.
+            fit: fits the network to the study's trials, for a way of communication; also returns its source.
         """
         from raypar.predict.network import Topology
         from raypar.predict.predict import communication_of
@@ -196,7 +198,7 @@ class _NetworkFlags:
         across, origin = _link(self.given, self.network, config, fit)
         link = across if self.nodes_of == 1 else Topology(self.nodes_of, self.within, across)
         if self.nodes_of > 1 and self.network_within is None:
-            notes.append(f"what is within a node was not given: {WITHIN_NODE} is that of PCI Express 3.0")
+            notes.append(f"the links within a node were not given: {WITHIN_NODE} is PCI Express 3.0")
         is_on_cpu = config["device"] == "cpu"
         # A measured network was fitted as if by rings.
         usual = "ring" if self.given is None else "gloo" if is_on_cpu and self.nodes_of == 1 else "auto"
@@ -204,14 +206,14 @@ class _NetworkFlags:
         overlap = False if on_own_cores else self.overlap
         how = communication_of(config, link, self.algorithm or usual, bucket_mb=self.bucket_mb, overlap=overlap)
         if on_own_cores:
-            notes.append("within this machine nothing is hidden: the cores that compute copy the gradients as well")
+            notes.append("no communication overlaps on this machine: the cores that compute also copy the gradients")
         if (self.bucket_mb, self.overlap) != (None, None):
-            notes.append("buckets or overlap are not as the study had them")
+            notes.append("buckets or overlap differ from those of the study")
         return how, origin, notes
 
 
 def _link(
-    given: Network | None, flag: str | None, config: Mapping[str, Any], fit: Callable[[Any], tuple[Network, str]]
+    given: Network | None, flag: str | None, config: Config, fit: Callable[[Communication], tuple[Network, str]]
 ) -> tuple[Network, str]:
     """Return the link between workers, and its source: given, measured, or fitted to the study."""
     from raypar.predict.network import Network, fit_network
@@ -234,7 +236,7 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part.replace("_", "")) for part in text.split(",")}))
     except ValueError:
-        raise RayparError(f"--workers {text}: is no list of counts", hint="write --workers 1024, or 8,64") from None
+        raise RayparError(f"--workers {text}: must be a list of counts", hint="write --workers 1024, or 8,64") from None
 
 
 def _chosen_point(settings: Sequence[str]) -> dict[str, Value]:
@@ -248,66 +250,47 @@ def _chosen_point(settings: Sequence[str]) -> dict[str, Value]:
     return {key: values[0] for key, values in chosen.items()}
 
 
-def _with_step_times(store: Any, name: str, results: Sequence[TrialResult]) -> list[TrialResult]:
+def _with_step_times(store: Store, name: str, results: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the last trials of one worker with their step times."""
-    alone = [r for r in results if r.spec.config.get("num_workers") == 1][-MOST_STEP_TIMES:]
+    alone = [r for r in results if r.spec.config.get("num_workers") == 1][-MAX_STEP_TIMES:]
     return [replace(r, step_times_s=store.step_times(name, r.spec.identity)) for r in alone]
 
 
-def _layers(store: Any, name: str, result: TrialResult, parameters: str | None) -> tuple[tuple[LayerCost, ...], str]:
+def _layers(store: Store, name: str, result: TrialResult, parameters: str | None) -> tuple[tuple[LayerCost, ...], str]:
     """Return the layers of a trial's network, and a sentence on their source."""
-    from raypar.predict.step_model import one_layer, read_layers, write_layers
-
-    at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
-    counted = "computing is shared out among the layers by counted work"
-    config: Mapping[str, Any] = result.spec.config
-    num_parameters = common.parse_quantity("--parameters", parameters, _UNITS, "number of parameters", "25.6M")
-    if num_parameters is not None:
-        return one_layer(round(num_parameters) * (8 if config.get("precision") == "fp64" else 4)), at_the_end
+    from raypar.predict.step_model import one_layer
     from raypar.study.workload import Workload
 
+    at_the_end = "the layers are not known: all gradients are there at the end of the backward pass"
+    num_parameters = common.parse_quantity("--parameters", parameters, _UNITS, "number of parameters", "25.6M")
+    if num_parameters is not None:
+        num_bytes = 8 if result.spec.config.get("precision") == "fp64" else 4
+        return one_layer(round(num_parameters) * num_bytes), at_the_end
     try:
-        workload, sources = common.workload_of_study(store, name, result.spec.workload)
+        workload = common.workload_of_study(store, name, result.spec.workload)
     except NotForTraining as error:
-        raise NotForTraining(f"{error.message}, and {NO_LOOK}") from None
+        raise NotForTraining(f"{error.message}, and {NO_MODEL}") from None
     if not isinstance(workload, Workload):
         lost = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}` ships with"
-        problem = f"{lost} raypar: its network can't be inspected"
-        if workload is not None:
-            problem = f"workload {workload.name} is a {workload.kind}: raypar can't look at its network"
+        problem = f"{lost} raypar: its network can't be inspected" if workload is None else _opaque(workload)
         raise RayparError(problem, hint="give its size: --parameters 25.6M")
-    kept = Path.cwd() / ".raypar" / "layers" / f"{_fingerprint(workload, config, sources)}.json"
-    if (cached_layers := read_layers(kept)) is not None:
-        return cached_layers, counted
-    check_for_training(NO_LOOK)
+    check_for_training(NO_MODEL)
     from raypar.predict.layers import is_one_layer, layer_costs
 
-    layers = layer_costs(workload, config)
+    layers = layer_costs(workload, result.spec.config)
     if is_one_layer(layers):
         return layers, at_the_end
-    write_layers(kept, layers)
-    return layers, counted
+    return layers, "computing is shared out among the layers by counted work"
 
 
-def _fingerprint(workload: Workload, config: Mapping[str, Any], sources: Sequence[str]) -> str:
-    """Hash the code that makes the network, and its hyperparameters."""
-    from raypar import __version__
-    from raypar.predict.calibration import FREE_KEYS
-
-    assert workload.model is not None
-    try:
-        source = Path(inspect.getsourcefile(workload.model) or "").read_text(encoding="utf-8")
-    except (OSError, TypeError):  # made where no file is
-        source = ""
-    chosen = sorted((key, str(value)) for key, value in config.items() if key not in FREE_KEYS)
-    content = json.dumps([__version__, workload.name, source, *sources, chosen])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+def _opaque(workload: AnyWorkload) -> str:
+    return f"workload {workload.name} is a {workload.kind}: raypar can't inspect its network"
 
 
-# Why flags for files are of no use for a study.
+# Why a study needs no such flag.
 FILE_ONLY = {
     "--scaling": "a study that fixes per_worker_batch_size scales weakly, any other strongly",
-    "--by": "each group of points that differ only in num_workers is fitted on its own",
+    "--by": "each group of points that differ only in num_workers is fitted separately",
 }
 
 
@@ -316,41 +299,41 @@ def fit(
         str,
         typer.Argument(
             metavar="STUDY|FILE",
-            help="A study, or a CSV file with a column of worker counts and one of times or throughputs.",
+            help="Study, or CSV file with a column of worker counts and one of times or throughputs.",
             autocompletion=common.complete_study,
         ),
     ],
     baseline: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's own, or the fewest)"),
+        typer.Option(min=1, metavar="N", help="Compare with N workers. (default: the study's baseline, or the fewest)"),
     ] = None,
     scaling: Annotated[
         Literal["strong", "weak"] | None,
         _of_file(
-            help="strong: the same work for all; weak: N workers do N times as much. "
+            help="strong: the same work for any number of workers; weak: N workers do N times as much. "
             "(default: strong, unless the times may be either)"
         ),
     ] = None,
     by: Annotated[
         list[str] | None,
-        _of_file(metavar="COLUMN", help="Fit the runs of each value of a column on their own."),
+        _of_file(metavar="COLUMN", help="Fit the runs of each value of this column separately."),
     ] = None,
     workers_column: Annotated[
-        str | None, _of_file(metavar="COLUMN", help="Has the number of workers. (default: by its name)")
+        str | None, _of_file(metavar="COLUMN", help="Column with the number of workers. (default: by its name)")
     ] = None,
     time_column: Annotated[
-        str | None, _of_file(metavar="COLUMN", help="Has the times. (default: by its name and unit)")
+        str | None, _of_file(metavar="COLUMN", help="Column with the times. (default: by its name and unit)")
     ] = None,
     throughput_column: Annotated[
-        str | None, _of_file(metavar="COLUMN", help="Has the throughputs. (default: by its name and unit)")
+        str | None, _of_file(metavar="COLUMN", help="Column with the throughputs. (default: by its name and unit)")
     ] = None,
     throughput_of: Annotated[
         Literal["all", "worker"] | None,
-        _of_file(help="Whose throughput it is. (default: by the column's name, else all workers')"),
+        _of_file(help="Throughput of one worker, or of all. (default: by the column's name, else all)"),
     ] = None,
     decimal: Annotated[
         Literal[".", ","] | None,
-        _of_file(help="What separates a number's decimals. (default: as the numbers show it)"),
+        _of_file(help="Decimal separator. (default: that of the numbers)"),
     ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
@@ -358,10 +341,11 @@ def fit(
     """Fit scaling laws to a study or a CSV file.
 
     The laws are Amdahl's, Gustafson's and Gunther's. The answer also shows where to stop.
+
+    Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak
     """
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.table import Asked, Role, read_table
-    from raypar.reporting.fit import print_runs, runs_document
+    from raypar.analysis.table import Asked, Role
 
     if source.lower().endswith(".csv") or Path(source).is_file():
         columns = {Role.WORKERS: workers_column, Role.TIME: time_column, Role.THROUGHPUT: throughput_column}
@@ -371,11 +355,7 @@ def fit(
             None if throughput_of is None else throughput_of == "worker",
             None if scaling is None else Scaling(scaling),
         )
-        table = read_table(Path(source), by or (), asked)
-        if as_json:
-            common.print_json(runs_document(source, table, baseline))
-        else:
-            print_runs(common.stdout(), table, baseline)
+        _fit_file(source, by or (), asked, baseline, as_json=as_json)
         return
     of_files = {
         "--scaling": scaling,
@@ -388,13 +368,25 @@ def fit(
     }
     for flag, value in of_files.items():
         if value is not None:
-            hint = f"leave it out: {FILE_ONLY.get(flag, 'it is known of a study')}"
-            raise RayparError(f"{flag} {value} is for files, and `{source}` is none", hint=hint)
+            hint = f"leave it out: {FILE_ONLY.get(flag, 'a study has this information')}"
+            raise RayparError(f"{flag} {value} is for files, and `{source}` is a study", hint=hint)
     _fit_study(source, baseline, common.uri_of(tracking_uri), as_json=as_json)
 
 
+def _fit_file(source: str, by: Sequence[str], asked: Asked, baseline: int | None, *, as_json: bool) -> None:
+    """Print the scaling laws of a CSV file."""
+    from raypar.analysis.table import read_table
+    from raypar.reporting.fit import print_runs, runs_document
+
+    table = read_table(Path(source), by, asked)
+    if as_json:
+        common.print_json(runs_document(source, table, baseline))
+    else:
+        print_runs(common.stdout(), table, baseline)
+
+
 def _fit_study(name: str, baseline: int | None, tracking_uri: str, *, as_json: bool) -> None:
-    """Print what a stored study says about scaling."""
+    """Print the scaling laws of a stored study."""
     from raypar.analysis.scaling import worker_groups
     from raypar.execution.stored import read_study
     from raypar.reporting.fit import groups_document, print_groups
@@ -402,7 +394,7 @@ def _fit_study(name: str, baseline: int | None, tracking_uri: str, *, as_json: b
     study = read_study(name, tracking_uri, Path.cwd())
     groups = worker_groups(study.question, study.analysis.evidence.points, baseline)
     if not groups:
-        hint = "sweep num_workers, say with --set num_workers=1,2,4"
+        hint = "sweep num_workers, for example with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
     doubt = study.analysis.verdict.doubt
     if as_json:
@@ -425,11 +417,11 @@ def work(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a hyperparameter.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples of an iteration.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Reckon with so many epochs.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of a training set of this size.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples per iteration.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of epochs.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size of the training set.")] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(metavar="X", help="Reckon with this peak, in TFLOP/s. (default: measured)")
+        float | None, typer.Option(metavar="X", help="Peak of all workers, in TFLOP/s. (default: measured)")
     ] = None,
     data_dir: common.DataDir = None,
     as_json: common.AsJson = False,
@@ -437,6 +429,8 @@ def work(
     """Count a network's operations and its least training time.
 
     Multiply-accumulates are counted by type of layer.
+
+    Example:  raypar model work resnet --set architecture=resnet50 --set image_size=224
     """
     common.check_positive("--peak-tflops", peak_tflops, "112")
     common.set_data_dir(data_dir)
@@ -444,8 +438,7 @@ def work(
 
     workload = common.workload_named(name)
     if not isinstance(workload, Workload):
-        problem = f"workload {workload.name} is a {workload.kind}: raypar can't look at its network"
-        raise RayparError(problem, hint="`raypar model list` shows others")
+        raise RayparError(_opaque(workload), hint="`raypar model list` lists others")
     config = config_of(workload, settings or [])
 
     from raypar.reporting.listings import WorkAssumptions, print_work, work_document
@@ -468,7 +461,7 @@ def work(
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:
-    """Return the complete config of a workload with these settings. Raises RayparError where one is wrong or sweeps."""
+    """Return the complete config of a workload. Raises RayparError if a setting is invalid or has several values."""
     from raypar.execution.plan import choose_auto
     from raypar.run.cluster import this_machine
     from raypar.study.overrides import with_flags
@@ -477,13 +470,13 @@ def config_of(workload: Workload, settings: list[str]) -> Config:
     study = with_flags(Study(workload=workload, num_repeats=1), settings)
     if study.space:
         keys = ", ".join(study.space)
-        raise RayparError(f"several values of {keys}: work is counted for one", hint="give one value: --set key=value")
+        raise RayparError(f"{keys}: several values, but work is counted for one", hint="write --set key=value")
     auto, _ = choose_auto(study, this_machine())
     return study.trial({}, 0, auto=auto).config
 
 
 def measured_peak(config: Config) -> tuple[float, str]:
-    """Return FLOP/s of all workers of a config together on this machine, and what was measured."""
+    """Return the FLOP/s of all workers of a config on this machine, and a note on the measurement."""
     import torch
 
     from raypar.train.flops import peak_flops

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from raypar.cli import common
 from raypar.cli.flags import takes
-from raypar.cli.study import check_can_profile, load, options_here
+from raypar.cli.study import check_can_profile, executed, load, options_here
 from raypar.errors import RayparError
 from raypar.execution.flags import NUM_PROFILED_STEPS, RunFlags
 from raypar.signals import handle_signals
 
 if TYPE_CHECKING:
+    from raypar.execution.options import Options
     from raypar.study.loader import LoadedStudy
     from raypar.study.space import Value
     from raypar.study.study import Study
 
 
-MAX_STEPS = 1000  # a trace of more is of no use, and does not fit into memory
+MAX_STEPS = 1000  # longer traces don't fit into memory
 
 
 @takes("set", "steps", "no_ray", "address", "data_dir", "tracking_uri", "trial_timeout")
@@ -31,6 +31,8 @@ def profile(
     """Show what each worker spends a step's time on.
 
     The profiled point is the one with the most workers, unless --set chooses another.
+
+    Example:  raypar model profile studies/strong_scaling.py --set num_workers=2
     """
     with handle_signals():
         num_steps = NUM_PROFILED_STEPS if steps is None else steps
@@ -44,9 +46,9 @@ def profile(
 
 
 def point_of(study: Study) -> dict[str, Value]:
-    """Return the study's baseline among its points, or its first point, with the most workers of all.
+    """Return the study's baseline, or its first point, but with the most workers, where communication costs most.
 
-    Where time is lost between workers, most is lost there. Of what is drawn it takes the first value.
+    Drawn hyperparameters have their first value.
     """
     from raypar.study.space import examples
 
@@ -58,7 +60,7 @@ def point_of(study: Study) -> dict[str, Value]:
 
 
 def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
-    """Return a study of this point alone; its name keeps its trials apart from timed ones."""
+    """Return a study of only this point. Its name keeps its trials apart from timed ones."""
     study = loaded.study
     one_point = replace(
         study,
@@ -76,17 +78,12 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
     return replace(loaded, study=one_point)
 
 
-def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
-    from raypar.execution.execute import execute, new_log_dir
-    from raypar.reporting.listings import print_failures
+def _run(loaded: LoadedStudy, options: Options, point: dict[str, Value]) -> None:
     from raypar.reporting.profile import print_profile
     from raypar.study.trial import point_label
     from raypar.train.job import ARTIFACT_FOLDER, PROFILE_FOLDER
 
-    log_dir = new_log_dir(options.project_dir)
-    with common.quiet(log_dir / common.DRIVER_LOG) as console:
-        listen = common.notices_on(console)
-        outcome = execute(loaded, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
+    with executed(loaded, options) as (console, outcome):
         for _, profile in outcome.analysis.profiles:
             settings = " ".join([*([point_label(point)] if point else []), *options.flags.set])
             at = f" at {settings}" if settings else ""
@@ -96,6 +93,4 @@ def _run(loaded: LoadedStudy, options: Any, point: dict[str, Value]) -> None:
             print_profile(console, title, profile, common.path_from_here(folders[0]) if folders else "")
             name = loaded.study.name
             common.say(console, f"`raypar ui` shows the run in MLflow, with the traces and breakdown.json, as {name}")
-        if outcome.failures:
-            print_failures(console, outcome.failures, outcome.log_dir)
     common.exit_as(outcome)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from raypar.cli import common
+from raypar.cli.flags import words_of
 from raypar.errors import RayparError
+from raypar.execution.flags import RunFlags
 from raypar.study.quantity import BUILT_IN, COST, UpperLimit, limited
 from raypar.units import DURATIONS_S
 
@@ -33,9 +35,9 @@ _limit = partial(typer.Option, rich_help_panel="Limits")
 
 
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each quantity that may be limited, after that of the time.
+    """Give a command an option for each quantity with a limit, after ``--max-time``.
 
-    Without those of packages where one is at fault: this runs before any command, and reading results says so.
+    If an installed package's quantity is faulty, there are only built-in ones; reading results reports the fault.
     """
 
     def parameter(option: UpperLimit) -> inspect.Parameter:
@@ -61,39 +63,42 @@ def recommend(
     name: common.StudyName,
     target: Annotated[
         str | None,
-        typer.Option(metavar="METRIC=VALUE", help="Good enough, say accuracy=0.99. (default: as good as the best)"),
+        typer.Option(metavar="METRIC=VALUE", help="Good enough: accuracy=0.99. (default: as good as the best)"),
     ] = None,
     start: Annotated[
         Literal["first-step", "launch"],
-        typer.Option(help="From when the time to the target counts: the first timed step, or the start of the trial."),
+        typer.Option(help="Start of the time to the target: the first timed step, or the start of the trial."),
     ] = "first-step",
     min_metric: Annotated[
         float | None,
-        typer.Option(metavar="X", help="The study's metric at the end, at least this; at most, where less is better."),
+        typer.Option(metavar="X", help="The study's metric at the end: at least X, or at most X if less is better."),
     ] = None,
     metric_margin: Annotated[
         float | None,
         typer.Option(
             metavar="X",
-            help="How much worse than the best the metric may be. (default: half a point of percentages, else 1 %)",
+            help="Accepted difference from the best metric. (default: half a percentage point, else 1 %)",
         ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only points with this value, or A,B.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Use only points with this value, or A,B."),
     ] = None,
     since: common.Since = None,
     price: common.Price = None,
-    max_time: Annotated[str | None, _limit(metavar="TIME", help="Take no longer: 90s, 10min, 2h.")] = None,
+    max_time: Annotated[str | None, _limit(metavar="TIME", help="Maximum time: 90s, 10min, 2h.")] = None,
     min_efficiency: Annotated[
-        float | None, _limit(metavar="SHARE", help="Parallel efficiency of at least this: 0.7.")
+        float | None, _limit(metavar="SHARE", help="Minimum parallel efficiency, for example 0.7.")
     ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
-    **of_quantities: Any,
+    **of_quantities: str | float | None,
 ) -> None:
     """Recommend a configuration of a study, with the reason.
 
-    Where the choice is still open, the trials that would settle it are named too.
+    If the choice is still open, it also shows the trials that would settle it.
+
+    Example:  raypar recommend strong_scaling --target accuracy=0.97 --min-efficiency 0.7
     """
     from raypar import units
     from raypar.analysis.recommend import Constraints
@@ -103,17 +108,10 @@ def recommend(
     from raypar.reporting.recommend import print_recommendation, recommend_document
 
     common.check_positive("--price", price)
-    _check_numbers(min_efficiency, min_metric, metric_margin)
-    if target is not None and metric_margin is not None:
-        raise RayparError("--metric-margin and --target exclude each other", hint="the target sets what is good enough")
-    if target is None and start != "first-step":
-        raise RayparError(f"--start {start} is of the time to a target", hint="add --target accuracy=0.99")
+    _check(target, start, min_efficiency, min_metric, metric_margin)
     only = common.chosen_values(settings or ())
-    # Before the store is read: a mistake is reported at once.
     max_time_s = common.parse_quantity("--max-time", max_time, DURATIONS_S, "time", "90s, 10min or 2h")
     limits = _limits(of_quantities)
-    if target is not None:
-        _parts(target)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     question = study.question
     if min_metric is not None:
@@ -142,11 +140,23 @@ def recommend(
     print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
 
 
-def _check_numbers(min_efficiency: float | None, min_metric: float | None, metric_margin: float | None) -> None:
-    """Raise RayparError for a limit that makes no sense."""
+def _check(
+    target: str | None,
+    start: str,
+    min_efficiency: float | None,
+    min_metric: float | None,
+    metric_margin: float | None,
+) -> None:
+    """Raise RayparError for an invalid flag, before the store is read."""
+    if target is not None and metric_margin is not None:
+        raise RayparError("--metric-margin and --target exclude each other", hint="the target sets what is good enough")
+    if target is None and start != "first-step":
+        raise RayparError(f"--start {start} needs a target", hint="add --target accuracy=0.99")
+    if target is not None:
+        _parts(target)
     if min_efficiency is not None and not 0 < min_efficiency <= 2:
         hint = "it is a share: write --min-efficiency 0.7"
-        raise RayparError(f"--min-efficiency {min_efficiency:g}: must lie between 0 and 2", hint=hint)
+        raise RayparError(f"--min-efficiency {min_efficiency:g}: must be between 0 and 2", hint=hint)
     if min_metric is not None and not math.isfinite(min_metric):
         raise RayparError(f"--min-metric {min_metric}: must be a finite number", hint="write --min-metric 0.97")
     if metric_margin is not None and not 0 <= metric_margin < math.inf:
@@ -154,19 +164,19 @@ def _check_numbers(min_efficiency: float | None, min_metric: float | None, metri
         raise RayparError(f"--metric-margin {metric_margin:g}: must be 0 or more", hint=hint)
 
 
-def _limits(texts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the limits by quantity, from the values of their options.
+def _limits(given: Mapping[str, str | float | None]) -> dict[str, float]:
+    """Return the limits by quantity. Raises RayparError unless each is a value of its quantity greater than 0.
 
-    Raises:
-        RayparError: one is no value of its quantity, or not greater than 0.
+    Args:
+        given: values of the options: texts with a unit, or numbers.
     """
     limits = {}
     for quantity, option in limited().items():
-        value = texts.get(option.parameter)
-        if option.scales:
-            value = common.parse_quantity(option.flag, value, option.scales, option.noun, option.examples)
-        else:
-            common.check_positive(option.flag, value)
+        match given.get(option.parameter):
+            case str(text):
+                value = common.parse_quantity(option.flag, text, option.scales, option.noun, option.examples)
+            case value:
+                common.check_positive(option.flag, value)
         if value is not None:
             limits[quantity.key] = value
     return limits
@@ -179,7 +189,7 @@ def _parts(text: str) -> tuple[str, float]:
     except ValueError:
         number = math.nan
     if not (metric and equals and math.isfinite(number)):
-        raise RayparError(f"--target {text}: is no metric=value", hint="write --target accuracy=0.99")
+        raise RayparError(f"--target {text}: must be METRIC=VALUE", hint="write --target accuracy=0.99")
     return metric, number
 
 
@@ -193,51 +203,50 @@ def _target(text: str, study: StoredStudy) -> Target:
 
 
 def _check_unit(flag: str, metric: Metric, value: float) -> None:
-    """Refuse a value that a share or a percentage can't have, or that is meant in the other of the two."""
+    """Raise RayparError for a value out of the range of a share or a percentage, with the likely one of the other."""
     from raypar.study.metric import PERCENT, SHARE
 
     if metric.unit == SHARE and not 0 <= value <= 1:
         hint = f"write {flag}{value / 100 if 1 < value <= 100 else 0.99:g}"
-        raise RayparError(f"{flag}{value:g}: {metric.name} is a share, from 0 to 1", hint=hint)
+        raise RayparError(f"{flag}{value:g}: {metric.name} is a share from 0 to 1", hint=hint)
     if metric.unit == PERCENT and not 1 < value <= 100:
         hint = f"write {flag}{100 * value if 0 < value <= 1 else 99:g}"
-        raise RayparError(f"{flag}{value:g}: {metric.name} is in per cent, from 0 to 100", hint=hint)
+        raise RayparError(f"{flag}{value:g}: {metric.name} is a percentage from 0 to 100", hint=hint)
 
 
 def _next_step(store: Store, study: str, question: Question, settling: Settling) -> tuple[str, bool]:
-    """Return the command for the trials that would settle it, with the last flags, and True, or what else to do."""
+    """Return the command for the trials that would settle the choice and True, or another advice and False."""
     from raypar.execution.options import ResumeFlags
 
     if question.is_search:
-        return "A search runs each point once: make a study of these points, with repeats.", False
+        return "A search runs each point once. Make a study of these points with repeats.", False
     try:
         last = ResumeFlags.from_stored(study, store.resume_info(study))
     except RayparError:
-        return "The store does not know the study's file: raise num_repeats in it, and run it again.", False
+        return "The store has no record of the study's file: increase num_repeats in it and run it again.", False
     flags = last.flags
     fixed = {setting.partition("=")[0].strip(): setting for setting in flags.set}
     fixed.update(_narrowing(question, settling))
-    words = ["raypar", "study", common.path_from_here(Path(last.file))]
-    words += [word for setting in fixed.values() for word in ("--set", setting)]
-    num_repeats, num_most = settling.num_repeats or 0, flags.max_repeats or 0
-    data_dir = str(flags.data_dir or "")
-    given = {
-        **({"--until": flags.until, "--margin": flags.margin} if flags.until else {"--repeats": num_repeats}),
-        "--max-repeats": max(num_most, num_repeats) if flags.until else None,
-        "--seed": flags.seed,
-        "--address": flags.address,
-        "--isolation": flags.isolation if flags.isolation != "warm" else "",
-        "--data-dir": data_dir if data_dir != os.environ.get("RAYPAR_DATA_DIR") else "",
-    }
-    words += [word for flag, value in given.items() if value for word in (flag, str(value))]
-    return shlex.join([*words, "--no-ray"] if flags.no_ray else words), True
+    data_dir, num_repeats = flags.data_dir, settling.num_repeats or 0
+    again = RunFlags(
+        set=tuple(fixed.values()),
+        repeats=None if flags.until else num_repeats,
+        seed=flags.seed or None,
+        no_ray=flags.no_ray,
+        address=flags.address,
+        data_dir=data_dir if str(data_dir or "") != os.environ.get("RAYPAR_DATA_DIR") else None,
+        isolation=flags.isolation,
+        until=flags.until,
+        margin=flags.margin if flags.until else None,
+        max_repeats=max(flags.max_repeats or 0, num_repeats) if flags.until else None,
+    )
+    return shlex.join(["raypar", "study", common.path_from_here(Path(last.file)), *words_of(again)]), True
 
 
 def _narrowing(question: Question, settling: Settling) -> dict[str, str]:
-    """``--set`` texts by key that leave the points to be repeated, and the baseline's values, which a study needs.
+    """Return ``--set`` texts by key that leave only the points to repeat and the baseline; empty if none are left out.
 
-    Empty where the values make as many points as the study has. Grids even of one value: the key stays swept, and its
-    trials stay those of the same points.
+    Even a single value is a grid, so that the key stays swept and its trials belong to the same points.
     """
     chosen: dict[str, list[Value]] = {}
     for key in question.space_keys:

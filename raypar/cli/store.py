@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 import webbrowser
 from collections.abc import Iterator
 from functools import partial
@@ -58,7 +57,9 @@ def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson
 def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common.TrackingUri = None) -> None:
     """Delete a study.
 
-    Its executions and trials leave the store and this folder's journals.
+    Its executions and trials are removed from the store and this folder's journals.
+
+    Example:  raypar store delete batch_size
     """
     uri = common.uri_of(tracking_uri)
     with handle_signals(), changed_study(name, uri) as what:
@@ -75,20 +76,22 @@ def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common
 
 def rename(
     name: common.StudyName,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its name from now on.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="New name.")],
     yes: common.Yes = False,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Give a study another name.
 
-    Its trials in the store get the new name. Its file has to be renamed too.
+    This renames its trials in the store. Rename its file yourself.
+
+    Example:  raypar store rename batch_size batch_size_old
     """
     from raypar.study.study import name_problem
 
     if wrong := name_problem(new):
         raise RayparError(f"{new!r}: the name of a study {wrong}", hint="choose another name")
     if new == name:
-        raise RayparError(f"study `{name}` has that name already", hint="choose another name")
+        raise RayparError(f"study `{name}` already has that name", hint="choose another name")
     uri = common.uri_of(tracking_uri)
     with handle_signals(), changed_study(name, uri, new) as what:
         from rich.console import Console
@@ -101,45 +104,41 @@ def rename(
         shown = partial(track, description="trials", console=console, transient=True, disable=not console.is_terminal)
         rename_study(name, new, uri, Path.cwd(), shown)
         common.say(common.stdout(), f"renamed {what} to `{new}`")
-        common.say(common.stdout(), f"  → to go on with it, rename its file to {new}.py, or set Study(name={new!r})")
+        common.say(common.stdout(), f"  → to continue it, rename its file to {new}.py, or set Study(name={new!r})")
 
 
 @contextlib.contextmanager
 def changed_study(name: str, uri: str, new: str | None = None) -> Iterator[str]:
-    """Keep a study from being run while it is changed, and give its name with what is stored of it.
+    """Keep a study from running while the block changes it. Yields a description of the stored study.
 
     Raises:
-        RayparError: it is not in the store, or being run, or there is a study `new`.
+        RayparError: the study is not in the store or is running, or a study `new` exists.
     """
+    from raypar.execution.machine import alone
     from raypar.execution.stored import unknown_study
-    from raypar.run.locks import Holder, one_execution
-    from raypar.run.study_lease import leased_study
-    from raypar.track.client import lease_path, store_identity
 
     store = common.store_of(uri)
     with contextlib.ExitStack() as stack:
         for each in sorted({name, new or name}):
-            me = Holder.here(each, ["raypar", *sys.argv[1:]])
-            stack.enter_context(one_execution(me, store_identity(uri)))
-            stack.enter_context(leased_study(me, lease_path(each, uri, Path.cwd())))
+            stack.enter_context(alone(each, common.own_command(), uri, Path.cwd()))
         executions = store.executions(name)
         if not executions and store.experiment_id(name) is None:
             raise unknown_study(name, store)
         if new is not None and (store.executions(new) or store.experiment_id(new) is not None):
             hint = f"choose another name, or `raypar store delete {new}` first"
-            raise RayparError(f"there is a study `{new}` already", hint=hint)
+            raise RayparError(f"a study `{new}` already exists", hint=hint)
         counts = counted(len(executions), "execution"), counted(len(store.results(name)), "trial")
         yield f"study `{name}` ({', '.join(counts)}, in {masked(uri)})"
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless the answer was given. Exits where it is no, and raises RayparError where there is none."""
+    """Ask for confirmation unless `yes`. Exits if the answer is no. Raises RayparError if there is no answer."""
     try:
         if yes or typer.confirm(strip_control(question), err=True):
             return
     except typer.Abort:
         typer.echo(err=True)  # the cursor stands behind the question
-        raise RayparError("there was no answer, so nothing was changed", hint="answer y, or give --yes") from None
+        raise RayparError("no answer, so nothing was changed", hint="answer y, or give --yes") from None
     common.complain("nothing was changed")
     raise typer.Exit(common.EXIT_FAILED)
 
@@ -150,21 +149,19 @@ def show(
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show every trial of a study."""
+    """Show every trial of a study.
+
+    Example:  raypar store show batch_size
+    """
     from raypar.analysis.question import reported_values
-    from raypar.execution.stored import results_since, unknown_study
+    from raypar.execution.stored import results_of, results_since
     from raypar.reporting.listings import print_trials, show_document
     from raypar.study.metric import Metric
 
     store = common.store_of(tracking_uri)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
-    results, scope = results_since(since, name, results, store)
-    asked = store.question(name)
-    metric = Metric(
-        *(str(asked.get(key, default)) for key, default in (("metric", "accuracy"), ("mode", ""), ("unit", "")))
-    )
+    results, scope = results_since(since, name, results_of(name, store), store)
+    asked = {"metric": "accuracy", "mode": "", "unit": "", **store.question(name)}
+    metric = Metric(str(asked["metric"]), str(asked["mode"]), str(asked["unit"]))
     if as_json:
         common.print_json(show_document(name, results, metric.name, scope))
         return
@@ -176,26 +173,27 @@ def show(
 def report(
     name: common.StudyName,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it as one HTML file too, which needs nothing else.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the report as one self-contained HTML file.")
     ] = None,
     open_html: Annotated[
-        bool, typer.Option("--open", help="Open it in the browser; without --html a file in .raypar/reports.")
+        bool, typer.Option("--open", help="Open the HTML report in the browser (without --html in .raypar/reports).")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, where time goes, all warnings.")
+        bool, typer.Option("--verbose", help="Show all comparisons, scaling, effects, time breakdowns and warnings.")
     ] = False,
-    figures: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write each figure into a file of its own too.")
-    ] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write each figure into a file.")] = None,
     figure_format: Annotated[
-        Literal["svg", "png"] | None, typer.Option("--format", help="Of the files of --figures. (default: both)")
+        Literal["svg", "png"] | None, typer.Option("--format", help="Format of the figures. (default: both)")
     ] = None,
     since: common.Since = None,
     price: common.Price = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show the answer of a stored study."""
+    """Show the answer of a stored study.
+
+    Example:  raypar report batch_size --html report.html --open
+    """
     from raypar.execution.stored import read_study
     from raypar.reporting.console import print_report, report_document
     from raypar.reporting.text import check_file, check_folder, write_text
@@ -225,7 +223,7 @@ def report(
         write_text(html, html_report(study.analysis, study.analysis.evidence.results, origin))
         common.say(common.stdout(), f"wrote {html}")
         if open_html and not webbrowser.open(html.resolve().as_uri()):
-            common.say(common.stdout(), "no browser found here: open the file in one")
+            common.say(common.stdout(), "no browser found: open the file yourself")
     if figures is not None:
         from raypar.reporting.figures import figures_of, write_figures
 
@@ -247,8 +245,9 @@ def workloads(
 ) -> None:
     """List the workloads that ship with raypar, or show one.
 
-    The list has the data set and the metric of each, also of those that installed packages add. One is shown with its
-    options.
+    The list has the data set and the metric of each workload, including those of installed packages.
+
+    Example:  raypar model list mnist_cnn
     """
     from raypar.reporting.listings import print_workload, print_workloads
     from raypar.workloads import WORKLOADS
@@ -264,7 +263,7 @@ def sync(tracking_uri: common.TrackingUri = None) -> None:
     from raypar.track.uploader import sync as send
 
     sent = send(Path.cwd(), tracking_uri)
-    counts = f"sent {sent.num_uploaded} records; {sent.num_left} wait on disk, {sent.num_rejected} were refused"
+    counts = f"uploaded {sent.num_uploaded} records; {sent.num_left} are left on disk, {sent.num_rejected} were refused"
     for line in (counts, *sent.problems):
         common.say(common.stdout(), line)
     if sent.num_left:
@@ -276,33 +275,35 @@ def ui(
         str | None,
         typer.Argument(
             metavar="[STUDY]",
-            help="Open its points. (default: those of the last used one)",
+            help="Study to open. (default: the one used last)",
             autocompletion=common.complete_study,
         ),
     ] = None,
     tracking_uri: common.TrackingUri = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The next free port from here on.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port, or the next free one.")] = 5000,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen there; another than the default lets others in.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; others can connect to any but the default.")
     ] = "127.0.0.1",
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let in whoever reaches it, other users of this machine too.")
+        bool, typer.Option("--no-auth", help="Admit everybody who reaches it, including other users.")
     ] = False,
     open_page: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open it in the browser, at a terminal with a display.")
+        bool, typer.Option("--open/--no-open", help="Open it in the browser if there is a display.")
     ] = True,
 ) -> None:
     """Show the studies in MLflow's UI, in the browser.
 
-    It opens at a study's points, for you on this machine only, until Ctrl-C. The link opens once, in one browser. Of a
-    store that is a server already, its links are shown.
+    It opens at a study's points and runs until Ctrl-C, for you on this machine only. The link works once, in one
+    browser. If the store is a server, only its links are shown.
+
+    Examples:  raypar ui    raypar ui batch_size --port 5050
     """
     from raypar.track.client import has_server
     from raypar.track.one_time_link import Access
     from raypar.track.server import home_url, serve
 
     uri = common.uri_of(tracking_uri)
-    common.study_url(uri, "", name)  # a study that isn't there is reported before anything is started
+    common.study_url(uri, "", name)  # raises for an unknown study before anything is started
 
     access = None if no_auth or has_server(uri) else Access()
     with contextlib.ExitStack() as until_the_end:
@@ -314,7 +315,7 @@ def ui(
                 common.say(common.stdout(), f"{study[0]}: {link(study[1])}")
             common.say(common.stdout(), f"{'all studies: ' if study else ''}{link(home)}")
             if access:
-                common.say(common.stdout(), "a link opens once, in one browser; run `raypar ui` again for another")
+                common.say(common.stdout(), "a link works once, in one browser; run `raypar ui` again for another")
             if open_page and common.has_browser():
                 url = study[1] if study else home
                 typer.launch(until_the_end.enter_context(access.page(url)).as_uri() if access else url)
@@ -334,7 +335,7 @@ def doctor(
 ) -> None:
     """Check the installation, data, store and Ray, with fixes.
 
-    The checks cover versions, cores, memory, data sets, the store, and that Ray starts or the cluster can be reached.
+    The checks cover versions, cores, memory, data sets, the store, and a start of Ray or the connection to a cluster.
     """
     common.set_data_dir(data_dir)
     from raypar.doctor import examine
@@ -358,16 +359,16 @@ def doctor(
 
 def export(
     name: common.StudyName,
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="All trials as .csv, .json or .parquet; a summary as .md.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="All trials: .csv, .json or .parquet; a summary: .md.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Write a study's trials, or a summary, into a file.
 
-    Trials are for other programs, a summary is for a paper or a pull request. A table has a row per trial; units stand
-    in the columns' names. A .json also has the reports and the time of every step.
+    A table has a row per trial, with units in the column names. A .json also has the reports and every step time. A
+    summary is for a paper or a pull request.
+
+    Examples:  raypar store export batch_size trials.csv    raypar store export batch_size summary.md --force
     """
     from raypar.execution.stored import read_study
     from raypar.reporting.export import MARKDOWN, check_path, markdown_of, write
@@ -386,14 +387,14 @@ def export(
 def compare(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="The study that is the reference.", autocompletion=common.complete_study),
+        typer.Argument(metavar="A", help="Reference study.", autocompletion=common.complete_study),
     ],
     b: Annotated[
         str,
-        typer.Argument(metavar="B", help="The study that is held against it.", autocompletion=common.complete_study),
+        typer.Argument(metavar="B", help="Study to compare with it.", autocompletion=common.complete_study),
     ],
     baseline_uri: Annotated[
-        str | None, common.where(metavar="URI", help="The MLflow store of A. (default: that of B)")
+        str | None, common.where(metavar="URI", help="MLflow store of A. (default: that of B)")
     ] = None,
     tracking_uri: common.TrackingUri = None,
     fail_if_slower: common.FailIfSlower = None,
@@ -402,7 +403,9 @@ def compare(
 ) -> None:
     """Compare two studies: of other machines, versions or branches.
 
-    Points with the same values are compared, as independent samples; other differences are listed.
+    Points with the same values are compared as independent samples. Other differences are listed.
+
+    Example:  raypar compare main_branch my_branch --fail-if-slower 5%
     """
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     from raypar.analysis.compare import Side
@@ -412,8 +415,8 @@ def compare(
 
     uris = [common.uri_of(baseline_uri or tracking_uri), common.uri_of(tracking_uri)]
     if a == b and uris[0] == uris[1]:
-        hint = "name two studies, or give the store of A with --baseline-uri"
-        raise RayparError(f"`{a}` is compared with itself", hint=hint)
+        hint = "name two studies, or the store of A with --baseline-uri"
+        raise RayparError(f"`{a}` would be compared with itself", hint=hint)
     studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
     sides = [Side(study.question, study.results, study.origin) for study in studies]
     comparison = compared(sides[0], sides[1], allowed)
@@ -426,7 +429,7 @@ def compare(
         return
     if comparison.gate is None:
         raise RayparError(
-            f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so there is nothing to judge",
+            f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so nothing can be judged",
             hint="run both studies with the same swept values and the same config",
         )
     code = common.gate_code(comparison.gate, inconclusive)
@@ -440,31 +443,32 @@ def compare(
 
 def generate(
     name: common.StudyName,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the model is to go on from.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most so many tokens.")] = 128,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Write at most N tokens.")] = 128,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
-    """Generate text with the best model that a study kept."""
-    from raypar.execution.stored import unknown_study
+    """Generate text with the best model that a study kept.
+
+    Example:  raypar model generate gpt2_finetune --prompt "Write a function to add two numbers."
+    """
+    from raypar.execution.stored import results_of
     from raypar.study.trial import best_first
     from raypar.study.workload import Workload
 
     store = common.store_of(tracking_uri)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
+    results = results_of(name, store)
     question = store.question(name)
     for result in best_first(results, question.get("metric", ""), question.get("mode", "max")):
         folder = store.model_folder(name, result.spec.identity)
         if folder is not None:
-            workload, _ = common.workload_of_study(store, name, result.spec.workload)
+            workload = common.workload_of_study(store, name, result.spec.workload)
             if workload is None:
                 problem = f"the file of study `{name}` is not in this folder, and no workload `{result.spec.workload}`"
                 raise RayparError(f"{problem} ships with raypar", hint="run it where the study was run")
             if not isinstance(workload, Workload) or workload.generate is None:
                 hint = "give the Workload generate=, which writes with a model that its save= kept"
                 raise RayparError(f"workload `{workload.name}` generates no text", hint=hint)
-            typer.echo(strip_control(f"{result.spec.label} writes:"), err=True)
+            typer.echo(strip_control(f"text by {result.spec.label}:"), err=True)
             typer.echo(strip_control(workload.generate(folder, prompt, max_new_tokens)))
             return
-    raise RayparError(f"study `{name}` has kept no model", hint="run it with --set keep_model=true --fresh")
+    raise RayparError(f"study `{name}` kept no model", hint="run it with --set keep_model=true --fresh")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raypar.cli import cluster, common
-from raypar.cli.flags import takes
+from raypar.cli.flags import takes, words_of
 from raypar.errors import NotForTraining, RayparError, check_for_training
 from raypar.execution.flags import RunFlags
 from raypar.signals import handle_signals, uninterrupted
@@ -30,16 +28,16 @@ if TYPE_CHECKING:
     from raypar.study.study import Study
     from raypar.study.trial import TrialResult
 
-MAX_OTHER_STUDIES = 10  # whose trials a plan looks at, where the study has none
+MAX_OTHER_STUDIES = 10  # searched for trials to estimate a plan's time from
 
 
 def run(
     loaded: LoadedStudy, options: Options, announce: Callable[[Console, ExecutionOutcome], None] | None = None
 ) -> ExecutionOutcome:
-    """Execute a study, and print its report.
+    """Execute a study and print its report.
 
     Args:
-        announce: prints what stands before the report, where there are results.
+        announce: called before the report if there are results; prints what precedes it.
     """
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
@@ -61,7 +59,7 @@ def run(
             )
 
         outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
-        # A terminal that was closed takes no report.
+        # The terminal may have been closed.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:
             if announce is not None and outcome.num_done:
@@ -70,18 +68,33 @@ def run(
                 console, outcome, resume_command(loaded, options), shows_breakdown=options.profiling.num_steps > 0
             )
             if outcome.num_done and has_server(options.tracking_uri) and not outcome.num_unsent:
-                with contextlib.suppress(RayparError):  # gone in this very moment: that costs a line
+                with contextlib.suppress(RayparError):  # the server has gone in the meantime
                     url = common.study_url(options.tracking_uri, masked(options.tracking_uri), loaded.study.name)
                     common.say(console, "{} in MLflow: {}".format(*url or ("", "")))
     return outcome
 
 
+@contextlib.contextmanager
+def executed(loaded: LoadedStudy, options: Options) -> Iterator[tuple[Console, ExecutionOutcome]]:
+    """Execute a study whose report the block prints. Notices are printed before the block, failures after it."""
+    from raypar.execution.execute import execute, new_log_dir
+    from raypar.reporting.listings import print_failures
+
+    log_dir = new_log_dir(options.project_dir)
+    with common.quiet(log_dir / common.DRIVER_LOG) as console:
+        listen = common.notices_on(console)
+        outcome = execute(loaded, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
+        yield console, outcome
+        if outcome.failures:
+            print_failures(console, outcome.failures, outcome.log_dir)
+
+
 def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, shows_breakdown: bool = False) -> None:
-    """Print the report of an execution, its failures, and how to go on.
+    """Print the report of an execution, its failures, and how to continue.
 
     Args:
-        resume: the command that goes on.
-        shows_breakdown: where the time of a step goes, too, which is else in the verbose report alone.
+        resume: command that continues the study.
+        shows_breakdown: also show the breakdown of a step's time, otherwise only in the verbose report.
     """
     from raypar.reporting.console import print_report
     from raypar.reporting.listings import print_failures
@@ -98,19 +111,19 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
     if outcome.failures:
         print_failures(console, outcome.failures, outcome.log_dir)
     if num := outcome.num_unsent:
-        common.say(console, f"the store took not all: {num} records wait on disk; `raypar store sync` sends them")
+        common.say(console, f"{num} records are not in the store yet; `raypar store sync` uploads them")
     if outcome.was_interrupted and not outcome.num_done:
-        common.say(console, f"interrupted before a trial had ended; `{resume}` runs them")
+        common.say(console, f"interrupted before the first trial ended; run `{resume}` to continue")
     elif outcome.was_interrupted and not outcome.partial:
-        common.say(console, "interrupted when every trial was done")
+        common.say(console, "interrupted after the last trial")
     elif outcome.was_interrupted:
-        common.say(console, f"interrupted; `{resume}` runs the rest")
+        common.say(console, f"interrupted; run `{resume}` to continue")
     elif outcome.broke_off:
-        common.say(console, f"broke off; `{resume}` runs the rest")
+        common.say(console, f"broke off; run `{resume}` to continue")
 
 
 def resume_command(loaded: LoadedStudy, options: Options) -> str:
-    """Return the command that goes on with a study in this folder; all other flags are stored with it."""
+    """Return the command that continues a study in this folder. All other flags are stored with the study."""
     from raypar.execution.options import has_to_be_named, is_in_folder
     from raypar.masking import masked
     from raypar.run.jobs import SUBMITTED_AS
@@ -131,10 +144,12 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
 
 @takes()
-def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> None:
+def study(file: common.StudyFile, flags: RunFlags) -> None:
     """Run a study and report its answer.
 
     Trials that the store already has are not run again.
+
+    Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5
     """
     with handle_signals():
         from raypar.study.loader import name_of
@@ -146,11 +161,12 @@ def study(context: typer.Context, file: common.StudyFile, flags: RunFlags) -> No
         except NotForTraining as error:
             if dashboard is None:
                 raise
-            cluster.say(f"{error.message}: the study is not checked here, but on the head of the cluster")
+            cluster.say(f"{error.message}: the head of the cluster will check the study")
             name, path = name_of(file), file.resolve()
         if dashboard:
-            words, uri = cluster.flags_given(context), common.uri_of(flags.tracking_uri)
-            raise typer.Exit(cluster.submit(name, path, dashboard, words, own_command(), uri))
+            uri = common.uri_of(flags.tracking_uri)
+            words = words_of(flags, without="address")
+            raise typer.Exit(cluster.submit(name, path, dashboard, words, common.own_command(), uri))
         options = options_here(flags)
         if flags.dry_run:
             show_plan(loaded, options)
@@ -163,6 +179,8 @@ def plan(file: common.StudyFile, flags: RunFlags, as_json: common.AsJson = False
     """Show what a study would run, and for how long.
 
     The plan lists points, trials, gangs, their order and resources. Nothing is started.
+
+    Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4
     """
     show_plan(load(file, flags), options_here(flags), as_json=as_json)
 
@@ -173,12 +191,14 @@ def resume(
     flags: RunFlags,
     file: Annotated[
         Path | None,
-        common.where(metavar="FILE", help="The study file, where it has moved or is elsewhere."),
+        common.where(metavar="FILE", help="The study file, if it has moved or is in another folder."),
     ] = None,
 ) -> None:
     """Run the missing trials of an interrupted study.
 
-    The file and the flags are those of its last execution.
+    File and flags are those of its last execution.
+
+    Example:  raypar store resume batch_size
     """
     with handle_signals():
         from raypar.execution.options import ResumeFlags
@@ -204,7 +224,7 @@ def resume(
 
 
 def load(file: Path, flags: RunFlags) -> LoadedStudy:
-    """Load a study as the flags change it. Raises RayparError where its models can't be logged, or steps profiled."""
+    """Load a study as its flags change it. Raises RayparError if its models can't be logged or its steps profiled."""
     from raypar.study.loader import load_study
     from raypar.trace import mark
 
@@ -224,16 +244,11 @@ def options_here(flags: RunFlags, **others: Any) -> Options:
     from raypar.execution.options import Options
 
     uri = common.uri_of(flags.tracking_uri)
-    return Options(project_dir=Path.cwd(), tracking_uri=uri, flags=flags, command=own_command(), **others)
-
-
-def own_command() -> tuple[str, ...]:
-    """Return the words of this process's command line."""
-    return ("raypar", *sys.argv[1:])
+    return Options(project_dir=Path.cwd(), tracking_uri=uri, flags=flags, command=common.own_command(), **others)
 
 
 def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
-    """Return the study as ``--log-model`` needs it. Raises RayparError where its models can't be logged."""
+    """Return the study with the changes for ``--log-model``. Raises RayparError if its models can't be logged."""
     from raypar.execution.best_model import check_can_log, with_models
 
     check_can_log(loaded.study)
@@ -241,7 +256,7 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 
 def check_can_profile(study: Study, asked: str) -> None:
-    """Raise RayparError for a study of training code that raypar can't instrument."""
+    """Raise RayparError if raypar can't instrument the study's training code. `asked`: what needs it."""
     from raypar.study.workload import Workload
 
     if not isinstance(study.workload, Workload):
@@ -254,7 +269,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     from raypar.execution.execute import changed_code, stored_results
     from raypar.execution.machine import cluster_for
     from raypar.execution.origin import check_origin
-    from raypar.execution.plan import check_data, make_plan
+    from raypar.execution.plan import check_data, plan_of
     from raypar.reporting.listings import plan_document, print_plan
 
     check_data(loaded.study, loaded.path)
@@ -262,9 +277,8 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     check_origin(loaded, options, store)
     done = stored_results(loaded.study.name, options, store)
     with cluster_for(loaded.study, options, common.notices_on(common.stdout())) as cluster:
-        code_of = None if options.flags.retry_failed else partial(options.code_of, loaded=loaded)
-        made = make_plan(loaded.study, cluster, done, where=loaded.path, code_of=code_of)
-    for text in filter(None, (*made.notices, changed_code(made, loaded, options))):
+        made = plan_of(loaded, options, cluster, done)
+    for text in filter(None, (*made.notices, changed_code(made))):
         common.say(common.stdout(), text)
     estimate = time_estimate(made, done, options)
     plan = plan_document(
@@ -286,7 +300,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
 
 
 def time_estimate(made: ExecutionPlan, done: Sequence[TrialResult], options: Options) -> TimeEstimate | None:
-    """Estimate the time of what a plan has missing, by the study's own trials or those of one with the same config."""
+    """Estimate the time of a plan's missing trials from those of the study, or of one with the same configs."""
     if (estimate := made.estimate(done)) or not made.num_missing:
         return estimate
     store = common.store_of(options.tracking_uri)

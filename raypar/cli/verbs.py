@@ -1,4 +1,4 @@
-"""Verbs, groups of verbs, and what is said about a command line that can't be parsed."""
+"""Verbs, groups of verbs, and messages for command lines that can't be parsed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from raypar.errors import EXIT_BAD_INPUT, closest, odd_characters, shortened
 from raypar.reporting.text import MIN_WIDTH
 from raypar.signals import EXIT_NOBODY_READS
 
-# Typer has its own click, or takes the one that is installed, and exports neither's UsageError.
+# Typer bundles click or uses the installed one, and exports neither's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-NO_WORDS = "NoArgsIsHelpError"  # the UsageError of a group without a word; its help is printed by then
+NO_WORDS = "NoArgsIsHelpError"  # the UsageError of a group without a word, after it has printed its help
 _UNKNOWN = re.compile(r"No such (?P<what>command|option):? '?(?P<word>[^\s'=]+)'?")
 DASHES = tuple("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}")
 
-# Former names of commands, and what they are called now.
+# Current commands by their former names.
 MOVED = {
     "attach": "cluster attach",
     "delete": "store delete",
@@ -49,7 +49,7 @@ MOVED = {
 
 
 class PlainFlags:
-    """Part of a command that shows no type for its flags, which take no value."""
+    """Mixin for a command: flags, which take no value, show no type."""
 
     def get_params(self, context: Any) -> list[Any]:
         params: list[Any] = super().get_params(context)  # type: ignore[misc]
@@ -60,7 +60,7 @@ class PlainFlags:
 
 
 class _Loaded:
-    """Attribute of a `Verb` that its function decides, which is imported first."""
+    """Attribute of a `Verb` that comes from its function, which is imported on the first access."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -74,36 +74,37 @@ class _Loaded:
 
 
 class Verb(PlainFlags, TyperCommand):
-    """One command. Its function is imported when its options or its own help are needed.
+    """Command whose function is imported when its options or its own help are needed.
 
-    Attributes:
-        help: until then the place of the function below `raypar.cli`, ``module:function``.
+    Until then, `help` is the function's place below `raypar.cli`: ``module:function``.
     """
 
-    params, callback, help = _Loaded(), _Loaded(), _Loaded()
+    params, callback, help, epilog = _Loaded(), _Loaded(), _Loaded(), _Loaded()
     _is_loaded = False
 
     def load(self) -> None:
-        """Take the options and the help of the command's function."""
+        """Take the options and the help from the command's function: the end of its docstring has the examples."""
         if self._is_loaded:
             return
         self._is_loaded = True
         module, _, name = str(self.help).partition(":")
         function = getattr(importlib.import_module(f"raypar.cli.{module}"), name)
-        _, _, details = (inspect.getdoc(function) or "").partition("\n\n")
+        details, _, example = (inspect.getdoc(function) or "").partition("\n\nExample")
         info = CommandInfo(name=self.name, callback=reported(function), cls=TyperCommand)
         made = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
         self.params, self.callback = made.params, made.callback
-        self.help = "\n\n".join(filter(None, [self.short_help, details]))
+        paragraphs = [str(self.short_help), *(" ".join(part.split()) for part in details.split("\n\n")[1:])]
+        self.help = "\n\n".join(paragraphs)
+        self.epilog = f"Example{example}" if example else None
 
     def get_params(self, context: Any) -> list[Any]:
         params = super().get_params(context)
-        params[-1].rich_help_panel = OUTPUT  # --help, after all others
+        params[-1].rich_help_panel = OUTPUT  # --help
         return params
 
 
 def reported(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command's function with --debug, whose errors are reported in one message."""
+    """Return a command's function with --debug; its errors are reported in one message."""
 
     @functools.wraps(function)
     def reporting(*, debug: bool, **flags: Any) -> None:
@@ -118,12 +119,12 @@ def reported(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class Verbs(PlainFlags, TyperGroup):
-    """Group of commands: all of them, or those that belong together."""
+    """Group of commands."""
 
     def get_params(self, context: Any) -> list[Any]:
         params = super().get_params(context)
         for param in params:
-            if param.name == "show_completion":  # --install-completion is what most look for
+            if param.name == "show_completion":  # most users need --install-completion
                 param.hidden = True
         return params
 
@@ -132,7 +133,7 @@ class Verbs(PlainFlags, TyperGroup):
         return sorted(self.commands, key=lambda name: isinstance(self.commands[name], Verbs))
 
     def walk(self) -> Iterator[tuple[tuple[str, ...], Verb]]:
-        """Yield each verb with its words, those of groups last."""
+        """Yield each verb with its words; verbs of groups come last."""
         for name in self.list_commands(None):
             command = self.commands[name]
             if isinstance(command, Verbs):
@@ -159,13 +160,13 @@ class Verbs(PlainFlags, TyperGroup):
             sys.exit(EXIT_BAD_INPUT)
         except typer.Abort:
             sys.exit(1)
-        except SystemExit as end:  # of click or rich, whose help nobody reads any more
+        except SystemExit as end:  # by click or rich, for example if the reader of a help text has gone
             sys.exit(EXIT_NOBODY_READS if end.code == 1 else end.code)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def usage_message(error: Any, words: Sequence[str]) -> str:
-    """Return what is wrong with the words or flags, and the fix."""
+    """Return the message for faulty words or flags, with the fix."""
     context, parameter = error.ctx, getattr(error, "param", None)
     verb = [word for word in words[:1] if not word.startswith("-")]
     command = context.command_path if context is not None else " ".join(["raypar", *verb])
@@ -197,7 +198,7 @@ def usage_message(error: Any, words: Sequence[str]) -> str:
 
 
 def _verbs_of(context: Any) -> dict[str, str]:
-    """Return commands by their last word, moved ones by their old word; where groups share a word, this group's."""
+    """Return commands by their last word, and moved ones by their old word. The group of the context comes first."""
     root = context.find_root()
     places = {word: place.split() for word, place in MOVED.items()}
     places |= {words[-1]: list(words) for words, _ in reversed(list(root.command.walk()))}
@@ -206,7 +207,7 @@ def _verbs_of(context: Any) -> dict[str, str]:
 
 
 def _flags_of(command: Any, context: Any) -> dict[str, str]:
-    """Return the long flags of a command, by their names without dashes."""
+    """Return the long flags of a command by their names without dashes."""
     flags = (flag for param in command.get_params(context) for flag in (*param.opts, *param.secondary_opts))
     return {flag.lstrip("-"): flag for flag in flags if flag.startswith("--")}
 

@@ -28,11 +28,11 @@ FINAL_TEST_FILE = "test.json"
 
 @dataclass(frozen=True)
 class FinalTest:
-    """Scores of each model of the chosen point on samples that played no part in the choice.
+    """Scores of each model of the chosen point on the test set, which played no part in the choice.
 
     Attributes:
         metric: metric on the validation set by which the point was chosen.
-        look: 1 for the first use of the test set. A study that continues afterwards uses it again.
+        look: 1 for the first use of the test set. A study that continues uses it again.
     """
 
     point: Mapping[str, Value]
@@ -41,14 +41,14 @@ class FinalTest:
     look: int = 1
 
     def sentence(self, unit: str = "") -> str:
-        """Return the report's sentence; empty if no model has the metric. `unit`: unit of the metric in trials."""
+        """Return the sentence for reports; empty if no model has the metric. `unit`: the metric's unit in trials."""
         key = self.metric.removeprefix("val_")
         values = [score[key] for score in self.scores if key in score]
         if not values:
             return ""
         estimate = median_estimate(values, log_scale=False)
         shown = Metric(key, unit=unit).read_from(values).show_interval(estimate)
-        seen = "seen once" if self.look == 1 else f"looked at {self.look} times, each worth less"
+        seen = "seen once" if self.look == 1 else f"used {self.look} times, each less reliable"
         return (
             f"Test set, {seen}, by the {units.counted(len(values), 'model')} of the point that is best on the "
             f"validation set ({point_label(self.point)}): {key} {shown}."
@@ -66,38 +66,31 @@ def last_final_test(store: Store, study_name: str) -> FinalTest | None:
 
 def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
     """Return the analysis with the outcome of a final test, if there was one."""
-    return replace(
-        analysis, verdict=replace(analysis.verdict, final_test=final.sentence(analysis.question.unit) if final else "")
-    )
+    sentence = final.sentence(analysis.question.unit) if final else ""
+    return replace(analysis, verdict=replace(analysis.verdict, final_test=sentence))
 
 
 def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
-    """Return the point with the best median of the study's metric; None if no point has it.
-
-    Of equal points, the first is returned. A point with a diverged trial is never chosen.
-    """
+    """Return the first point with the best median of the study's metric, without diverged trials; None: none has it."""
     scored = [(p, p.metric) for p in analysis.points if p.metric is not None and not p.unusable]
     return max(scored, key=lambda entry: gain(analysis.question.mode, entry[1].value))[0] if scored else None
 
 
 FINAL_MODEL_FILE = "model.json"
-OTHER_TRIALS = (
-    "--log-model keeps each trial's model, which makes it another trial: {} without a model in the store are not "
-    "taken instead"
-)
+OTHER_TRIALS = "--log-model needs each trial's model: {} in the store without a model will run again"
 NOT_LOGGED = "no model was logged: {}"
 
 
 def check_can_log(study: Study) -> None:
-    """Raise RayparError if trials keep nothing that could be logged as a model."""
+    """Raise RayparError if the study's trials keep no model that can be logged."""
     workload = study.workload
     if not isinstance(workload, Workload):
         problem = f"--log-model: workload {workload.name} is a {workload.kind}, whose model raypar can't access"
         hint = "call mlflow.pytorch.log_model in its code, or make a Workload of model and data"
         raise RayparError(problem, hint=hint)
     if workload.save is not None:
-        problem = f"--log-model: workload {workload.name} saves its models in a way of its own"
-        hint = "use --set keep_model=true: what it saves is among the trial's files in the store"
+        problem = f"--log-model: workload {workload.name} saves its models itself"
+        hint = "use --set keep_model=true: the trial's files in the store include the saved model"
         raise RayparError(problem, hint=hint)
 
 
@@ -107,7 +100,7 @@ def with_models(study: Study) -> Study:
 
 
 def other_trials(stored: Sequence[TrialResult], missing: Sequence[TrialSpec]) -> str:
-    """Return the notice of results that lack only their model; empty if there are none."""
+    """Return the notice of stored results that lack only their model; empty if there are none."""
     identities = {spec.identity for spec in missing}
     kept = [replace(r.spec, config={**r.spec.config, "keep_model": True}) for r in stored if r.is_complete]
     num = sum(spec.identity in identities for spec in kept)
@@ -115,7 +108,7 @@ def other_trials(stored: Sequence[TrialResult], missing: Sequence[TrialSpec]) ->
 
 
 def is_logged(study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store) -> bool:
-    """Return whether the model of the current best trial has been logged before."""
+    """Return whether the model of the current best trial is already logged."""
     best = _best(analysis, results)
     logged = store.artifact(study.name, FINAL_MODEL_FILE)
     return bool(best and logged and json.loads(logged).get("identity") == best.spec.identity)
@@ -130,14 +123,18 @@ def log_final_model(
     folder: Path,
     notice: Listener,
 ) -> None:
-    """Log the model of the best trial of the best point via a temporary folder. A failure only causes a notice."""
+    """Log the model of the best trial of the best point. A failure only causes a notice.
+
+    Args:
+        folder: path of a temporary folder.
+    """
     best = _best(analysis, results)
     if best is None:
-        notice(Notice(NOT_LOGGED.format(f"no trial has reported {analysis.question.metric}")))
+        notice(Notice(NOT_LOGGED.format(f"no trial reported {analysis.question.metric}")))
         return
     kept = store.model_folder(study.name, best.spec.identity)
     if kept is None:
-        notice(Notice(NOT_LOGGED.format(f"{best.spec.label}, the best trial, has kept none")))
+        notice(Notice(NOT_LOGGED.format(f"{best.spec.label}, the best trial, kept none")))
         return
     try:
         from raypar.track.client import save_model
@@ -166,9 +163,9 @@ def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialR
 def final_test(
     study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store, recorder: Recorder
 ) -> StudyAnalysis:
-    """Test the models saved by the trials of the best point, and return the analysis with the outcome.
+    """Test the models of the best point's trials, and return the analysis with the outcome.
 
-    The scores become metrics of the trials' runs (``test/accuracy``), and a file of the execution for later reports.
+    The scores become metrics of the trials (``test/accuracy``), and a file of the execution for later reports.
     """
     if (point := chosen_point(analysis)) is None:
         return analysis

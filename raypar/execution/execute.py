@@ -7,9 +7,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -25,10 +24,10 @@ from raypar.execution.best_model import (
     other_trials,
     with_final_test,
 )
-from raypar.execution.machine import cluster_for, leased_machine, other_load
+from raypar.execution.machine import alone, cluster_for, leased_machine, other_load
 from raypar.execution.options import Options
 from raypar.execution.origin import check_origin
-from raypar.execution.plan import ExecutionPlan, check_data, make_plan
+from raypar.execution.plan import ExecutionPlan, check_data, plan_of
 from raypar.execution.prepare import Prepared, prepared, runner_for
 from raypar.execution.results import (
     ExecutionOutcome,
@@ -43,27 +42,26 @@ from raypar.masking import masked
 from raypar.measure.cpu import CpuMonitor
 from raypar.provenance import changed_files, files_text
 from raypar.run.cluster import Cluster
-from raypar.run.locks import Holder, one_execution, present
+from raypar.run.locks import Holder, present
 from raypar.run.runner import Listener, Notice, Runner
-from raypar.run.study_lease import leased_study
 from raypar.scratch import remove_abandoned
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, point_label
-from raypar.track.client import MODEL_NAME, lease_path, store_identity
+from raypar.track.client import MODEL_NAME
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.uploader import end_abandoned
 from raypar.train.affinity import allowed_cores
 
 REPORT_FILE = "report.html"
-CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials anew"
+CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials again"
 OPEN_CLUSTER = (
-    "the Ray at {} runs the code of whoever reaches it, and shows them yours: it asks for no token "
+    "everybody who reaches the Ray at {} can run code there and see yours: it requires no token "
     "(start it with RAY_AUTH_MODE=token)"
 )
-NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` makes it"
+NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` writes it"
 STOPPED_BEFORE = "{} failed before, and the code has not changed: {} are not run again (--retry-failed runs them)"
 NO_PROFILE = "the store has {} without a profile: `raypar model profile` profiles one of them, --fresh runs them again"
 
@@ -114,14 +112,14 @@ def execute(
 
     Args:
         log_dir: from `new_log_dir`.
-        listener_of: called with the plan; returns a context manager that yields the listener for progress.
-        notice: receives messages before there is a plan.
+        listener_of: returns, for a plan, a context manager that yields the listener for progress.
+        notice: listener for messages before there is a plan.
     """
     begun_s, core_monitor, study = services.clock_s(), CpuMonitor(allowed_cores()), loaded.study
     core_monitor.start()
     this = _Execution(loaded, options, notice, services, services.store(options.tracking_uri, options.project_dir))
     with contextlib.ExitStack() as stack:
-        me = stack.enter_context(this.alone())
+        me = stack.enter_context(alone(study.name, options.command, options.tracking_uri, options.project_dir))
         check_data(study, loaded.path)
         this.store.check_writable()
         has_moved = check_origin(loaded, options, this.store)
@@ -144,8 +142,7 @@ def execute(
         execution = execution_record(loaded, options, plan.question, answer)
         recorder = stack.enter_context(this.recorder(execution, upload=False))
         view = stack.enter_context(listener_of(plan))
-        code_of = partial(options.code_of, loaded=loaded)
-        handler = ResultHandler(outcome, recorder, view, code_of=code_of, neighbours=neighbours)
+        handler = ResultHandler(outcome, recorder, view, neighbours)
         with outcome.noting_the_end():
             if ready is not None:
                 run_trials(services.runner(ready, options, plan), handler, services.clock_s)
@@ -167,31 +164,12 @@ class _Execution:
     services: Services
     store: Store
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[Holder]:
-        """Keep other processes from running the study at the same time."""
-        study, options = self.loaded.study.name, self.options
-        me = Holder.here(study, options.command)
-        path = lease_path(study, options.tracking_uri, options.project_dir)
-        with one_execution(me, store_identity(options.tracking_uri)), leased_study(me, path):
-            yield me
-
     def plan(self, cluster: Cluster) -> ExecutionPlan:
-        """Return the plan on a cluster, and report its notices to the user."""
+        """Return the plan on a cluster after reporting its notices."""
         loaded, options = self.loaded, self.options
         stored = stored_results(loaded.study.name, options, self.store)
-        plan = make_plan(
-            loaded.study,
-            cluster,
-            stored,
-            where=loaded.path,
-            with_ray=options.with_ray,
-            code_of=None if options.flags.retry_failed else partial(options.code_of, loaded=loaded),
-            allowed_share=options.allowed_share,
-            source=options.source,
-        )
-        plan = replace(plan, code=options.codes(loaded))
-        for text in _notices(loaded, options, plan, stored):
+        plan = plan_of(loaded, options, cluster, stored)
+        for text in _notices(options, plan, stored):
             self.notice(Notice(text))
         return plan
 
@@ -207,11 +185,11 @@ class _Execution:
                     self.log_model(outcome, recorder, self.notice)
                 outcome.num_unsent = recorder.close("finished")
         self.services.end_abandoned(options.project_dir, options.tracking_uri)
-        remove_abandoned()  # a run that creates such folders also removes abandoned ones
+        remove_abandoned()  # otherwise done when a run makes its folders
 
     @contextlib.contextmanager
     def recorder(self, execution: Execution, *, upload: bool) -> Iterator[Recorder]:
-        """Record an execution. It counts as failed unless the block closes it with another status."""
+        """Yield the recorder of an execution, which has failed unless the block closes it with another status."""
         tracking_uri, project_dir = self.options.tracking_uri, self.options.project_dir
         recorder = self.services.recorder(execution, tracking_uri=tracking_uri, project_dir=project_dir)
         recorder.start(upload=upload)
@@ -235,7 +213,7 @@ class _Execution:
         log_final_model(self.loaded.study, outcome.analysis, outcome.results, self.store, recorder, folder, notice)
 
     def report(self, execution: Execution, handler: ResultHandler) -> None:
-        """Store the answer and the HTML report with the execution. A report that fails only causes a notice."""
+        """Store the answer and the HTML report. An error in the report only causes a notice."""
         outcome, recorder = handler.outcome, handler.recorder
         if outcome.results and not self.options.instead_of_training:
             recorder.record_metrics(speedup_curves(outcome.analysis))
@@ -254,21 +232,19 @@ def stored_results(study_name: str, options: Options, store: Store) -> tuple[Tri
     return tuple(result for result in store.results(study_name) if result.started_at >= options.not_before)
 
 
-def changed_code(plan: ExecutionPlan, loaded: LoadedStudy, options: Options) -> str:
-    """Return the notice that finished trials ran different code than the study has now; empty if none did."""
-    changed = (changed_files(result.code, options.code_of(result.spec, loaded)) for result in plan.done)
+def changed_code(plan: ExecutionPlan) -> str:
+    """Return the notice that finished trials ran other code than the study's current one; empty if none did."""
+    changed = (changed_files(result.code, plan.code_of(result.spec)) for result in plan.done)
     changes = list(filter(None, changed))
     files = files_text(chain.from_iterable(changes))
     return CHANGED_CODE.format(units.counted(len(changes), "trial"), files) if changes else ""
 
 
-def _notices(
-    loaded: LoadedStudy, options: Options, plan: ExecutionPlan, stored: Sequence[TrialResult]
-) -> Iterator[str]:
+def _notices(options: Options, plan: ExecutionPlan, stored: Sequence[TrialResult]) -> Iterator[str]:
     if plan.cluster.takes_everybody:
         yield OPEN_CLUSTER.format(masked(str(options.flags.address)))
     yield from plan.notices
-    if text := changed_code(plan, loaded, options):
+    if text := changed_code(plan):
         yield text
     if failed := [result for result in plan.done if not result.is_complete]:
         num_points = len({point_label(result.spec.point) for result in failed})
@@ -281,7 +257,7 @@ def _notices(
 
 
 def _lacks_final_test(plan: ExecutionPlan, store: Store) -> bool:
-    """Return whether the study was interrupted after its last trial, before the chosen models were tested."""
+    """Return whether an interruption after the last trial left the chosen models untested."""
     if not plan.study.workload.has_test or not any(result.spec.config.get("keep_model") for result in plan.done):
         return False
     return last_final_test(store, plan.study.name) is None

@@ -1,8 +1,8 @@
-"""Largest batch per worker that fits into memory, at each point of a study: doubling, then bisection, guided by a line.
+"""Search for the largest batch per worker that fits into memory, at each point of a study.
 
-The memory peaks of two batch sizes give a line (weights and optimizer state, plus a constant per sample) that predicts
-the next size. Only a size that was run counts as an answer. A trial is just two steps of the warm-up, in which memory
-is measured.
+Sizes double, and then close in by bisection. The memory peaks of two sizes give a line (weights and optimizer state,
+plus a constant per sample) that predicts the next size. The answer is a size that was run. A trial is two steps of the
+warm-up, which measures memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
-from raypar.execution.source import NextTrials
+from raypar.execution.source import FixedList, NextTrials
 from raypar.study.options import memory_limit_bytes
 from raypar.study.quantity import MEMORY
 from raypar.study.space import Value, grid
@@ -30,11 +30,10 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class Attempted:
-    """Batch size that was run. `peak_bytes` is per worker; None if it is unknown or the batch does not fit."""
+    """Batch size that was run. `peak_bytes` is per worker; None: unknown, or the batch does not fit."""
 
     fits: bool
     peak_bytes: float | None = None
-    reason: str = ""
 
 
 def next_batch(
@@ -48,7 +47,7 @@ def next_batch(
     """Return the batch size to run next; None: the largest that fits is known within `TOLERANCE`, or none fits.
 
     Args:
-        unit: batch sizes are multiples of it.
+        unit: number of which batch sizes are multiples.
         most: largest batch size that the training set allows; None: no limit.
     """
     most = most and max(unit, most // unit * unit)
@@ -62,7 +61,7 @@ def next_batch(
         if too_large is None:
             return min(rounded(start), most or start)
         return rounded(too_large / 2) if too_large > unit else None
-    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # if this does not fit, the answer is known
+    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # the answer is known if this does not fit
     if (too_large is not None and too_large <= closing) or (most is not None and fitting >= most):
         return None
     guess = _guess(tried, limit_bytes)
@@ -90,11 +89,11 @@ class Largest:
     """Answer at one point.
 
     Attributes:
-        batch_size: largest batch per worker that was run and fits; None: none fits.
+        batch_size: largest batch per worker that was run and fits; None: none does.
         too_large: smallest batch that was run and does not fit; None: all fit.
-        is_final: the search is complete. False: it was interrupted, or a trial failed.
+        is_final: False: the search was interrupted, or a trial failed.
         is_all_data: the training set allows no larger batch.
-        failure: why a trial failed; empty: none did.
+        failure: reason of a failed trial; empty: none failed.
     """
 
     point: Mapping[str, Value]
@@ -110,7 +109,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class BatchSearch:
+class BatchSearch(FixedList):
     """Search for the largest batch at each point of a study, and source of the trials.
 
     Attributes:
@@ -121,12 +120,14 @@ class BatchSearch:
     study: Study
     start: int
 
+    adds_trials = True
+
     @classmethod
     def of(cls, study: Study, limit: str | None, start: int | None) -> BatchSearch:
         """Return the search for a study's points.
 
         Args:
-            limit: ``max_memory`` of every trial; None: that of the study, or else the memory of a GPU.
+            limit: ``max_memory`` of every trial; None: that of the study, else a GPU's memory.
             start: first batch size per worker; None: the study's smallest.
         """
         space = {key: domain for key, domain in study.space.items() if key not in ("batch_size", BATCH)}
@@ -166,7 +167,7 @@ class BatchSearch:
         return NextTrials(tuple(specs), "a batch size at each point")
 
     def answers(self, results: Sequence[TrialResult]) -> tuple[Largest, ...]:
-        """Return what is known at each point."""
+        """Return the answer so far at each point."""
         return tuple(self._answer(point, self._tried(point, results)) for point in self._points())
 
     def _points(self) -> list[dict[str, Value]]:
@@ -207,14 +208,14 @@ class BatchSearch:
         return next_batch(attempted, self.start, limit_bytes=memory_limit_bytes(config), unit=unit, most=most)
 
     def _tried(self, point: Mapping[str, Value], results: Sequence[TrialResult]) -> dict[int, TrialResult]:
-        """Return the results at a point by batch size, only those with the same settings."""
+        """Return the results at a point with the same settings, by batch size."""
         config = self._fixed(self._first(point))
         here = [r for r in results if BATCH in r.spec.config and self._fixed(r.spec) == config]
         return {_batch_of(r.spec.config): r for r in here}
 
     @staticmethod
     def _fixed(spec: TrialSpec) -> PointKey:
-        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from the machines or the batch
+        follows = (BATCH, "batch_size", "device", "cpus_per_worker", "num_threads")  # from machines or batch
         return point_key({key: value for key, value in spec.config.items() if key not in follows})
 
 

@@ -16,16 +16,15 @@ from raypar.errors import RayparError
 
 if TYPE_CHECKING:
     from raypar.study.overrides import FieldFlag
-    from raypar.study.study import Study
 
 WHAT, WHERE, STOPS = "What runs", "Where", "When it stops"  # panels of --help
 ISOLATIONS = ("warm", "fresh")
 NUM_PROFILED_STEPS = 20  # unless the user gives another number
-ALWAYS_STORED = ("set", "repeats", "seed", "no_ray")  # an execution without them has no stored flags
+ALWAYS_STORED = ("set", "repeats", "seed", "no_ray")  # without these, an execution has no stored flags
 
 
 class FlagCheck(NamedTuple):
-    """Condition on a flag's value, and the message if it does not hold."""
+    """Condition on a flag's value, and the message for other values."""
 
     holds: Callable[[Any], bool]
     problem: str
@@ -39,17 +38,17 @@ class Flag:
     Attributes:
         name, type, default: those of its field in `RunFlags`.
         word: word on the command line; empty: the name with hyphens.
-        help: text in ``--help``, in the panel.
+        help, panel: text in ``--help``, and the panel it is in.
         metavar: name of its value in ``--help``; None: derived from the type.
-        given: value of a switch, which takes none on the command line; None: derived from the type.
+        given: value of a switch that is not a bool, and takes no value on the command line.
         check: check of a value other than None.
-        of_study: field of `Study` that it changes, whose value is stored with an execution; empty: none.
-        needs_until: it only applies to a study that runs until it is settled.
+        of_study: field of `Study` that it changes, and whose value is stored; empty: none.
+        needs_until: it only applies to studies that run until they are settled.
         is_resumed: ``raypar store resume`` continues with its value.
-        is_submitted: it can be sent to a cluster's head. Otherwise the address of a dashboard excludes it.
-        is_compared: ``raypar ab``, which runs on this machine and keeps no model, accepts it.
-        without_address: hint if it is given without ``--address``; empty: it works without.
-        with_address: hint if it is given with ``--address``; empty: it works with it.
+        is_submitted: it can be sent to a cluster's head.
+        is_compared: ``raypar ab`` accepts it.
+        without_address: hint if it is given without ``--address``; empty: it doesn't need one.
+        with_address: hint if it is given with ``--address``; empty: the two go together.
     """
 
     name: str = ""
@@ -69,8 +68,8 @@ class Flag:
     without_address: str = ""
     with_address: str = ""
 
-    def read(self, stored: Mapping[str, Any]) -> Any:
-        """Return its value from those of `RunFlags.to_stored`. Raises TypeError if it is missing or of another type."""
+    def read(self, stored: Mapping[str, object]) -> Any:
+        """Return its value from stored ones by name. Raises TypeError if it is missing or of another type."""
         value: Any = stored.get(self.name, None if self.name in ALWAYS_STORED else self.default)
         if get_origin(self.type) is tuple:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -104,49 +103,47 @@ class RunFlags:
     """
 
     set: tuple[str, ...] = what((), "Fix a hyperparameter, or sweep it: --set num_workers=1,2.", "KEY=VALUE")
-    repeats: int | None = what(None, "Run every point this often.", of_study="num_repeats")
-    fresh: bool = what(False, "Run trials again that the store has results of.", is_resumed=False)
+    repeats: int | None = what(None, "Number of trials of every point.", of_study="num_repeats")
+    fresh: bool = what(False, "Run all trials again, even those with stored results.", is_resumed=False)
     retry_failed: bool = what(
-        False, "Run trials of stopped points again, though their code has not changed.", is_resumed=False
+        False, "Run trials of stopped points again even if their code has not changed.", is_resumed=False
     )
-    seed: int | None = what(None, "Derive everything random from this.", of_study="seed")
+    seed: int | None = what(None, "Seed of everything random.", of_study="seed")
     num_profiled_steps: int = what(
-        0, "Look into some steps of each point, after its training.", word="--profile", given=NUM_PROFILED_STEPS
+        0, "Profile some steps of each point after its training.", word="--profile", given=NUM_PROFILED_STEPS
     )
-    log_model: bool = what(
-        False, "Log the best trial's model in MLflow; trials keep theirs for it (keep_model).", is_compared=False
-    )
-    system_metrics: bool = what(False, "Record how busy the machines and GPUs of each trial are.")
-    dry_run: bool = what(False, "Show the plan only, as `raypar plan`.", is_resumed=False, is_submitted=False)
+    log_model: bool = what(False, "Log the best trial's model in MLflow (implies keep_model=true).", is_compared=False)
+    system_metrics: bool = what(False, "Record the load of each trial's machines and GPUs.")
+    dry_run: bool = what(False, "Only show the plan, like `raypar plan`.", is_resumed=False, is_submitted=False)
     no_ray: bool = where(False, "Run on this machine without Ray (no searches).", is_submitted=False)
     address: str | None = where(
         None,
-        "A Ray cluster that is there: auto or host:port; for study also http://host:port, the dashboard of one to "
-        "submit to. (default: a local Ray)",
+        "Existing Ray cluster: auto or host:port; for study also http://host:port, a dashboard to submit to. "
+        "(default: a local Ray)",
         "ADDRESS",
         is_compared=False,
     )
     data_dir: Path | None = where(  # noqa: RUF009
-        None, "Where data sets are. (default: RAYPAR_DATA_DIR, else the user's cache)"
+        None, "Folder of the data sets. (default: RAYPAR_DATA_DIR, else the user's cache)"
     )
     tracking_uri: str | None = where(
-        None, "The MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)", "URI", is_resumed=False
+        None, "MLflow store. (default: MLFLOW_TRACKING_URI, else ./mlflow.db)", "URI", is_resumed=False
     )
     isolation: str = where(
         "warm",
-        "warm: gangs serve trial after trial; fresh: a gang for every trial.",
+        "warm: a gang runs trial after trial; fresh: a new gang for every trial.",
         check=FlagCheck(ISOLATIONS.__contains__, "unknown", f"one of {', '.join(ISOLATIONS)}"),
     )
     share_machine: bool = where(
         False,
-        "Run beside other studies instead of waiting; the trials of both are marked.",
-        with_address="leave it out: it is about the cores of this machine",
+        "Run beside other studies instead of waiting; marks the trials of both.",
+        with_address="leave it out: it only concerns the cores of this machine",
     )
     exclusive: bool = where(
         False,
-        "Nobody else uses the cluster: idle gangs stay, and hold no CPUs in Ray.",
+        "Nobody else uses the cluster: keep idle gangs, without CPUs in Ray.",
         is_compared=False,
-        without_address="leave it out: a local Ray is yours alone anyway",
+        without_address="leave it out: nobody else uses a local Ray",
     )
     min_nodes: int | None = where(
         None,
@@ -157,28 +154,28 @@ class RunFlags:
         without_address="leave it out: a local Ray has one node",
     )
     until: str | None = stops(
-        None, "Repeat what is open until it is settled; --repeats is the least then.", "settled", of_study="until"
+        None, "Repeat open points until they are settled; --repeats is the minimum.", "settled", of_study="until"
     )
     budget: str | float | None = stops(
         None,
-        "With --until: begin no repeats that would end later, counted from the first trial: 10m, 2h.",
+        "With --until: begin no repeats that would end later than this after the first trial began: 10m, 2h.",
         "TIME",
         of_study="budget",
         needs_until=True,
     )
     margin: str | float | None = stops(
         None,
-        "With --until: a difference that does not matter. (default: 5%)",
+        "With --until: differences below this don't matter. (default: 5%)",
         "SHARE",
         of_study="margin",
         needs_until=True,
     )
     max_repeats: int | None = stops(
-        None, "With --until: run no point more often. (default: 30)", "N", of_study="max_repeats", needs_until=True
+        None, "With --until: maximum trials of a point. (default: 30)", "N", of_study="max_repeats", needs_until=True
     )
     trial_timeout: float | None = stops(
         None,
-        "A trial that takes longer counts as hung.",
+        "Time after which a trial counts as hung.",
         "SECONDS",
         check=FlagCheck(lambda limit_s: 0 < limit_s < math.inf, "must be greater than 0", "give it in seconds"),
     )
@@ -196,21 +193,6 @@ class RunFlags:
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise RayparError(f"{each.word} {shown}: {each.check.problem}", hint=each.check.hint)
 
-    @classmethod
-    def parsed(cls, values: Mapping[str, Any]) -> RunFlags:
-        """Return the flags of a command line.
-
-        Args:
-            values: values by name; None: not given. Other options are ignored.
-        """
-        given: dict[str, Any] = {}
-        for each in all_flags():
-            value = values.get(each.name)
-            if value is not None and value is not False:
-                value = value if each.given is None else each.given
-                given[each.name] = tuple(value) if isinstance(value, list) else value
-        return cls(**given)
-
     @property
     def of_study(self) -> tuple[FieldFlag, ...]:
         """The flags that change a field of the study, for `raypar.study.loader.load_study`."""
@@ -221,20 +203,6 @@ class RunFlags:
             for each in all_flags()
             if each.of_study
         )
-
-    def of_run(self, study: Study) -> RunFlags:
-        """Return the flags; those that change the study have its values, as far as they apply to it."""
-        changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
-        return replace(self, **{each.name: getattr(study, each.of_study) for each in changing})
-
-    def without_cluster(self) -> RunFlags:
-        """Return the flags without those that are specific to the cluster or to this machine."""
-        return replace(self, **{e.name: e.default for e in all_flags() if e.without_address or e.with_address})
-
-    def to_stored(self) -> dict[str, Any]:
-        """Return the values that are stored with an execution; `Flag.read` reads them."""
-        values = {each.name: getattr(self, each.name) for each in all_flags() if each.is_resumed}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 @cache

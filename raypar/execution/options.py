@@ -1,8 +1,7 @@
-"""Options of an execution, and their record in the store, which ``raypar store resume`` reads.
+"""Options of an execution, and their record in the store for ``raypar store resume``.
 
-A store is data, and others may write to it. A study file is code, and a cluster receives the code and answers with
-objects that are unpickled. So `ResumeFlags.trusted` only accepts a stored file in this folder or a stored address of
-this machine.
+Others may write to a store. A study file is code, and a cluster receives the code and answers with objects that are
+unpickled. So `ResumeFlags.trusted` only accepts a stored file in this folder and a stored address of this machine.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from raypar.train.job import Profiling, Revision
 if TYPE_CHECKING:
     from raypar.execution.source import TrialSource
     from raypar.study.loader import LoadedStudy
-    from raypar.study.trial import TrialSpec
+    from raypar.study.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of an execution: the run flags, and what its command adds to them.
+    """Options of an execution: the run flags and those of its command.
 
     Attributes:
         tracking_uri: URI of the store, also if no flag names it.
-        command: the command line, for the record and for resuming later.
-        not_before: Unix time; results of trials started before it don't count, for example when ``--fresh`` is resumed.
+        command: the command line.
+        not_before: Unix time; ignore results of trials started before, for example to continue after ``--fresh``.
         instead_of_training: trials only profile steps, or only warm up.
-        revisions: versions of the code to compare; empty: only one version.
+        revisions: versions of the code to compare; empty: there is only one.
         allowed_share: see `raypar.analysis.question.Question`.
         source: source of trials; None: that of the study.
-        has_moved: the stored study of this name is this one, even if its code came from elsewhere before.
+        has_moved: the stored study of this name is this one, even if its code came from elsewhere.
 
     Raises:
         RayparError: the flags exclude each other, or the address is not that of a running Ray.
@@ -66,7 +65,7 @@ class Options:
 
     @property
     def with_ray(self) -> bool:
-        """False: ranks are forked on this machine, without Ray."""
+        """False: ranks are forked on this machine."""
         return not self.flags.no_ray
 
     @property
@@ -78,13 +77,9 @@ class Options:
         """Return the digests of the study's current source files by revision; a single one has the key ``""``."""
         return {revision.label: revision.code for revision in self.revisions} or {"": loaded.code}
 
-    def code_of(self, spec: TrialSpec, loaded: LoadedStudy) -> Mapping[str, str]:
-        """Return the digests of the source files that a trial of the study runs."""
-        return self.codes(loaded).get(spec.placement.revision, loaded.code)
-
     @property
     def is_resumable(self) -> bool:
-        """True if `raypar store resume` continues the study. Otherwise the command that ran it continues it."""
+        """True if `raypar store resume` continues the study; False: only its command does."""
         return not (self.revisions or self.source or self.instead_of_training)
 
 
@@ -92,8 +87,10 @@ class Options:
 class ResumeFlags:
     """Flags of a study's latest execution, for ``raypar store resume``.
 
-    The JSON under the tag `TAG` has these fields as keys, with those of `RunFlags` in place of `flags`. If `command` is
-    not empty, another verb created the study, and only that command continues it.
+    The JSON under the tag `TAG` has these fields as keys, with those of `RunFlags` in place of `flags`.
+
+    Attributes:
+        command: command that continues the study; empty: `raypar store resume` does.
     """
 
     file: str
@@ -107,7 +104,7 @@ class ResumeFlags:
     def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
         """Return the flags, without passwords, of an execution that started at a Unix time."""
         data_dir, address = os.environ.get("RAYPAR_DATA_DIR"), options.flags.address
-        flags = options.flags.of_run(loaded.study)
+        flags = _flags_of_run(options.flags, loaded.study)
         return cls(
             file=str(loaded.path),
             flags=replace(flags, data_dir=Path(data_dir) if data_dir else None, address=address and masked(address)),
@@ -116,13 +113,17 @@ class ResumeFlags:
         )
 
     def to_json(self) -> str:
-        values = {"file": self.file, **self.flags.to_stored(), "not_before": self.not_before, "command": self.command}
+        flags = {each.name: getattr(self.flags, each.name) for each in all_flags() if each.is_resumed}
+        flags = {name: str(value) if isinstance(value, Path) else value for name, value in flags.items()}
+        values = {"file": self.file, **flags, "not_before": self.not_before, "command": self.command}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
-    def from_stored(cls, study: str, stored: Mapping[str, Any]) -> ResumeFlags:
+    def from_stored(cls, study: str, stored: Mapping[str, object]) -> ResumeFlags:
         """Return a study's flags from the store. Raises RayparError if one is missing or of another type."""
-        wrong = [] if isinstance(stored.get("file"), str) else ["file"]
+        others: dict[str, Any] = {"file": None, "not_before": 0.0, "command": "", **stored}
+        kinds: dict[str, type | tuple[type, ...]] = {"file": str, "not_before": (int, float), "command": str}
+        wrong = [name for name, kind in kinds.items() if not isinstance(others[name], kind)]
         values: dict[str, Any] = {}
         for flag in all_flags():
             if flag.is_resumed:
@@ -130,20 +131,18 @@ class ResumeFlags:
                     values[flag.name] = flag.read(stored)
                 except TypeError:
                     wrong.append(flag.name)
-        not_before, command = stored.get("not_before", 0.0), stored.get("command", "")
-        wrong += [] if isinstance(not_before, (int, float)) else ["not_before"]
-        wrong += [] if isinstance(command, str) else ["command"]
         if wrong:
             problem = f"the store has no record of how study `{study}` was run: {', '.join(wrong)}"
-            hint = "run it as the first time, `raypar study FILE …`: finished trials are kept"
+            hint = "run it like the first time, `raypar study FILE …`; finished trials are kept"
             raise RayparError(problem, hint=hint)
-        return cls(file=stored["file"], flags=RunFlags(**values), not_before=not_before, command=command)
+        return cls(flags=RunFlags(**values), **{name: others[name] for name in kinds})
 
     def trusted(self, study: str, folder: Path, *, file: Path | None = None, address: str | None = None) -> ResumeFlags:
-        """Return the flags; a file or address that the user gives replaces the stored one.
+        """Return the flags, with the user's file and address instead of the stored ones.
 
-        Raises RayparError if the user gives none and the stored file is not in `folder`, or the stored address is that
-        of another machine or may be that of another user.
+        Raises:
+            RayparError: without the user's, the stored file is not in `folder`, or the stored address is of another
+                machine or perhaps of another user.
         """
         if file is None and not is_in_folder(self.file, folder):
             problem = f"the stored file of study `{study}` is {self.file}, which is not in this folder"
@@ -153,24 +152,30 @@ class ResumeFlags:
         if address is None and stored is not None and has_to_be_named(stored):
             problem = f"study `{study}` ran on the cluster at {stored}, according to the store"
             if is_of_this_machine(stored):
-                problem += "; what listens there now is not known to be yours"
+                problem += "; another user may listen there now"
             command = shlex.join(["raypar", "store", "resume", study, "--address", stored])
             hint = f"a cluster gets your code and your token; if this one is yours: `{command}`"
             raise RayparError(problem, hint=hint)
-        flags = self.flags if address in (None, stored) else replace(self.flags.without_cluster(), address=address)
+        flags = self.flags
+        if address not in (None, stored):
+            bound = {each.name: each.default for each in all_flags() if each.without_address or each.with_address}
+            flags = replace(flags, **bound, address=address)
         return replace(self, file=self.file if file is None else str(file), flags=flags)
 
 
+def _flags_of_run(flags: RunFlags, study: Study) -> RunFlags:
+    """Return the flags. Those that change the study get its values, as far as they apply to it."""
+    changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
+    return replace(flags, **{each.name: getattr(study, each.of_study) for each in changing})
+
+
 def is_in_folder(file: str, folder: Path) -> bool:
-    """Return whether the file, after following links, is in the folder or below."""
+    """Return whether a file, after following links, is in a folder or below."""
     return "\0" not in file and Path(file).resolve().is_relative_to(folder.resolve())
 
 
 def has_to_be_named(address: str) -> bool:
-    """Return whether the user has to confirm a stored address because it may be that of another machine or user.
-
-    Raises ClusterError if it is not the address of a running Ray.
-    """
+    """Return whether a stored address may be of another machine or user. Raises ClusterError if no Ray runs there."""
     from raypar.run.cluster import check_address, is_of_others
 
     check_address(address)
@@ -178,7 +183,7 @@ def has_to_be_named(address: str) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether a cluster's address is on this machine. Ray resolves ``auto`` from files of this machine."""
+    """Return whether a cluster's address is of this machine, from whose files Ray resolves ``auto``."""
     from raypar.track.server import is_loopback
 
     return address == "auto" or is_loopback(address.rpartition(":")[0].strip("[]"))

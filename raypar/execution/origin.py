@@ -1,8 +1,8 @@
-"""Origin of a study's code. Name and origin together identify a study in a store that several projects share.
+"""Origin of a study's code. Name and origin identify a study in a store that several projects share.
 
-In a git repository the origin is a folder of that repository, regardless of where it was cloned or checked out.
-Elsewhere it is a folder of a machine, which may move together with an embedded store beside it. A folder that has
-moved, or is on another machine, is recognised by its code.
+In a git repository the origin is a folder of that repository, in any clone or worktree. Elsewhere it is a folder of a
+machine, which may move together with an embedded store beside it. A folder that has moved, or is on another machine, is
+recognised by its code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CODE: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class CodeOrigin:
-    """Origin of a study's file. The fields are the keys of the JSON under the tag `TAG` of an execution.
+    """Origin of a study's file. An execution stores it as JSON under the tag `TAG`.
 
     Attributes:
         folder: the file's folder, absolute and without links.
@@ -102,7 +102,7 @@ class CodeOrigin:
 
 
 def stored_origin(study: str, store: Store) -> CodeOrigin | None:
-    """Return the latest recorded origin of a study; None: no such study, or one from an older version of raypar."""
+    """Return the latest recorded origin of a study; None if there is none."""
     origins = (CodeOrigin.from_json(tags.get(CodeOrigin.TAG, "")) for tags, _ in store.origins(study))
     return next(filter(None, origins), None)
 
@@ -111,7 +111,7 @@ def check_origin(loaded: LoadedStudy, options: Options, store: Store) -> bool:
     """Raise RayparError if the store has a study of this name whose code comes from elsewhere.
 
     Returns:
-        True: it came from elsewhere but is the same study, because the code is the same or the user confirmed it.
+        True: it came from elsewhere, but the same code or the user shows that it is the same study.
     """
     name = loaded.study.name
     if (stored := stored_origin(name, store)) is None:
@@ -124,9 +124,9 @@ def check_origin(loaded: LoadedStudy, options: Options, store: Store) -> bool:
     there = f"{stored} on {stored.host}" if stored.host != here.host else str(stored)
     problem = f"the store has a study `{name}` of another project: its code is in {there}, not in {here}"
     other_name = re.sub(r"[^\w .-]", "_", f"{Path(here.folder).name}_{name}").lstrip(" .-")
-    ways = [f'name it otherwise, Study(name="{other_name}")']
+    ways = [f'choose another name, Study(name="{other_name}")']
     if not os.environ.get(ORIGIN_VARIABLE):
-        ways.append(f"or give it another store: --tracking-uri sqlite:///{shlex.quote(here.folder)}/mlflow.db")
+        ways.append(f"or another store: --tracking-uri sqlite:///{shlex.quote(here.folder)}/mlflow.db")
         if options.is_resumable:
             words = ["raypar", "store", "resume", name, "--file", str(loaded.path)]
             if options.tracking_uri != default_tracking_uri(options.project_dir):

@@ -7,31 +7,30 @@ import statistics
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from raypar.analysis.question import Question, current_results, question_of
 from raypar.errors import Mistake, RayparError, StudyError, cut, is_for_training
-from raypar.execution.source import TrialSource, UntilSettled
+from raypar.execution.options import Options
+from raypar.execution.source import FixedList, TrialSource, source_of
 from raypar.provenance import changed_files
 from raypar.run.cluster import Cluster
-from raypar.run.placement import cores_of_trials
 from raypar.run.runner import StoppedPoints
-from raypar.study.blocks import block, num_first_blocks
-from raypar.study.options import ON_CPU, OPTIONS, Auto, listed_cores, resolve
+from raypar.study.loader import LoadedStudy
+from raypar.study.options import ON_CPU, OPTIONS, Auto, resolve
 from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
-from raypar.train.affinity import Core
 from raypar.units import counted
 
 T = TypeVar("T")
+NO_CODE: Mapping[str, Mapping[str, str]] = {}
 ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loader processes and NCCL: {}"
-NOT_STARTED = "device=auto: cpu, because no node with a GPU is up; --set device=cuda has the cluster start some"
-ADDS_GPUS = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
+NOT_STARTED = "device=auto: cpu, because no node with a GPU is up; --set device=cuda makes the cluster start some"
+ADDS_GPUS = "device=auto: cuda, on GPU nodes that the cluster still has to add; --set device=cpu needs none"
 
 
 class TimeEstimate(NamedTuple):
@@ -55,10 +54,8 @@ class ExecutionPlan:
         done: results already in the store, including the failures of stopped points.
         missing: specs still to run.
         auto: values of the options that the study leaves to the machines.
-        notices: messages on these values for the user, shown before anything runs.
-        allowed_share: see `Question`.
-        code: see `Question`.
-        source: source of further trials; None: there are none.
+        notices: messages for the user on these values.
+        allowed_share, code: see `Question`.
     """
 
     study: Study
@@ -69,12 +66,16 @@ class ExecutionPlan:
     auto: Auto = ON_CPU
     notices: tuple[str, ...] = ()
     allowed_share: float | None = None
-    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    source: TrialSource | None = None
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: NO_CODE)
+    source: TrialSource = field(default_factory=FixedList)
 
     @property
     def question(self) -> Question:
         return replace(question_of(self.study, self.auto), allowed_share=self.allowed_share, code=self.code)
+
+    def code_of(self, spec: TrialSpec) -> Mapping[str, str]:
+        """Return the digests of the source files that a trial runs."""
+        return _code_of(spec, self.code)
 
     @property
     def num_trials(self) -> int:
@@ -84,7 +85,7 @@ class ExecutionPlan:
 
     @property
     def num_missing(self) -> int:
-        return max(0, self.num_trials - len(self.done)) if self.study.is_search else len(self.missing)
+        return max(0, self.num_trials - len(self.done))
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -92,53 +93,24 @@ class ExecutionPlan:
 
     @property
     def to_check(self) -> tuple[TrialSpec, ...]:
-        """One trial of each point to run, starting with those that differ in the workload's own hyperparameters."""
-        specs = self.missing or _drawable(self.study, self.auto)
+        """One trial of each point to run. Those that differ in the workload's own hyperparameters come first."""
+        specs = self.missing or drawable(self.study, self.auto)
         of_points = {point_label(spec.point): spec for spec in reversed(specs)}
         of_workloads = {_key(spec.config, self.study.workload.options): spec for spec in of_points.values()}
         return tuple({id(spec): spec for spec in (*of_workloads.values(), *of_points.values())}.values())
 
-    @property
-    def is_on_gpus(self) -> bool:
-        """True if every trial to run needs a GPU."""
-        return all(spec.placement.device == "cuda" for spec in self._to_place)
-
-    def fits_on(self, cores: Collection[int]) -> bool:
-        """Return whether every trial to run fits on just these cores of the machine."""
-        listed = chain.from_iterable(listed_cores(spec.config["cpu_affinity"]) or () for spec in self._to_place)
-        return self._num_widest <= len(cores) and set(cores).issuperset(listed)
-
-    @property
-    def _num_widest(self) -> int:
-        """Number of cores of the widest trial to run. A search that may draw more than the machine has gets all."""
-        return max((min(s.placement.num_cpus, int(self.cluster.num_cpus)) for s in self._to_place), default=0)
-
-    @property
-    def _to_place(self) -> tuple[TrialSpec, ...]:
-        # In a study that runs until it is settled, any point may get further trials.
-        return self.specs if self.study.until else self.missing or _drawable(self.study, self.auto)
-
-    def trial_cores(self, machine: Sequence[Core]) -> frozenset[int]:
-        """Return the numbers of the cores for trials. The others are for raypar and Ray.
-
-        Args:
-            machine: cores that the study may use; enough for its widest trial.
-        """
-        placed = {(spec.placement, spec.config["cpu_affinity"]) for spec in self._to_place}
-        return cores_of_trials(placed, machine, self._num_widest * (self.study.max_concurrent_trials or 1))
-
     def with_more(self, specs: Sequence[TrialSpec]) -> ExecutionPlan:
-        """Return the plan with further trials."""
+        """Return the plan with these further trials."""
         return replace(self, specs=(*self.specs, *specs), missing=(*self.missing, *specs))
 
     def continued(self, complete: Mapping[str, TrialResult]) -> ExecutionPlan:
-        """Return the plan with the further trials that its results call for, through the first that the store lacks.
+        """Return the plan with further trials of its source, up to the first ones that the store lacks.
 
         Args:
-            complete: results in the store, by identity.
+            complete: results in the store by identity.
         """
         plan = self
-        while plan.source and not plan.missing and (specs := plan.source.next(plan, plan.done).specs):
+        while not plan.missing and (specs := plan.source.next(plan, plan.done).specs):
             plan = replace(
                 plan,
                 specs=(*plan.specs, *specs),
@@ -147,24 +119,18 @@ class ExecutionPlan:
             )
         return plan
 
-    def within(self, cores: Collection[int]) -> ExecutionPlan:
-        """Return the plan on just these cores of the machine."""
-        node = {**self.cluster.nodes[0], "CPU": len(cores)}
-        kept = tuple(core for core in self.cluster.cores or () if core.number in cores)
-        return replace(self, cluster=replace(self.cluster, nodes=(node,), cores=kept))
-
     def estimate(self, stored: Sequence[TrialResult], *, only_alike: bool = False) -> TimeEstimate | None:
-        """Estimate the time of the missing trials from the median wall times of the closest stored trials.
+        """Estimate the time of the missing trials from the median wall times of similar stored trials.
 
-        The closest trials have the same config; then come those that differ only in ``epochs``, then those with the
-        same placement, then all. Training and evaluation times are scaled to the number of epochs.
+        Trials with the same config are preferred to those with other ``epochs``, these to those with the same
+        placement, and these to all others. Training and evaluation times are scaled to the number of epochs.
 
         Args:
-            stored: results of this workload, from any study.
-            only_alike: only use trials that differ in nothing but ``epochs``.
+            stored: results of any study.
+            only_alike: only use trials with the same config except for ``epochs``.
 
         Returns:
-            None if there is no such trial for some of the missing ones.
+            None if a missing trial has no similar one.
         """
         timed = [r for r in stored if r.is_measured and r.wall_s and r.spec.workload == self.study.workload.name]
         groups: list[dict[object, list[TrialResult]]] = []
@@ -188,6 +154,21 @@ class ExecutionPlan:
         return TimeEstimate(seconds, len(used)) if used else None
 
 
+def plan_of(loaded: LoadedStudy, options: Options, cluster: Cluster, stored: Sequence[TrialResult]) -> ExecutionPlan:
+    """Return the plan of an execution. Raises RayparError as `make_plan` does."""
+    return make_plan(
+        loaded.study,
+        cluster,
+        stored,
+        where=loaded.path,
+        with_ray=options.with_ray,
+        code=options.codes(loaded),
+        retry_failed=options.flags.retry_failed,
+        allowed_share=options.allowed_share,
+        source=options.source,
+    )
+
+
 def make_plan(
     study: Study,
     cluster: Cluster,
@@ -195,7 +176,8 @@ def make_plan(
     *,
     where: Path | str = "study",
     with_ray: bool = True,
-    code_of: Callable[[TrialSpec], Mapping[str, str]] | None = None,
+    code: Mapping[str, Mapping[str, str]] = NO_CODE,
+    retry_failed: bool = False,
     allowed_share: float | None = None,
     source: TrialSource | None = None,
 ) -> ExecutionPlan:
@@ -204,10 +186,9 @@ def make_plan(
     Args:
         stored: results to reuse.
         where: the study's file, for messages.
-        code_of: returns the digests of the source files that a trial runs. Points that failed with the same code
-            stay stopped. None: all are tried again.
-        allowed_share: see `Question`.
-        source: source of further trials; None: that of the study, if it runs until it is settled.
+        code, allowed_share: see `Question`.
+        retry_failed: try points again that were stopped by an error in the same code.
+        source: source of its trials; None: that of the study.
 
     Raises:
         RayparError: a trial can never run on the cluster, or the study is a search, which needs Ray.
@@ -216,20 +197,17 @@ def make_plan(
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
     complete = {result.spec.identity: result for result in stored if result.is_complete}
     auto, notices = choose_auto(study, cluster, stored, where=where)
-    specs = _drawable(study, auto) if study.is_search else study.trials(auto=auto)
-    if mistakes := _validate(study, specs, cluster):
+    source = source or source_of(study)
+    specs = source.first(study, stored, auto)
+    if mistakes := _validate(study, specs or drawable(study, auto), cluster):
         raise StudyError(mistakes, where=where)
+    identities = {spec.identity for spec in specs}
+    over = complete if retry_failed else complete | _stopped(stored, identities, code)
+    done = tuple(result for identity, result in over.items() if identity in identities)
     if study.is_search:
         done = current_results(question_of(study, auto), tuple(complete.values())).results
-        return ExecutionPlan(study, (), done, (), cluster, auto, notices)
-    if study.until:
-        specs += _later_trials(study, stored, auto)
-    identities = {spec.identity for spec in specs}
-    over = complete if code_of is None else complete | _stopped(stored, identities, code_of)
-    done = tuple(result for identity, result in over.items() if identity in identities)
     missing = tuple(spec for spec in specs if spec.identity not in over)
-    source = source or (UntilSettled() if study.until else None)
-    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices, allowed_share, source=source)
+    plan = ExecutionPlan(study, specs, done, missing, cluster, auto, notices, allowed_share, code, source)
     return plan.continued(complete)
 
 
@@ -239,15 +217,15 @@ def choose_auto(
     """Choose the values that a study leaves to the machines; return them with notices for the user.
 
     ``device="auto"`` is cuda if every gang of the study fits on the GPUs and torch can use them, else cpu. It never
-    makes an autoscaler start a first GPU node, which costs money. Values used by stored trials of the same question
-    are kept, because a different device or number of cores would make different trials.
+    makes an autoscaler start a first GPU node, which costs money. Values of stored trials of the same question are
+    kept, because another device or number of cores makes other trials.
 
     Args:
         stored: results of the study to reuse.
         where: the study's file, for messages.
 
     Raises:
-        RayparError: the stored trials ran on GPUs that are not usable now.
+        RayparError: the stored trials ran on GPUs, which can't be used now.
     """
     complete = tuple(result for result in stored if result.is_complete)
     results = sorted(current_results(question_of(study), complete).results, key=lambda result: result.started_at)
@@ -261,21 +239,21 @@ def choose_auto(
     device = _kept(best, [each.device for each in before if each.device in ("cpu", "cuda")])
     trials = counted(sum(each.device == device for each in before), "stored trial")
     if problem and device == "cuda":
-        hint = f"`raypar study {where} --set device=cpu` runs all on the CPU; --fresh decides anew, and runs all again"
-        raise RayparError(f"device=auto: cuda, as {trials} of `{study.name}` ran, but {problem}", hint=hint)
+        hint = f"`raypar study {where} --set device=cpu` runs all trials on the CPU; --fresh chooses again for all"
+        raise RayparError(f"device=auto: cuda, to match {trials}, but {problem}", hint=hint)
     auto = replace(on_gpu, device=device)
     has_node = any(node.get("GPU", 0) for node in cluster.nodes)
     if device == "cuda":
         return auto, (*_one_core(study, auto, share), *(() if has_node else (ADDS_GPUS,)))
     if device != best:
-        return auto, (f"device=auto: cpu, as {trials} of `{study.name}` ran; --fresh decides anew",)
+        return auto, (f"device=auto: cpu, to match {trials}; --fresh chooses again",)
     if cluster.cores_per_gpu is None:
         return auto, ()
     return auto, (f"device=auto: cpu, because {problem}{fix}" if problem else NOT_STARTED,)
 
 
 def _kept(best: T, before: Sequence[T]) -> T:
-    """Return the best value if it was used before, or if none was; else the one that was used last."""
+    """Return the best value if it or none was used before, else the one used last."""
     return best if not before or best in before else before[-1]
 
 
@@ -289,7 +267,7 @@ def _gpu_problem(study: Study, cluster: Cluster, on_gpu: Auto) -> tuple[str, str
     if cluster.cores_per_gpu is None:
         return f"{'this machine' if cluster.is_own else 'the cluster'} has no GPU", ""
     if cluster.gpu_problem:
-        return cluster.gpu_problem, "; --set device=cuda insists"
+        return cluster.gpu_problem, "; --set device=cuda uses it anyway"
     placements = _placements(study, on_gpu)
     refusals = cluster.refusals(placements)
     if not refusals:
@@ -302,7 +280,7 @@ def _gpu_problem(study: Study, cluster: Cluster, on_gpu: Auto) -> tuple[str, str
 
 
 def _one_core(study: Study, auto: Auto, share: int) -> tuple[str, ...]:
-    """Return the notice that GPU workers have only one core each, unless the study varies the number of cores."""
+    """Return the notice that GPU workers have one core each, unless the study varies the number of cores."""
     if study.space.keys() & {"cpus_per_worker", "cpu_affinity"}:
         return ()
     if not any(each.device == "cuda" and each.cpus_per_worker == 1 for each in _placements(study, auto)):
@@ -310,13 +288,17 @@ def _one_core(study: Study, auto: Auto, share: int) -> tuple[str, ...]:
     return (ONE_CORE.format(f"set cpus_per_worker={share}" if share > 1 else "the nodes have no more per GPU"),)
 
 
+def _code_of(spec: TrialSpec, code: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    return code.get(spec.placement.revision, {})
+
+
 def _stopped(
-    stored: Sequence[TrialResult], identities: Collection[str], code_of: Callable[[TrialSpec], Mapping[str, str]]
+    stored: Sequence[TrialResult], identities: Collection[str], code: Mapping[str, Mapping[str, str]]
 ) -> dict[str, TrialResult]:
     """Return the failed trials of points stopped by an error in the study's current code, by identity."""
     of_points: dict[str, list[TrialResult]] = {}
     for result in stored:
-        if result.spec.identity in identities and not changed_files(result.code, code_of(result.spec)):
+        if result.spec.identity in identities and not changed_files(result.code, _code_of(result.spec, code)):
             of_points.setdefault(point_label(result.spec.point), []).append(result)
     stopped = StoppedPoints()
     over: dict[str, TrialResult] = {}
@@ -331,7 +313,7 @@ def _stopped(
     return over
 
 
-# Keys by which trials are alike in duration, the closest first.
+# Keys of trials that take similar times, the most similar first.
 _KINDS_ALIKE: tuple[Callable[[TrialSpec], object], ...] = (
     lambda spec: _key(spec.config, spec.config),
     lambda spec: _key(spec.config, [key for key in spec.config if key != "epochs"]),
@@ -348,20 +330,11 @@ def _scaled_wall_s(result: TrialResult, epochs: object) -> float:
     return wall_s + ((result.train_time_s or 0.0) + (result.eval_time_s or 0.0)) * (epochs / before - 1)
 
 
-def _later_trials(study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
-    """Return the trials after the first blocks that have a result, including failures."""
-    identities = {result.spec.identity for result in stored}
-    repeats = sorted({result.spec.repeat for result in stored})
-    later = range(num_first_blocks(study), study.max_repeats)
-    blocks = [block(study, r, study.points(), auto=auto) for r in repeats if r in later]
-    return tuple(spec for specs in blocks for spec in specs if spec.identity in identities)
-
-
 def lacks_nodes(study: Study, cluster: Cluster) -> bool:
-    """Return whether a study has to wait for nodes that are being started.
+    """Return whether a study has to wait for nodes that are starting.
 
-    It waits if a gang doesn't fit on the present nodes or is to be spread over all nodes, or if ``device="auto"``
-    depends on whether the new nodes have GPUs.
+    It has to if a gang doesn't fit on the present nodes or spreads over all nodes, or if ``device="auto"`` depends on
+    the GPUs of the new nodes.
     """
     auto, _ = choose_auto(study, cluster)
     if cluster.awaits_unknown_nodes and auto.device == "cpu" and _leaves_device_open(study):
@@ -371,11 +344,11 @@ def lacks_nodes(study: Study, cluster: Cluster) -> bool:
 
 
 def _placements(study: Study, auto: Auto) -> tuple[Placement, ...]:
-    return tuple(dict.fromkeys(spec.placement for spec in _drawable(study, auto)))
+    return tuple(dict.fromkeys(spec.placement for spec in drawable(study, auto)))
 
 
-def _drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
-    """Return a trial of every point; for a search, trials with every listed value, but not every combination."""
+def drawable(study: Study, auto: Auto) -> tuple[TrialSpec, ...]:
+    """Return a trial of every point; for a search, trials with every listed value but not every combination."""
     drawn = {key: examples(domain) for key, domain in study.space.items() if not isinstance(domain, Grid)}
     first = {key: values[0] for key, values in drawn.items()}
     draws = [first, *({**first, key: value} for key, values in drawn.items() for value in values[1:])]
@@ -400,7 +373,7 @@ def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> lis
     for spec in specs:
         if spec.repeat > 0:  # same config as the first repeat
             continue
-        # A search finds out draw by draw which values are too large.
+        # A search learns draw by draw which values are too large.
         must_fit = not study.is_search
         every = validate(spec.config, study.workload, cluster, must_fit=must_fit, check_strategy=check_strategy)
         mistakes |= {str(mistake): mistake for mistake in every}
@@ -412,7 +385,7 @@ def _key(config: Config, options: Iterable[str]) -> str:
 
 
 def check_data(study: Study, path: Path) -> None:
-    """Check that the data, and the script of a command, exist. Raises RayparError, also for errors of ``prepare``.
+    """Check that the data and the script of a command exist. Raises RayparError, also for errors of ``prepare``.
 
     Args:
         path: the study's file.
@@ -435,4 +408,4 @@ def check_data(study: Study, path: Path) -> None:
     script = study.workload.script
     if script and not (path.parent / script).is_file():
         problem = f"{path}: workload.command: {script}: there is no such file in {path.parent}"
-        raise RayparError(problem, hint="paths are from the study file's folder on, or from folder= of the workload")
+        raise RayparError(problem, hint="paths are relative to the study file's folder, or to folder= of the workload")

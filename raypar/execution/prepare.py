@@ -44,23 +44,19 @@ def rank_environment(environment: Mapping[str, str], *, is_own: bool) -> dict[st
     """Return the variables of the driver's environment that the ranks get.
 
     Args:
-        is_own: they run only on this machine, which nobody else uses. Other nodes have different home folders.
+        is_own: the ranks run only on this machine. Other nodes have different home folders.
     """
     names = [*PASSED_ON, *network_environment(environment)]
     if is_own:
-        # A private Ray does not inherit secrets, and a trial's code may need them to fetch data. They are never sent
-        # to shared machines.
+        # A private Ray does not inherit secrets, which a trial's code may need to fetch data. Never send them to
+        # shared machines.
         names += [*PASSED_ON_HERE, *secret_variables(environment)]
     return {name: environment[name] for name in names if name in environment}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings of a run, and its processes on this machine, started before anything is recorded.
-
-    Attributes:
-        servers: fork servers, by the label of their revision.
-    """
+    """Settings of a run, and its fork servers on this machine by the label of their revision."""
 
     settings: RunSettings
     servers: Mapping[str, ForkAgent]
@@ -68,11 +64,7 @@ class Prepared:
 
 @contextlib.contextmanager
 def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Prepared]:
-    """Start the fork servers on this machine, and have one check the data and models of the trials to run.
-
-    Raises:
-        WorkloadError: with every mistake that the check found.
-    """
+    """Start the fork servers on this machine, and check data and models in one. Raises WorkloadError with mistakes."""
     pickle_by_value(loaded)
     settings = RunSettings(
         # Other nodes don't have this project's folder, but each has one for temporary files.
@@ -102,7 +94,7 @@ def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir
 
 
 def _import_ray() -> None:
-    """Import Ray, then modules that use it. If two threads import Ray at once, one may see it half initialised."""
+    """Import Ray, then modules that use it. Two threads that import Ray at once may see it half initialised."""
     importlib.import_module("ray")
     importlib.import_module("raypar.run.tune")
 
@@ -112,8 +104,7 @@ def _check_workload(
 ) -> None:
     """Raise WorkloadError if the data or models of the trials to run have mistakes.
 
-    Train loops, commands, two versions of the code, and runs without a fork server are not checked. Their trials show
-    the mistakes.
+    This does not check train loops, commands, two versions of the code, and runs without a fork server.
     """
     workload = plan.study.workload
     if not isinstance(workload, Workload) or settings.revisions or not servers:

@@ -1,4 +1,4 @@
-"""Results of an execution, stored as they arrive and then shown, and the record of the study beside them."""
+"""Results of an execution, stored as they arrive and then shown, and the record of the execution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raypar.study.blocks import repeats_text
 from raypar.study.loader import LoadedStudy
 from raypar.study.space import Choice, Domain, Grid
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, TrialResult, TrialSpec
+from raypar.study.trial import FailureKind, TrialResult
 from raypar.track.names import short_label
 from raypar.track.recorder import Execution, Recorder, Status
 from raypar.track.runs import PointRun, run_params, swept_numbers
@@ -54,8 +54,7 @@ SPEEDUP = "scaling/speedup"
 COMPARED = ("speedup", "efficiency")  # estimates that compare the times of two points
 MAX_CURVES = 6
 MAX_NOTE_POINTS = 30
-# Seconds before a summary, which takes time on a core that a trial may need.
-SUMMARY_AFTER_S = 60.0
+SUMMARY_AFTER_S = 60.0  # before the first summary, which takes time on a core that a trial may need
 MAX_SUMMARY_SHARE = 0.01
 
 
@@ -112,7 +111,7 @@ class ExecutionOutcome:
 
     @contextlib.contextmanager
     def noting_the_end(self) -> Iterator[None]:
-        """Note a signal, or the loss of the runner or the store, and end the block. Other errors propagate."""
+        """Note a signal, or the loss of the runner or the store, if that ends the block. Other errors propagate."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -123,17 +122,15 @@ class ExecutionOutcome:
 
 @dataclass
 class ResultHandler:
-    """Listener of a run that adds every result to an outcome and to the store, and passes all events on to the view.
+    """Listener of a run that adds every result to an outcome and to the store, and then passes events to a view.
 
     Attributes:
-        code_of: returns the digests of the source files that a trial runs, which are stored with its result.
         neighbours: returns the other studies currently running trials on this machine.
     """
 
     outcome: ExecutionOutcome
     recorder: Recorder
     view: Listener
-    code_of: Callable[[TrialSpec], Mapping[str, str]] = lambda _: {}
     neighbours: Callable[[], frozenset[Holder]] = frozenset
 
     def __post_init__(self) -> None:
@@ -152,19 +149,19 @@ class ResultHandler:
                 failure = event.result.failure
                 if failure is not None and failure.kind is FailureKind.INVALID:
                     # One message and no results, because every other trial would fail the same way.
-                    error = WorkloadError(masked(failure.message.removeprefix(f"{WorkloadError.__name__}: ")))
+                    error = WorkloadError(masked(failure.message))
                     raise BrokeOff.by(error) if self._has_trained else error
                 self._has_trained = True
                 self._note_neighbours(event.result.spec.identity)
                 result = self._with_neighbours(_without_secrets(event.result))
-                event = replace(event, result=replace(result, code=self.code_of(result.spec)))
+                event = replace(event, result=replace(result, code=self.outcome.plan.code_of(result.spec)))
                 self._keep(event)
                 self._drop_checkpoints(event.result.spec.identity)
                 self._summarise()
             self.view(event)
 
     def _note_neighbours(self, identity: str) -> None:
-        """Note the other studies on this machine at a trial's start or end."""
+        """Note the other studies on this machine when a trial starts or ends."""
         neighbours = self.neighbours()
         for new in sorted(neighbours - self._announced, key=str):
             self.view(Notice(BESIDE.format(new)))
@@ -176,14 +173,14 @@ class ResultHandler:
         return replace(result, conditions=replace(result.conditions, shared_with=", ".join(sorted(studies))))
 
     def _summarise(self) -> None:
-        """Update the study's answer in the store from time to time."""
+        """Update the study's answer in the store, but not after every trial."""
         if (begun_s := time.monotonic()) >= self._summary_due_s:
             results = tuple(self.outcome.results.values())
             record_summary(self.recorder, lambda: analyse(self._question, results), max_points=MAX_NOTE_POINTS)
             self._summary_due_s = begun_s + max(SUMMARY_AFTER_S, (time.monotonic() - begun_s) / MAX_SUMMARY_SHARE)
 
     def close(self) -> None:
-        """Remove the checkpoints of interrupted trials, which later runs can't use."""
+        """Remove checkpoints of interrupted trials, which later executions can't use."""
         self._drop_checkpoints("*")
 
     def _drop_checkpoints(self, identity: str) -> None:
@@ -221,7 +218,7 @@ class ResultHandler:
 
 
 def _without_secrets(result: TrialResult) -> TrialResult:
-    """Mask the error raised by a trial's code, which may quote a password or a key."""
+    """Mask passwords and keys in the error of a trial's code."""
     if (failure := result.failure) is None:
         return result
     failure = replace(failure, message=masked(failure.message), traceback=masked(failure.traceback))
@@ -229,10 +226,7 @@ def _without_secrets(result: TrialResult) -> TrialResult:
 
 
 def describe(study: Study, command: Sequence[str] = ()) -> str:
-    """Describe a study in Markdown: workload, space, baseline, metric and the command that ran it last.
-
-    The part of its description after the question comes first.
-    """
+    """Describe a study in Markdown: description without the question, workload, space, baseline, metric, command."""
     workload, metric = study.workload, study.judged_by
     what = "; ".join(text for text in (workload.description, workload.dataset) if text)
     points = len(study.points())
@@ -240,8 +234,8 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
     facts = {
         "Trains": f"`{workload.name}`" + (f" ({what})" if what else ""),
         "Sweeps": "; ".join(f"`{key}` {domain_text(domain)}" for key, domain in study.space.items()) or "nothing",
-        "Runs": f"{study.num_trials * points} trials, whose points are drawn" if study.is_search else timed,
-        "Compares with": _pairs(study.baseline) + " (else alike)" if study.baseline else "",
+        "Runs": f"{study.num_trials * points} trials at drawn points" if study.is_search else timed,
+        "Compares with": _pairs(study.baseline) + " (otherwise equal)" if study.baseline else "",
         "Judges by": f"{metric.name} ({metric.text.partition(', ')[2]})",
         "Holds fixed": _pairs(study.config),
         "Run by": f"`{' '.join(command)}`" if command else "",
@@ -251,7 +245,7 @@ def describe(study: Study, command: Sequence[str] = ()) -> str:
 
 
 def domain_text(domain: Domain) -> str:
-    """Return ``1, 2, 4`` for a grid; for a search, its distribution as in a study file: ``loguniform(0.001, 1)``."""
+    """Return ``1, 2, 4`` for a grid, and other domains as in a study file, for example ``loguniform(0.001, 1)``."""
     match domain:
         case Grid(values):
             return ", ".join(map(value_of, values))
@@ -266,10 +260,10 @@ def _pairs(chosen: Mapping[str, Any]) -> str:
 
 
 def execution_record(loaded: LoadedStudy, options: Options, question: Question, answer: str = "") -> Execution:
-    """Return a new execution of the study, with everything that ``raypar store resume`` needs to continue it.
+    """Return a new execution of the study, with everything that ``raypar store resume`` needs.
 
     Args:
-        answer: the answer so far, from `note_of`; empty: none.
+        answer: answer so far, from `note_of`; empty: none.
     """
     study, started_at = loaded.study, time.time()
     return Execution(
@@ -305,10 +299,10 @@ def execution_record(loaded: LoadedStudy, options: Options, question: Question, 
 def record_summary(
     recorder: Recorder, analysis_of: Callable[[], StudyAnalysis], *, max_points: int | None = None
 ) -> None:
-    """Record a study's answer and points. If the analysis fails, only these are lost.
+    """Record a study's answer and points. An error in the analysis is only logged.
 
     Args:
-        max_points: record no points if there are more, since each takes 20 ms; None: record all.
+        max_points: if there are more points, record none of them, since each takes 20 ms; None: no limit.
     """
     try:
         analysis = analysis_of()
@@ -321,14 +315,14 @@ def record_summary(
 
 
 def note_of(analysis: StudyAnalysis) -> str:
-    """Return a study's answer in Markdown for MLflow's pages, with its caveats."""
-    # MLflow leaves no gap between the columns of a table. The rule below the heads is unchanged.
+    """Return a study's answer with its caveats, in Markdown for MLflow's pages."""
+    # MLflow shows tables without gaps between columns.
     text = re.sub(r"(?<![-:]) \| ", "&emsp; | ", answer_markdown(analysis, MAX_NOTE_POINTS))
     return masked("\n\n".join(filter(None, [text, caveats_line(analysis), brief_legend(analysis)])))
 
 
 def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
-    """Return the points with a result as MLflow shows them; none for a search, whose trials are its points."""
+    """Return the points with results for MLflow; none for a search, whose trials are its points."""
     comparisons = analysis.verdict.comparisons
     compared = {point_key(c.point.point): f"{c.outcome}: {units.ratio_interval(c.point.speedup)}" for c in comparisons}
     runs = []
@@ -348,10 +342,9 @@ def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
 
 
 def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
-    """Return a point's estimates and the ends of their intervals, rounded, and the number of its finished trials.
+    """Return a point's estimates with the ends of their intervals, rounded, and the number of its finished trials.
 
-    The ends of an interval that is only noise are omitted. So are comparisons of times that can't be trusted, since
-    MLflow would sort the points by them.
+    Omits ends of intervals that are only noise, and comparisons of doubtful times, by which MLflow would sort.
     """
     values: dict[str, float] = {"num_trials": len(point.samples)}
     for key, estimate in estimates_of(analysis, point).items():
@@ -363,16 +356,15 @@ def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Round to four significant digits, which fit into MLflow's tables."""
+    """Round to four significant digits for MLflow's tables."""
     return float(f"{value:.4g}")
 
 
 def speedup_curves(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
-    """Return the speedup of each setting as (key, value, number of workers), so that MLflow draws it as a curve.
+    """Return the speedup of each setting as (key, value, number of workers), which MLflow draws as a curve.
 
-    MLflow has no error bars, so at each number of workers the curve goes from the median to both ends of the interval.
-    Intervals that are only noise are omitted, since they would hide everything else. There are no curves if times can't
-    be trusted.
+    MLflow has no error bars, so at each number of workers the curve visits both ends of the interval. Points whose
+    interval is only noise are omitted, as are all curves if times are doubtful.
     """
     if analysis.verdict.doubt:
         return []

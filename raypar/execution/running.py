@@ -1,4 +1,4 @@
-"""Trials of an execution, from the start of the runner to its end, and the rest of the study's budget."""
+"""Trials of an execution, from the start of the runner to its end, within the study's budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, NotForTraining, RayparError, WorkloadError
 from raypar.execution.results import ResultHandler
-from raypar.execution.source import TrialSource
 from raypar.run.cluster import on_every_node
 from raypar.run.runner import Event, Notice, Runner, TrialEnded, TrialsAdded, TrialStarted
 from raypar.scratch import LOGS_PREFIX, remove_logs
@@ -28,12 +27,12 @@ STOPPING = "stopping: finished trials are kept (a second Ctrl-C exits at once)"
 def run_trials(
     starting: AbstractContextManager[Runner], handler: ResultHandler, clock_s: Callable[[], float] = time.monotonic
 ) -> None:
-    """Run the missing trials of a plan, and those that its source adds in the meantime.
+    """Run the missing trials of a plan, and those that its source adds.
 
     Args:
         starting: starts the runner, and stops it afterwards.
-        handler: handler of the plan's outcome.
-        clock_s: monotonic clock in seconds, for the study's budget.
+        handler: handler with the plan's outcome.
+        clock_s: monotonic clock in seconds.
 
     Raises:
         BrokeOff: the runner can't continue.
@@ -41,8 +40,7 @@ def run_trials(
     """
     plan, log_dir = handler.outcome.plan, handler.outcome.log_dir
     log_dir.mkdir(parents=True, exist_ok=True)
-    if plan.source is not None and plan.done:
-        coming = plan.source.next(plan, plan.done)
+    if plan.done and (coming := plan.source.next(plan, plan.done)).reason:
         handler(TrialsAdded((), coming.reason, coming.later_s))
     has_begun = False
     try:
@@ -51,7 +49,7 @@ def run_trials(
             try:
                 specs = plan.missing or tuple(result.spec for result in plan.done)
                 clock = _BudgetClock(None if (budget := plan.study.budget) is None else float(budget), handler, clock_s)
-                more = None if plan.source is None else partial(_more, plan.source, clock)
+                more = partial(_more, clock) if plan.source.adds_trials else None
                 raise_again()
                 runner.run(plan.study, specs, clock, more)
             except KeyboardInterrupt:
@@ -72,16 +70,13 @@ def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> Non
     """Remove an execution's logs from the nodes of a cluster, except those of failed trials."""
     name, failed = f"{LOGS_PREFIX}{log_dir.name}", [failure.spec.identity for failure in failures]
     remove_logs(name, failed)
-    with uninterrupted(), contextlib.suppress(Exception):  # a lost node removes them once they are old
+    with uninterrupted(), contextlib.suppress(Exception):  # a lost node removes them later
         on_every_node(remove_logs, name, failed, timeout_s=LOGS_TIMEOUT_S)
 
 
 @dataclass
 class _BudgetClock:
-    """Listener that passes all events on, and measures the rest of a study's budget.
-
-    The clock starts with the first trial. Waiting for cores and starting Ray don't count.
-    """
+    """Listener that passes all events on and measures a study's budget from the start of the first trial."""
 
     budget_s: float | None
     handler: ResultHandler
@@ -101,10 +96,10 @@ class _BudgetClock:
         return self.budget_s - (0.0 if self._begun_s is None else self.clock_s() - self._begun_s)
 
 
-def _more(source: TrialSource, clock: _BudgetClock) -> tuple[TrialSpec, ...]:
-    """Return the trials that the results so far call for; none if the study is complete or its budget is used up."""
+def _more(clock: _BudgetClock) -> tuple[TrialSpec, ...]:
+    """Return the next trials; none if the study is complete or its budget is used up."""
     outcome = clock.handler.outcome
-    coming = source.next(outcome.plan, tuple(outcome.results.values()))
+    coming = outcome.plan.source.next(outcome.plan, tuple(outcome.results.values()))
     if not coming.specs:
         return ()
     left_s = clock.left_s - (coming.expected_s or 0.0)

@@ -35,9 +35,8 @@ class StoredStudy:
     """Study as read from the store.
 
     Attributes:
-        results: results of all its trials, at least one, without step times.
-        origin: provenance of its executions: each key with every value that occurred, in order; empty: not in the
-            store.
+        results: results of its trials, at least one, without step times.
+        origin: provenance of its executions: every value of each key, in order.
         description: the study's question in its author's words; may be empty.
         scope: note on the executions that the results are from; empty: all.
     """
@@ -73,7 +72,7 @@ class StoredStudy:
 def read_study(
     name: str, tracking_uri: str, folder: Path, *, price_per_node_hour: float | None = None, since: str | None = None
 ) -> StoredStudy:
-    """Read a study from the store, and records that are not in the store yet from the folder.
+    """Read a study from the store, with the records in a folder that are not in the store yet.
 
     Args:
         price_per_node_hour: replaces that of the study.
@@ -87,10 +86,7 @@ def read_study(
     from raypar.track.store import Store
 
     store = Store(tracking_uri, folder)
-    results = store.results(name)
-    if not results:
-        raise unknown_study(name, store)
-    results, scope = results_since(since, name, results, store)
+    results, scope = results_since(since, name, results_of(name, store), store)
     try:
         question = replace(question_from_dict(store.question(name)), study_name=name)  # it may have been renamed
     except TypeError:
@@ -112,11 +108,18 @@ def read_study(
     return StoredStudy(name, question, results, origin, origins[0][1], store, scope)
 
 
+def results_of(study: str, store: Store) -> tuple[TrialResult, ...]:
+    """Return the results of a study. Raises RayparError if it has none."""
+    if not (results := store.results(study)):
+        raise unknown_study(study, store)
+    return results
+
+
 def code_on_disk(file: str, results: Sequence[TrialResult], folder: Path) -> dict[str, dict[str, str]]:
-    """Return `Question.code` of a study file as it is now; empty if it is unreadable or outside the folder.
+    """Return `Question.code` of a study file now; empty if it is unreadable or outside the folder.
 
     Args:
-        file: path from the store, to which others may write. So the file is read, not run.
+        file: path from the store. Others may write to it, so the file is not run.
     """
     from raypar.execution.options import is_in_folder
     from raypar.provenance import source_files
@@ -138,8 +141,7 @@ def results_since(
     """Return the results of the executions since a certain one, and a note on the others.
 
     Args:
-        since: a date with or without a time (ISO 8601), ``last``, the number of an execution, from 1, or a prefix of
-            its id; None: all executions.
+        since: ISO 8601 date or time, ``last``, or the number (from 1) or a prefix of the id of an execution; None: all.
 
     Raises:
         RayparError: `since` is invalid, or there is no result since then.
@@ -195,9 +197,9 @@ def unknown_study(name: str, store: Store) -> RayparError:
 
 
 def studies_above(store: Store) -> tuple[Path, tuple[str, ...]]:
-    """Return the closest parent folder whose store has studies, and their names, for hints to commands in a subfolder.
+    """Return the closest parent folder whose store has studies, and their names, for hints in a subfolder.
 
-    The names are empty if there is no such folder, or if the user has chosen a store.
+    There are no names if no such folder exists, or if the user has chosen a store.
     """
     from raypar.track.store import study_names
 
@@ -212,7 +214,7 @@ def studies_above(store: Store) -> tuple[Path, tuple[str, ...]]:
 
 
 def hint_above(store: Store, name: str = "") -> str:
-    """Return a hint on where the studies, or the one of this name, are in a parent folder; empty if there are none."""
+    """Return a hint to the studies, or the one of this name, in a parent folder; empty if there are none."""
     folder, names = studies_above(store)
     if not names:
         return ""

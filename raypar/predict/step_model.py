@@ -8,12 +8,9 @@ Zhang et al., "Poseidon", ATC'17, https://arxiv.org/abs/1706.03292; buckets: Li 
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -51,21 +48,6 @@ def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:
     """Return a network with a known size: all gradients are ready at the end of the backward pass."""
     # The backward pass computes gradients by weights and by inputs: twice the work of the forward pass.
     return (LayerCost("all layers", num_gradient_bytes, 2 / 3, 1 / 3),)
-
-
-def read_layers(path: Path) -> tuple[LayerCost, ...] | None:
-    """Return the layers stored by `write_layers`; None if the file is missing or damaged."""
-    try:
-        return tuple(LayerCost(**raw) for raw in json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def write_layers(path: Path, layers: tuple[LayerCost, ...]) -> None:
-    """Store layers for later calls, because counting them takes seconds. Ignores a full disk."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps([asdict(layer) for layer in layers]), encoding="utf-8")
 
 
 # Of torch's DistributedDataParallel. The first bucket is small so that sending starts early.

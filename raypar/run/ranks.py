@@ -454,7 +454,7 @@ def supervise(
                 case ("done", outcome):
                     end = RankEnd(outcome=outcome)
                 case ("error", kind, name, message, traceback):
-                    is_plain = message and kind is FailureKind.DOES_NOT_FIT
+                    is_plain = message and kind in (FailureKind.DOES_NOT_FIT, FailureKind.INVALID)
                     text = message if is_plain else f"{name}: {message}" if message else name
                     end = RankEnd(failure=Failure(kind, text, rank, traceback, str(log_path)))
     except (EOFError, OSError):

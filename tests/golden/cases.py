@@ -386,7 +386,7 @@ def recommendations():
         for i, (x, time_s) in enumerate(((0.1, 12.05), (0.2, 12.0)))
         for r in range(6)
     ]
-    instead = "The store does not know the study's file: raise num_repeats in it, and run it again."
+    instead = "The store has no record of the study's file: increase num_repeats in it and run it again."
     once = recommend(WORKERS, at_workers({1: 40.0, 2: 22.0}, (1.0,)), ANY)
     launched = [replace(r, startup_s=1.0, warmup_s=0.5, eval_time_s=0.5) for r in two]
     priced = replace(WORKERS, price_per_node_hour=36.0)

@@ -51,8 +51,8 @@ def test_ctrl_c_ends_everything_and_resume_runs_the_missing_trials(cli, study, f
     output = (cli.folder / "stdout").read_text()
     assert (code, (cli.folder / "stderr").read_text()) == (130, "")
     assert "Partial: interrupted when 2 of 4 trials were done." in output and "Traceback" not in output
-    assert "interrupted; `raypar store resume faulty` runs the rest" in output
-    assert cli.processes() == {}  # at its end, not some time after
+    assert "interrupted; run `raypar store resume faulty` to continue" in output
+    assert cli.processes() == {}  # when it ends, not some time after
     assert finished(cli.folder) == sorted(study.starts()[:2])
     (execution,) = runs_of(cli.folder, "faulty", "execution")
     assert execution.info.status == "KILLED"

@@ -124,7 +124,7 @@ def test_a_study_on_ray_survives_kills_and_resumes_after_the_loss_of_the_head(cl
     output, errors = (cli.folder / "stdout").read_text(), (cli.folder / "stderr").read_text()
     assert re.match(r"error: Ray was lost: its head, gcs_server ended \(process \d+\)\n  → ", errors), errors
     assert f"Partial: broke off when {len(IN_RAY)} of {len(IN_RAY) + 2} trials were done." in output
-    assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
+    assert "broke off; run `raypar store resume faulty` to continue" in output and "Traceback" not in output + errors
     assert outcomes(results_of(tmp_path)) == expected
     cli.wait_for_its_processes()
 

@@ -42,7 +42,7 @@ def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_
             study.hold_no_more()
             study.go(second)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
-            assert "records wait on disk; `raypar store sync` sends them" in cli.output()
+            assert "records are not in the store yet; `raypar store sync` uploads them" in cli.output()
     assert (tmp_path / "stderr").read_text() == ""
     assert finished(tmp_path) == RATES  # the store and the journal together
 
@@ -76,7 +76,7 @@ def test_a_server_that_is_down_during_a_study_has_every_result_after_sync(cli, t
             study.go(first)
             assert process.wait(TIMEOUT_S) == 0, (tmp_path / "stderr").read_text()
     assert "3 points, 3 trials" in cli.output()
-    assert "records wait on disk; `raypar store sync` sends them" in cli.output()
+    assert "records are not in the store yet; `raypar store sync` uploads them" in cli.output()
     assert "Traceback" not in cli.output()
     refused = cli.run("store", "resume", "faulty", "--tracking-uri", uri)
     assert refused.returncode == 2 and f"The tracking store {uri} can't be used" in refused.stderr
@@ -105,8 +105,8 @@ def test_a_full_disk_ends_a_study_which_keeps_its_results_and_can_be_resumed(dis
     filler.unlink()
     output, errors = (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text()
     assert re.match(r"error: The results can't be written to .*: No space left on device\n  → free some space", errors)
-    assert "broke off; `raypar store resume faulty` runs the rest" in output and "Traceback" not in output + errors
-    # The second result may still fit into the journal's last block. It is kept or lost, as reported.
+    assert "broke off; run `raypar store resume faulty` to continue" in output and "Traceback" not in output + errors
+    # The second result may just have fitted into the journal's last block: a result is kept or lost as reported.
     kept = finished(disk)
     assert kept in ([first], sorted([first, second]))
     assert f"broke off when {len(kept)} of 4 trials were done" in output

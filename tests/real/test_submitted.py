@@ -109,7 +109,7 @@ def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head
 
     # The client is killed; the first trial ends, the second one starts.
     with client.start(*submit) as process:
-        until(lambda: "is submitted;" in client.output() or process.poll() is not None, client.output, 60)
+        until(lambda: "submitted study" in client.output() or process.poll() is not None, client.output, 60)
         process.kill()
     client.wait_for_its_processes()
     until((head.home / "second").exists, client.output, 120)
@@ -119,12 +119,14 @@ def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head
         client.wait(process, lambda: "1/2" in client.output())
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130, client.output()
-    assert f"`raypar cluster attach rates --address {head.url}` shows it" in client.output()
+    assert f"`raypar cluster attach rates --address {head.url}` follows it" in client.output()
     assert "detached: the study continues" in client.output()
     assert "Traceback" not in client.output()
     refused = client.run(*submit)
     assert refused.returncode == 2
-    assert f"runs on this cluster already\n  → `raypar cluster attach rates --address {head.url}`" in refused.stderr
+    assert (
+        f"is already running on this cluster\n  → `raypar cluster attach rates --address {head.url}`" in refused.stderr
+    )
     refused = client.run("cluster", "attach", "rate", "--address", head.url)
     assert refused.returncode == 2 and "did you mean 'rates'?" in refused.stderr
     refused = client.run("cluster", "stop", "rates", "--address", head.url, HOME="/nowhere")
@@ -134,7 +136,7 @@ def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head
     stopped = client.run("cluster", "stop", "rates", "--address", head.url)
     assert (stopped.returncode, "study rates was stopped" in stopped.stderr) == (0, True), stopped.stderr
     assert "Partial: interrupted when 1 of 2 trials were done." in stopped.stdout
-    assert f"`raypar {' '.join(submit)}` runs the rest" in stopped.stdout.replace("\n", " ")
+    assert f"run `raypar {' '.join(submit)}` to continue" in stopped.stdout.replace("\n", " ")
     until(lambda: not head.drivers(), lambda: f"the end of {head.drivers()}", 60)
     assert [run.info.status for run in runs_of(store, "rates", "trial")].count("FINISHED") == 1
 

@@ -1,4 +1,4 @@
-"""The table of bad input: study files, studies, flags and environments, with words that the one message has to hold."""
+"""Table of bad input: study files, studies, flags and environments, with words that the message must contain."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ class Case:
     """One mistake.
 
     Attributes:
-        arguments: of `raypar`.
-        words: what the message has to hold, each by itself or separated by " | ".
-        files: what is in the folder, beside a fine ``good.py``.
-        environment: variables, beside those that there are.
-        setup: makes in the folder what a text can't.
-        out: how standard output begins; nothing but the study file itself may write there.
+        arguments: those of `raypar`.
+        words: texts in the message; " | " separates texts.
+        files: files in the folder, beside a valid ``good.py``.
+        environment: additional variables.
+        setup: prepares the folder further.
+        out: standard output, which only the study file may write.
     """
 
     name: str
@@ -42,23 +42,23 @@ def flags(name, command, *words, **variables):
 
 
 def source(name, text, *words, out=""):
-    """A bad study file."""
+    """Return the case of a bad study file."""
     return Case(name, ("plan", "bad.py"), ("bad.py", *words), {"bad.py": text}, out=out)
 
 
 def study(name, fields, *words, before=""):
-    """A bad study in a file that is fine otherwise."""
+    """Return the case of a bad study in an otherwise valid file."""
     given = fields if "workload=" in fields else f"workload=digits, {fields}"
     return source(name, f"{HEAD}{before}\nstudy = Study({given})\n", *words)
 
 
 def data(name, path, content, *words):
-    """Files of MNIST that can't be used."""
+    """Return the case of unusable files of MNIST."""
     return Case(name, ("plan", "mnist.py", "--data-dir", "data"), words, {path: content})
 
 
 def at(name, make, *words, path="bad.py"):
-    """A path that is no file."""
+    """Return the case of a path that is not a file."""
     return Case(name, ("plan", path), (path, *words), setup=make)
 
 
@@ -70,7 +70,7 @@ STUDY_FILES = (
     flags("no such file", "study god.py", "god.py", "no such file", "did you mean good.py?"),
     flags("a folder", "study .", "is a folder", "good.py"),
     Case("no Python file", ("plan", "study.txt"), ("study.txt", "not a Python file", ".py"), {"study.txt": GOOD}),
-    flags("a path of a file's name below a file", "plan good.py/bad.py", "good.py/bad.py", "no folder good.py"),
+    flags("a path below a file", "plan good.py/bad.py", "good.py/bad.py", "no folder good.py"),
     flags("a name that is too long", f"plan {'x' * 300}.py", "xxx.py", "can't be read: File name too long"),
     flags("an empty name", "plan " + "\N{NO-BREAK SPACE}.py", "no such file"),
     at("a FIFO", lambda folder: os.mkfifo(folder / "bad.py"), "is not a regular file", "a study file"),
@@ -95,26 +95,28 @@ STUDY_FILES = (
     source("a workload by position", HEAD + "study = Study(digits)\n", "line 5", "positional"),
     source("prints", "print('hello')\n" + HEAD + "study = Study(workload=digits, seed=-1)\n", "seed", out="hello\n"),
     source("goes elsewhere", "import os\nos.chdir('/')\n" + GOOD.replace("0.2", "0.1"), "duplicate values: 0.1"),
-    Case("a bad module beside it", ("plan", "bad.py"), ("helper_of_bad.py", "line 2", "syntax error"), BAD_MODULE),
+    Case("a bad module", ("plan", "bad.py"), ("helper_of_bad.py", "line 2", "syntax error"), BAD_MODULE),
     source("a module that raypar lacks", "from raypar.workload import digits\n", "line 1", "check the spelling"),
 )
 
 STUDIES = (
     study("an odd mode", "mode='most'", "mode = 'most'", '"max" or "min"'),
     study("a grid as a value", "config={'lr': grid(1., 2.)}", "config['lr'] = grid(1.0, 2.0)", "put it into"),
-    study("a loop of none", "workload=LOOP, config={'num_workers': 0}", "config['num_workers'] = 0 | at least 1"),
+    study("0 workers of a loop", "workload=LOOP, config={'num_workers': 0}", "config['num_workers'] = 0 | at least 1"),
     study("a workload's name", "workload='digits'", "workload = 'digits'", "is a str, not a Workload"),
     study(
         "a field that there is not", "repeats=1", "line 6", "repeats", "did you mean 'max_repeats' or 'num_repeats'?"
     ),
-    study("endless repeats", "num_repeats=10**30", "num_repeats = 1000000000000000000", "more than 100,000"),
+    study("a hyperparameter as a field", "momentum=1", "momentum", "config={...}"),
+    study("too many repeats", "num_repeats=10**30", "num_repeats = 1000000000000000000", "more than 100,000"),
     study("many trials", "num_repeats=100_000, space={'lr': grid(1., 2.)}", "200,000 trials of 2 points"),
-    study("until for ever", "until='forever'", "until = 'forever': is unknown", '"settled"'),
+    study("an unknown until", "until='forever'", "until = 'forever': is unknown", '"settled"'),
     study("a search until settled", "until='settled', space={'lr': uniform(0.1, 1.)}", "until", "runs each point once"),
     study("a scheduler until settled", "until='settled', scheduler=print", "until", "a scheduler stops trials"),
-    study("a margin of text", "until='settled', margin='small'", "margin = 'small': must lie between 0 and 1", "5%"),
-    study("a budget of nothing", "budget='10m'", "budget = 600.0: limits a study", "--until settled"),
-    study("more than the most", "until='settled', num_repeats=9, max_repeats=8", "num_repeats = 9: is more than", "8"),
+    study("a text as margin", "until='settled', margin='small'", "margin = 'small': must lie between 0 and 1", "5%"),
+    study("a budget of 0", "budget='10m'", "budget = 600.0: limits a study", "--until settled"),
+    study("too many repeats until settled", "until='settled', max_repeats=101", "max_repeats = 101", "from 3 to 100"),
+    study("a large minimum", "until='settled', num_repeats=9, max_repeats=8", "num_repeats = 9: is more than", "8"),
     study("a name that is a path", "name='../up'", "name = '../up'", "choose another name"),
     study("a long name", "name='x' * 300", "longer than 150 characters"),
     study("a price of NaN", "price_per_node_hour=float('nan')", "price_per_node_hour = nan", "greater than 0"),
@@ -125,8 +127,17 @@ STUDIES = (
     study("a list for a grid", "space={'lr': [0.1, 0.2]}", "space['lr'] = [0.1, 0.2]", "write grid(0.1, 0.2)"),
     study("a million values", "space={'epochs': grid(*range(1, 10**6))}", "999,999 values", "randint(low, high)"),
     study("many points", "space=dict.fromkeys(('epochs', 'hidden_size'), grid(*range(1, 1001)))", "1,000,000 points"),
+    study("repeated values", "workload=LOOP, space={'a': grid(1, 1.0)}", "count as the same: 1 and 1.0", "that differ"),
+    study("a choice of repeated values", "workload=LOOP, space={'a': choice(True, 1)}", "the same: True and 1"),
     study("NaN among values", "workload=LOOP, space={'a': grid(1., float('nan'))}", "nan can't be kept", "a finite"),
-    study("half a character", "workload=LOOP, space={'a': grid('\\ud83d', 'b')}", "holds '\\ud83d', half of a"),
+    study(
+        "NaN in a value of any type",
+        "workload=Own(options={'a': Option(None, object, 'x', optional=True)}), config={'a': (float('inf'),)}",
+        "`a` can't be kept with the results: a finite number",
+    ),
+    study("a lone surrogate", "workload=LOOP, space={'a': grid('\\ud83d', 'b')}", "holds '\\ud83d', half of a"),
+    study("a lone surrogate in a name", "workload=LOOP, config={'\\udc80': 1}", "config['\\udc80'] = 1", "half of a"),
+    study("a lone surrogate as a question", "description='Why\\ud83d?'", "description = 'Why\\ud83d?'", "leave it out"),
     study(
         "half a character in a command",
         "workload=Workload.from_command('echo \\ud83d {x}'), config={'x': 1}",
@@ -137,9 +148,9 @@ STUDIES = (
     study("a value that is swept", "space={'lr': grid(1.)}, config={'lr': 2.}", "config['lr'] = 2.0", "also swept"),
     study("too many cores to list", "config={'cpu_affinity': '0-99999999999'}", "no machine has 1,000,000 cores"),
     study("more cores than there are", "config={'cpus_per_worker': 10**6}", "CPUs in one gang", "the cluster has"),
-    study("a device that is not there", "config={'device': 'mps'}", "mps", "device = 'mps'", "--set device=cpu")
+    study("a missing device", "config={'device': 'mps'}", "mps", "device = 'mps'", "--set device=cpu")
     if os.uname().sysname != "Darwin"
-    else study("a device that there is not", "config={'device': 'tpu'}", "device'] = 'tpu'", "choose from"),
+    else study("an unknown device", "config={'device': 'tpu'}", "device'] = 'tpu'", "choose from"),
     study("a baseline of no point", "space={'lr': grid(1.)}, baseline={'lr': 2.}", "baseline['lr'] = 2.0", "1.0"),
     study("a baseline that is not swept", "baseline={'lr': 2.}", "baseline['lr'] = 2.0", "is not swept"),
     study("a workload without a model", "workload=Workload(name='w')", "workload.model = None", "workload.data = None"),
@@ -162,8 +173,8 @@ STUDIES = (
     ),
     study("a bad check", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING),
     Case("data that fails", ("plan", "bad.py"), ("workload w: prepare raises Zero",), {"bad.py": FAILS}),
-    study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "must be a function"),
-    study("what can't be kept", "workload=LOOP, config={'own': {1}}", "config['own'] = {1} | a set can't be kept"),
+    study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "is no function"),
+    study("a set as a value", "workload=LOOP, config={'own': {1}}", "config['own'] = {1} | a set can't be kept"),
     study(
         "mistakes beside a bad workload",
         "workload='x', num_repeats=-1, config={'epochs': 'many'}, space={'lr': grid()}",
@@ -202,15 +213,18 @@ FLAGS = (
     flags(
         "attached to a Ray", "cluster attach good --address auto", "--address 'auto'", "must be the URL of a dashboard"
     ),
-    flags("--set of no value", "plan good.py --set lr=", "lacks a value"),
-    flags("--set of no key", "plan good.py --set =1", "lacks a key"),
-    flags("steps without end", f"model profile good.py --steps {10**20}", "--steps", "from 1 to 1000"),
+    flags("--set without a value", "plan good.py --set lr=", "lacks a value"),
+    flags("--set without a key", "plan good.py --set =1", "lacks a key"),
+    flags("too many steps", f"model profile good.py --steps {10**20}", "--steps", "from 1 to 1000"),
     flags("no such command", "stuudy good.py", "stuudy", "study"),
     flags("no argument", "study", "FILE", "raypar study --help"),
     flags("too many arguments", "study good.py good.py", "good.py", "raypar study --help"),
     flags("no such option", "study good.py --repeat 3", "--repeat", "--repeats"),
     flags("a Cyrillic letter in an option", "plan good.py --s\u0435ed 3", "--seed?", "U+0435 CYRILLIC SMALL LETTER IE"),
-    flags("what can't be seen", "plan good.py --set l\u200br=1", "did you mean 'lr'?", "U+200B ZERO WIDTH SPACE"),
+    flags("a dash for hyphens", "plan good.py \u2014repeats=3", "did you mean --repeats?", "U+2014 EM DASH"),
+    flags("another kind of hyphen", "plan good.py --max\u2011repeats 3", "--max-repeats?", "U+2011 NON-BREAKING"),
+    flags("an invisible character", "plan good.py --set l\u200br=1", "did you mean 'lr'?", "U+200B ZERO WIDTH SPACE"),
+    flags("a verb of another alphabet", "p\u04cf\u0430n good.py", "did you mean `raypar plan`?", "U+04CF"),
     flags(
         "a study's flag before it", "ab A B --budget 3m -- study good.py", "--budget", "ab A B -- study FILE --budget"
     ),
@@ -221,13 +235,11 @@ FLAGS = (
         "two slashes", "list --tracking-uri sqlite://x.db", "sqlite://x.db", "two slashes", "three", "sqlite:///x.db"
     ),
     flags("repeats of text", "study good.py --repeats many", "--repeats 'many'", "integer"),
-    flags("no repeats at all", "study good.py --repeats 0", "good.py", "--repeats = 0", "at least 1"),
-    flags("until for ever on the line", "study good.py --until forever", "--until = 'forever': is unknown", "settled"),
-    flags("no margin", "study good.py --until settled --margin 0", "--margin", "must lie between 0 and 1", "5%"),
-    flags(
-        "a budget of soon", "study good.py --until settled --budget soon", "--budget = 'soon'", "must be a time", "10m"
-    ),
-    flags("two repeats at most", "plan good.py --until settled --max-repeats 2", "--max-repeats = 2", "from 3 to 100"),
+    flags("0 repeats", "study good.py --repeats 0", "good.py", "--repeats = 0", "at least 1"),
+    flags("an unknown --until", "study good.py --until forever", "--until = 'forever': is unknown", "settled"),
+    flags("a margin of 0", "study good.py --until settled --margin 0", "--margin", "must lie between 0 and 1", "5%"),
+    flags("a text as budget", "study good.py --until settled --budget soon", "--budget = 'soon'", "no time", "10m"),
+    flags("few --max-repeats", "plan good.py --until settled --max-repeats 2", "--max-repeats = 2", "from 3 to 100"),
     flags("--until of a search", "plan good.py --until settled --set lr=uniform(0.1,1)", "--until", "each point once"),
     flags("--budget without --until", "study good.py --budget 10m", "--budget = '10m': is for", "add --until settled"),
     flags("--margin without --until", "study good.py --margin 5%", "--margin", "add --until settled"),
@@ -239,20 +251,22 @@ FLAGS = (
     flags(
         "a cluster's cores to share", "study good.py --share-machine --address auto", "--share-machine", "leave it out"
     ),
-    flags("nobody's cluster for oneself", "study good.py --exclusive", "--exclusive without --address", "leave it out"),
-    flags("nodes of nobody's", "study good.py --min-nodes 2", "--min-nodes without --address", "leave it out"),
+    flags("--exclusive alone", "study good.py --exclusive", "--exclusive without --address", "leave it out"),
+    flags("--min-nodes alone", "study good.py --min-nodes 2", "--min-nodes without --address", "leave it out"),
+    flags("0 nodes", "study good.py --address x:1 --min-nodes 0", "--min-nodes 0", "at least 1", "the head counts"),
     flags("a local address", "plan good.py --address local", "--address 'local'", "leave it out"),
     flags("an address without a port", "plan good.py --address head", "--address 'head'", "no port", "host:6379"),
     flags("Ray's client mode", "study good.py --address ray://h:10001", "ray://h:10001", "http://HEAD:8265", "auto"),
-    flags("a page as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "is a dashboard"),
+    flags("a dashboard as an address", "plan good.py --address http://x:1", "--address 'http://x:1'", "is a dashboard"),
     flags("no dashboard there", f"study good.py --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
     flags("a page without Ray", "study good.py --no-ray --address http://x:1", "http://x:1 and --no-ray", "leave one"),
-    flags("data of here", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
-    flags("a job's secret", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"),
-    flags("nothing to attach to", f"cluster attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
-    flags("nobody at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
+    flags("local data", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
+    flags("a password", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"),
+    flags("nothing to attach", f"cluster attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
+    flags("an invalid port", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
+    flags("no cluster at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
     flags("a search without Ray", "study good.py --no-ray --set lr=uniform(0.1,1)", "a search", "--no-ray"),
-    flags("--set of nothing", "plan good.py --set lr", "--set = 'lr'", "lacks `=`", "--set lr=0.1"),
+    flags("--set of a key alone", "plan good.py --set lr", "--set = 'lr'", "lacks `=`", "--set lr=0.1"),
     flags("--set of an unknown key", "plan good.py --set epoch=1", "--set epoch", "did you mean 'epochs'?"),
     flags("--set of a field", "plan good.py --set num_repeats=2", "--set num_repeats", "use --repeats 2"),
     flags("--set twice", "plan good.py --set lr=1 --set lr=2", "--set lr", "given twice", "lr=A,B"),
@@ -263,17 +277,19 @@ FLAGS = (
     flags("--set beyond the data", "plan good.py --set batch_size=4000", "larger than the training set"),
     flags("several flags", "plan good.py --set lr=-1 --set epoch=1 --seed -1", "3 mistakes", "lr", "epoch", "--seed"),
     flags("no data folder", "study good.py --data-dir nowhere", "--data-dir nowhere", "no such folder"),
-    flags("an efficiency of percents", "recommend s --min-efficiency 70", "--min-efficiency 70", "0.7"),
+    flags("an efficiency in per cent", "recommend s --min-efficiency 70", "--min-efficiency 70", "0.7"),
     flags("a margin below 0", "recommend s --metric-margin -1", "--metric-margin -1", "0 or more", "0.005"),
+    flags("a margin of NaN", "recommend s --metric-margin nan", "--metric-margin nan", "0 or more", "0.005"),
     flags("a margin with a target", "recommend s --metric-margin 0.01 --target accuracy=0.9", "exclude each other"),
     flags("a start without a target", "recommend s --start launch", "--start launch", "--target"),
-    flags("a study against itself", "compare s s", "`s` is compared with itself", "--baseline-uri"),
-    flags("an exit code of nothing", "compare s t --inconclusive ok", "--inconclusive ok", "add --fail-if-slower 5%"),
-    flags("an allowance in seconds", "compare s t --fail-if-slower 5s", "--fail-if-slower 5s", "percentage", "5%"),
+    flags("a study against itself", "compare s s", "`s` would be compared with itself", "--baseline-uri"),
+    flags("--inconclusive alone", "compare s t --inconclusive ok", "--inconclusive ok", "add --fail-if-slower 5%"),
+    flags("a limit in seconds", "compare s t --fail-if-slower 5s", "--fail-if-slower 5s", "percentage", "5%"),
+    flags("an odd exit code", "compare s t --fail-if-slower 5% --inconclusive no", "--inconclusive 'no'", "ok"),
     flags("a bucket below 0", "model predict s --workers 4 --bucket-mb -1", "--bucket-mb -1", "0 or more"),
-    flags("no workers asked", "model predict s", "--workers", "raypar model predict --help"),
-    flags("a drawing of no kind", "model predict s --workers 4 --plot a.txt", "a.txt", ".png"),
-    flags("no table", "fit gone.csv", "gone.csv", "there is no such file"),
+    flags("no --workers", "model predict s", "--workers", "raypar model predict --help"),
+    flags("an unknown kind of plot", "model predict s --workers 4 --plot a.txt", "a.txt", ".png"),
+    flags("a missing table", "fit gone.csv", "gone.csv", "there is no such file"),
     Case("a table of text", ("fit", "t.csv"), ("t.csv", "line 2", "'many'"), {"t.csv": "workers,time\nmany,1\n"}),
     Case(
         "a table with decimal commas",
@@ -281,12 +297,26 @@ FLAGS = (
         ("t.csv: 1 mistake", "line 3 = '2,5,4': has 3 cells, the head 2", "12.5"),
         {"t.csv": "workers,time\n1,10,\n2,5,4\n4,3\n"},
     ),
-    flags("a format that is not known", "store export s t.xlsx", "t.xlsx", ".csv"),
-    flags("a file that is there", "store export s good.py", "good.py"),
+    Case(
+        "a table of a million lines",
+        ("fit", "t.csv"),
+        ("t.csv: the table is longer than 5,000 lines or 5 MB", "a few dozen"),
+        {"t.csv": "workers,time\n" + "1,x\n" * 10**6},
+    ),
+    Case("an endless line", ("fit", "t.csv"), ("t.csv: the table is longer than",), {"t.csv": "workers" * 10**6}),
+    Case(
+        "a table of too many worker counts",
+        ("fit", "t.csv"),
+        ("t.csv: the table has 201 worker counts, over 200",),
+        {"t.csv": "workers,time\n" + "".join(f"{n},1\n" for n in range(1, 202))},
+    ),
+    Case("an empty table", ("fit", "t.csv"), ("t.csv", "workers"), {"t.csv": ""}),
+    flags("an unknown format", "store export s t.xlsx", "t.xlsx", ".csv"),
+    flags("an existing file", "store export s good.py", "good.py"),
     flags("no such workload", "model work digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "model work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
-    flags("work of several", "model work digits --peak-tflops 1 --set lr=1,2", "several values of lr", "one value"),
-    flags("figures of no kind", "report s --figures f --format gif", "--format 'gif'", "svg"),
+    flags("several values", "model work digits --peak-tflops 1 --set lr=1,2", "lr: several values", "--set key=value"),
+    flags("an unknown kind of figure", "report s --figures f --format gif", "--format 'gif'", "svg"),
     *(
         flags(f"{command.partition(' s')[0]} of no study", command, "no study `s`", "raypar study FILE")
         for command in (
@@ -310,6 +340,8 @@ ENVIRONMENTS = (
     flags("no folder of locks", "study good.py", "can't lock", "RAYPAR_LOCK_DIR", RAYPAR_LOCK_DIR="good.py"),
     flags("an odd store", "study good.py", "foo://bar", "sqlite:///", MLFLOW_TRACKING_URI="foo://bar"),
     flags("a folder as store", "study good.py", "mlruns", "sqlite:///", MLFLOW_TRACKING_URI="./mlruns"),
+    flags("half a bracket in a variable", "study good.py", "http://[::1", "sqlite:", MLFLOW_TRACKING_URI="http://[::1"),
+    flags("no port in a store's address", "study good.py", "http://h:x", MLFLOW_TRACKING_URI="http://h:x"),
     Case("a folder that can't be written", ("study", "good.py"), (".raypar", "can't be written"), {".raypar": ""}),
     Case(
         "a folder of files that is gone",
@@ -318,7 +350,7 @@ ENVIRONMENTS = (
         setup=lambda folder: (folder / "mlartifacts").symlink_to("gone"),
     ),
     Case("logs that can't be written", ("study", "good.py"), ("logs", "can't be written"), {".raypar/logs": ""}),
-    Case("a page below a file", ("report", "s", "--html", "good.py/x.html"), ("good.py/x.html: can't be written",)),
+    Case("a report below a file", ("report", "s", "--html", "good.py/x.html"), ("good.py/x.html: can't be written",)),
 )
 
 ALL_AT_ONCE = Case(

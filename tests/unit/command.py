@@ -1,4 +1,4 @@
-"""The command line in this process: its verbs, what they print, and what they say when they refuse."""
+"""Command line in this process: its verbs, and calls of them."""
 
 import typer
 from typer.testing import CliRunner
@@ -14,13 +14,13 @@ def joined(text):
 
 
 def raypar(*args, width=80):
-    """Exit code, standard output and standard error."""
+    """Run a command; return its exit code, standard output and standard error."""
     done = CliRunner().invoke(app, args, env={"COLUMNS": str(width)})
     return done.exit_code, done.stdout, done.stderr
 
 
 def refused(message, *args, out=""):
-    """Assert that a command ends with 2 and a message that holds this one, line breaks aside; None: any output."""
+    """Assert that a command ends with exit code 2 and this message, ignoring line breaks. `out`: None: any output."""
     code, stdout, err = raypar(*args)
     assert code == 2 and out in (stdout, None), err
     assert joined(message) in joined(err) and "→" in err and "Traceback" not in err, err

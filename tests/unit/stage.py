@@ -1,4 +1,4 @@
-"""A stage on which an execution is played without a store, a recorder and a runner."""
+"""Executions with fakes of the store, the recorder and the runner."""
 
 import contextlib
 import time
@@ -35,14 +35,14 @@ def failed(spec):
 
 
 def options_of(folder, **given):
-    """Options of an execution in a folder, some of which are run flags."""
+    """Return the options of an execution in a folder, including run flags."""
     names = {flag.name for flag in all_flags()} - {"tracking_uri"}
     flags = RunFlags(**{name: value for name, value in given.items() if name in names})
     return Options(project_dir=folder, flags=flags, **{n: value for n, value in given.items() if n not in names})
 
 
 class Stage:
-    """Stands in for the store, the recorder and the runner; `happened` has what they were asked, in order."""
+    """Fake store, recorder and runner; `happened` lists their calls in order."""
 
     def __init__(self, tmp_path):
         self.happened, self.stored, self.shown, self.notices, self.code = [], [], [], [], {}

@@ -1,4 +1,4 @@
-"""``raypar ab``: its words and flags, what it refuses, checkouts, what is imported from them, and the verdict."""
+"""``raypar ab``: its command line, checkouts, imports from them, and the verdict."""
 
 import json
 import os
@@ -43,7 +43,7 @@ study = Study(workload=digits, space={"lr": grid(0.1, 0.2)}, config={"epochs": 1
 
 
 class Repository:
-    """A git repository with a study file, in a folder."""
+    """Git repository with a study file."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -84,7 +84,7 @@ class Repository:
 def repository(tmp_path, modules_as_they_were):
     made = Repository(tmp_path / "repository")
     yield made
-    assert made.worktrees() == 1  # whatever has happened
+    assert made.worktrees() == 1
 
 
 # ---- words
@@ -98,7 +98,7 @@ def repository(tmp_path, modules_as_they_were):
         ("study study study s.py", ("study", None, ["study", "s.py"])),
     ],
 )
-def test_the_words_are_one_or_two_revisions_then_study_and_its_flags(words, parts):
+def test_one_or_two_revisions_precede_study(words, parts):
     assert split_words(words.split()) == parts
 
 
@@ -124,7 +124,7 @@ def test_bad_words_are_refused_before_anything_starts(tmp_path, words, message):
 # ---- revisions
 
 
-def test_each_revision_has_its_own_files_and_workload_and_the_study_has_both(repository):
+def test_each_revision_has_its_own_files_and_workload(repository):
     with repository.compared("HEAD~1", "HEAD") as made:
         labels = (f"HEAD~1@{repository.short('HEAD~1')}", f"HEAD@{repository.short()}")
         study = made.loaded.study
@@ -155,7 +155,7 @@ def test_the_trials_of_a_pair_follow_each_other_in_random_order(repository):
         assert len(first) == 4
 
 
-def test_the_working_tree_is_labelled_by_its_changes_and_run_where_it_is(repository):
+def test_the_working_tree_runs_in_place_and_is_labelled_by_its_changes(repository):
     with repository.compared("HEAD~1", ".") as made:
         assert made.revisions[1].label == f".@{repository.short()}"
         assert made.revisions[1].checkout == repository.folder
@@ -177,7 +177,7 @@ def test_the_working_tree_is_labelled_by_its_changes_and_run_where_it_is(reposit
     assert repository.git("status", "--porcelain", "helper_of_ab.py") == "M helper_of_ab.py"  # nothing was staged
 
 
-def test_one_revision_is_compared_with_itself_only_where_that_is_asked_for(repository):
+def test_a_revision_is_only_compared_with_itself_on_request(repository):
     with repository.compared("HEAD", "HEAD") as made:
         labels = [revision.label for revision in made.revisions]
     assert labels == [f"HEAD@{repository.short()}", f"HEAD@{repository.short()} (again)"]
@@ -204,7 +204,7 @@ def test_a_patch_is_applied_to_b_alone(repository):
         pass
 
 
-def test_data_that_git_ignores_is_linked_into_both(repository):
+def test_ignored_data_is_linked_into_both(repository):
     repository.write("data/x", "1")
     data = repository.folder / "data"
     with repository.compared("HEAD~1", "HEAD", links=[data]) as made:
@@ -240,7 +240,7 @@ def test_only_code_may_differ(repository, changed, message):
         pass
 
 
-def test_a_flag_that_sets_a_value_for_both_settles_a_difference(repository):
+def test_a_flag_can_resolve_a_difference(repository):
     repository.write("study_of_ab.py", STUDY.replace('"epochs": 1', '"epochs": 2'))
     repository.commit("three")
     with repository.compared("HEAD~1", "HEAD", settings=("epochs=3",)) as made:
@@ -256,7 +256,7 @@ def test_an_unknown_revision_is_refused(repository, name, hint):
     assert hint in str(caught.value)
 
 
-def test_what_a_killed_process_left_of_its_worktrees_is_forgotten(repository):
+def test_worktrees_of_killed_processes_are_removed(repository):
     left = repository.folder.parent / "raypar-left" / "a"
     kept = repository.folder.parent / "mine"
     for folder in (left, kept):
@@ -272,7 +272,7 @@ def test_what_a_killed_process_left_of_its_worktrees_is_forgotten(repository):
 
 
 def environment(folder, answer):
-    """A virtual environment on paper, whose Python prints an answer."""
+    """Return a fake virtual environment whose Python prints an answer."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
@@ -292,7 +292,7 @@ def environment(folder, answer):
         ),
     ],
 )
-def test_an_environment_that_ranks_could_not_run_in_is_refused(tmp_path, changes, message):
+def test_an_unsuitable_environment_is_refused(tmp_path, changes, message):
     import ray
 
     fine = {"python": list(sys.version_info[:2]), "packages": [f"ray=={ray.__version__}"], "error": ""}
@@ -302,7 +302,7 @@ def test_an_environment_that_ranks_could_not_run_in_is_refused(tmp_path, changes
         check_environment(environment(tmp_path / "other", {**fine, **changes}), tmp_path)
 
 
-def test_what_is_no_environment_is_refused(tmp_path):
+def test_a_folder_without_python_is_refused(tmp_path):
     with pytest.raises(RayparError, match="has no bin/python"):
         check_environment(tmp_path, tmp_path)
 
@@ -310,7 +310,7 @@ def test_what_is_no_environment_is_refused(tmp_path):
 # ---- imports
 
 
-def test_entries_of_the_path_in_the_repository_become_those_of_the_checkout(tmp_path):
+def test_path_entries_in_the_repository_move_to_the_checkout(tmp_path):
     repository, checkout = tmp_path / "repository", tmp_path / "checkout"
     for folder in (repository / "src", repository / "new", repository / ".venv/lib/site-packages", checkout / "src"):
         folder.mkdir(parents=True)
@@ -368,7 +368,7 @@ def question(**changes):
 
 
 def results(slowdown, *, noise=NOISE, busy=(), accuracy=0.9):
-    """Trials of A and B by block; those of `busy` blocks met other load, and took any time."""
+    """Return trials of A and B by block; those of `busy` blocks were disturbed."""
     made = []
     for repeat, (of_a, of_b) in enumerate(zip(noise, noise[1:] + noise[:1], strict=True)):
         for label, time_s in ((A, 1 + of_a), (B, (1 + slowdown) * (1 + of_b))):
@@ -386,14 +386,14 @@ def results(slowdown, *, noise=NOISE, busy=(), accuracy=0.9):
         (0.0, Outcome.EQUIVALENT, f"no difference above 2 % between {A} and {B} ("),
     ],
 )
-def test_the_verdict_is_a_claim_that_its_interval_shows(slowdown, change, text):
+def test_the_verdict_follows_from_the_interval(slowdown, change, text):
     compared = compare_revisions(evidence_of(question(), results(slowdown)))
     assert compared.points[0].time.outcome is change
     assert verdict_lines(compared)[0].startswith(text)
     assert what_is_open(question(), results(slowdown)).stopped == "settled"
 
 
-def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
+def test_an_inconclusive_verdict_names_the_blocks_needed():
     noise = tuple(4 * each for each in NOISE)
     (point,) = compare_revisions(evidence_of(question(), results(0.01, noise=noise))).points
     assert point.time.outcome is Outcome.INCONCLUSIVE and point.num_more > 0
@@ -408,7 +408,7 @@ def test_what_is_not_shown_is_inconclusive_with_the_blocks_that_it_needs():
     assert str(wild.points[0].num_more) not in line.replace(",", "")
 
 
-def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
+def test_disturbed_pairs_are_excluded_if_enough_others_are_left():
     busy = (0, 3)
     (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=busy))).points
     assert (point.time.outcome, point.num_pairs, point.num_blocks, point.num_disturbed) == (Outcome.SLOWER, 6, 8, 2)
@@ -422,13 +422,13 @@ def test_pairs_that_other_load_met_are_excluded_where_enough_are_quiet():
     ("slowdown", "allowed", "gate"),
     [(0.05, 0.1, Gate.PASSED), (0.05, 0.02, Gate.FAILED), (0.05, 0.051, Gate.INCONCLUSIVE), (0.0, 0.02, Gate.PASSED)],
 )
-def test_the_gate_holds_the_interval_against_the_allowance_and_so_does_the_end(slowdown, allowed, gate):
+def test_the_gate_and_the_end_compare_the_interval_with_the_limit(slowdown, allowed, gate):
     asked = question(allowed_share=allowed)
     assert compare_revisions(evidence_of(asked, results(slowdown))).gate(allowed) is gate
     assert (what_is_open(asked, results(slowdown)).stopped is None) == (gate is Gate.INCONCLUSIVE)
 
 
-def test_a_revision_whose_trials_fail_has_no_time_and_does_not_pass():
+def test_a_revision_with_failed_trials_does_not_pass():
     failed = [
         make_result({"revision": B}, r, state=TrialState.FAILED, failure=Failure(FailureKind.ERROR, "no"))
         for r in range(3)
@@ -440,7 +440,7 @@ def test_a_revision_whose_trials_fail_has_no_time_and_does_not_pass():
     assert verdict_lines(compared)[0] == f"no times to compare: {B} failed."
 
 
-def test_that_the_code_of_both_differs_is_no_caveat_and_that_of_one_is():
+def test_changed_code_within_a_revision_is_a_caveat():
     ran = [replace(r, code={"a.py": f"py3.11:{r.spec.point['revision']}"}) for r in results(0.0)]
     assert "other_code" not in {finding.check for finding in analyse(question(), ran).warnings}
     ran[0] = replace(ran[0], code={"a.py": "py3.11:earlier"})
@@ -456,7 +456,7 @@ def test_the_metric_is_compared_too():
     assert point.metric.outcome is Outcome.LOWER and point.metric.estimate.value == pytest.approx(-0.1)
 
 
-def test_the_document_is_as_the_schema_has_it():
+def test_the_document_matches_the_schema():
     schema = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
     from raypar.reporting.documents import to_json
 
@@ -470,7 +470,7 @@ def test_the_document_is_as_the_schema_has_it():
 # ---- the action
 
 
-def test_the_action_passes_flags_that_there_are():
+def test_the_action_uses_existing_flags():
     from raypar.cli.app import app
 
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))

@@ -13,11 +13,11 @@ def assert_one_message(done, out=""):
     assert (done.code, done.out) == (2, out), done
     assert done.err.startswith("error: ") and "\nerror: " not in done.err and "→ " in done.err, done.err
     assert "Traceback" not in done.err and "--debug shows where" not in done.err, done.err
-    assert len(done.err) < 6000, "nobody reads that"
+    assert len(done.err) < 6000, "too long"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_a_mistake_is_reported_once_and_nothing_is_started_or_left(case, tmp_path):
+def test_a_mistake_is_one_message_and_starts_nothing(case, tmp_path):
     for name, text in {"good.py": GOOD, "mnist.py": MNIST, **case.files}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,5 +33,5 @@ def test_a_mistake_is_reported_once_and_nothing_is_started_or_left(case, tmp_pat
     assert contents(tmp_path) == before
 
 
-def test_each_kind_of_mistake_has_a_name_of_its_own():
+def test_each_case_has_its_own_name():
     assert len({case.name for case in CASES}) == len(CASES)

@@ -1,4 +1,4 @@
-"""``raypar store delete`` and ``rename``: asked, done, refused, finished after an interruption; dates of --since."""
+"""``raypar store delete`` and ``rename``, ``--since``, the time of a plan, and shell completion."""
 
 import json
 import os
@@ -43,11 +43,11 @@ def asked(answer, *arguments):
     return done.exit_code, done.output
 
 
-def test_a_study_is_deleted_after_a_yes_and_a_later_one_of_the_name_works(stored, project):
+def test_a_study_is_deleted_after_confirmation_and_its_name_is_free(stored, project):
     code, out = asked("n\n", "store", "delete", "mnist")
     assert code == 1 and "nothing was changed" in out and names(stored, project) == ["mnist"]
     assert f"delete study `mnist` (1 execution, 2 trials, in {stored})?" in joined(out)
-    said = "there was no answer, so nothing was changed → answer y, or give --yes"
+    said = "no answer, so nothing was changed → answer y, or give --yes"
     refused(said, "store", "delete", "mnist", out=None)
     code, out, _ = raypar("store", "delete", "mnist", "--yes")
     experiment = client(stored).get_experiment_by_name("mnist")
@@ -93,7 +93,7 @@ def test_a_renamed_study_is_the_same_study(stored, project):
     assert after.results("digits 2") == renamed
 
 
-def test_a_renaming_that_broke_off_is_finished_by_doing_it_again(stored, project):
+def test_an_interrupted_rename_can_be_repeated(stored, project):
     for method in ("log", "rename_experiment"):
         original, calls = getattr(RunWriter, method), []
 
@@ -111,7 +111,7 @@ def test_a_renaming_that_broke_off_is_finished_by_doing_it_again(stored, project
     assert result.spec.study == "digits" and Store(stored, project).step_times("digits", result.spec.identity)
 
 
-def test_the_name_of_a_deleted_study_can_be_taken(stored, project):
+def test_a_deleted_studys_name_can_be_reused(stored, project):
     record(project, stored, make_result(study="digits"), uid="e2", study="digits")
     delete_study("digits", stored, project)
     rename_study("mnist", "digits", stored, project)
@@ -125,20 +125,20 @@ def test_the_name_of_a_deleted_study_can_be_taken(stored, project):
         ("store rename mnits digits", "no study `mnits` in the store → did you mean 'mnist'?"),
         (
             "store rename mnist other",
-            "there is a study `other` already → choose another name, or `raypar store delete other` first",
+            "a study `other` already exists → choose another name, or `raypar store delete other` first",
         ),
-        ("store rename mnist mnist", "study `mnist` has that name already"),
+        ("store rename mnist mnist", "study `mnist` already has that name"),
         ("store rename mnist a/b", "'a/b': the name of a study may hold letters, digits"),
     ],
 )
-def test_what_can_not_be_changed_is_refused(stored, project, arguments, message):
+def test_invalid_changes_are_refused(stored, project, arguments, message):
     record(project, stored, make_result(study="other"), uid="e2", study="other")
     refused(message, *arguments.split(), "--yes")
     assert sorted(names(stored, project)) == ["mnist", "other"]
 
 
 @pytest.mark.parametrize("running", ["mnist", "new"])
-def test_a_study_that_is_being_run_is_refused(stored, project, running):
+def test_a_running_study_is_not_changed(stored, project, running):
     with one_execution(Holder.here(running, ["raypar", "study", "mnist.py"]), store_identity(stored)):
         refused(f"study `{running}` is already running", "store", "rename", "mnist", "new", "--yes")
         if running == "mnist":
@@ -146,7 +146,7 @@ def test_a_study_that_is_being_run_is_refused(stored, project, running):
     assert names(stored, project) == ["mnist"]
 
 
-def test_a_renamed_study_is_not_resumed_from_a_file_of_the_old_name(stored, project):
+def test_a_renamed_study_needs_a_renamed_file(stored, project):
     (project / "mnist.py").write_text(
         "from raypar import Study\nfrom raypar.workloads import digits\nstudy = Study(workload=digits)\n"
     )
@@ -184,7 +184,7 @@ def three(project, uri, monkeypatch):
     ("since", "num_trials"),
     [("2023-11-01", 3), ("2023-11-15T20:00", 2), ("2023-11-16", 1), ("last", 1), ("2", 2), ("1", 3), ("uid2", 2)],
 )
-def test_trials_since_a_date_or_an_execution_are_reported_alone(three, since, num_trials):
+def test_since_selects_trials(three, since, num_trials):
     header = raypar("report", "mnist", "--since", since, width=200)[1].splitlines()[0]
     counted = f"{num_trials} trial" + "s" * (num_trials > 1)
     excluded = {1: "(2 earlier trials excluded)", 2: "(1 earlier trial excluded)", 3: "(which is all of them)"}[
@@ -210,7 +210,7 @@ def test_trials_since_a_date_or_an_execution_are_reported_alone(three, since, nu
         ("", "is neither a date"),
     ],
 )
-def test_a_bad_date_is_refused_with_the_forms_that_work(three, since, message):
+def test_an_invalid_since_is_refused(three, since, message):
     for verb in ("report", "store show", "recommend"):
         refused(message, *verb.split(), "mnist", "--since", since)
 
@@ -218,7 +218,7 @@ def test_a_bad_date_is_refused_with_the_forms_that_work(three, since, message):
 # ---- the time of a plan
 
 
-def test_a_plan_names_the_stored_trials_that_its_time_is_from(project, uri, monkeypatch):
+def test_a_plan_names_the_source_of_its_time(project, uri, monkeypatch):
     monkeypatch.chdir(project)
     text = "from raypar import Study, grid\nfrom raypar.workloads import digits\n"
     text += "study = Study(workload=digits, space={'batch_size': grid(32, 64)}, num_repeats=2, config={'epochs': 2})\n"
@@ -276,7 +276,7 @@ def test_verbs_are_completed_in_their_groups():
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///{}/no.db", "sqlite:///{}/broken.db", "http://127.0.0.1:9", "nonsense"])
-def test_a_store_that_can_not_be_read_completes_nothing(tmp_path, monkeypatch, uri):
+def test_an_unreadable_store_completes_nothing(tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.db").write_bytes(b"no database")
     assert completed("raypar report m", MLFLOW_TRACKING_URI=uri.format(tmp_path)) == []

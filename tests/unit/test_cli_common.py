@@ -1,4 +1,4 @@
-"""Exit codes, logs of commands, and what a store without the study is reported as."""
+"""Exit codes, logs, help screens and messages of commands."""
 
 import os
 import re
@@ -24,15 +24,13 @@ from raypar.study.options import OPTIONS
 from raypar.track.store import default_tracking_uri
 
 
-def test_a_study_without_a_result_is_reported_with_the_command_that_runs_it():
+def test_a_study_without_results_is_reported_with_a_command():
     error = unknown_study("mine", SimpleNamespace(studies=lambda: [SimpleNamespace(name="mine")]))
     assert str(error) == "study `mine` has no result yet\n  → `raypar store resume mine` runs what is missing"
 
 
 @pytest.mark.parametrize(("name", "here"), [("mnist", ""), ("mnist", "other"), ("nope", "")])
-def test_in_a_subfolder_both_stores_are_named_this_one_and_that_of_the_folder_above(
-    project, uri, monkeypatch, name, here
-):
+def test_in_a_subfolder_the_parents_store_is_named_too(project, uri, monkeypatch, name, here):
     record(project, uri, make_result())
     (project / "sub" / "folder").mkdir(parents=True)
     monkeypatch.chdir(project / "sub" / "folder")
@@ -48,7 +46,7 @@ def test_in_a_subfolder_both_stores_are_named_this_one_and_that_of_the_folder_ab
 
 
 @pytest.mark.parametrize("words", [["model", "list"], ["--help"], ["init", "-o", "-"], ["init", "nope.py"]])
-def test_a_reader_who_has_gone_ends_a_command_quietly(words, tmp_path):
+def test_a_closed_pipe_ends_a_command_quietly(words, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = [Path(sys.executable).with_name("raypar"), *words]
@@ -60,7 +58,7 @@ def test_a_reader_who_has_gone_ends_a_command_quietly(words, tmp_path):
         assert (done.returncode, done.stderr) == (EXIT_NOBODY_READS, b"")
 
 
-def test_a_study_whose_reader_has_gone_ends_as_one_that_is_interrupted():
+def test_a_closed_pipe_interrupts_a_study():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as file:
@@ -72,7 +70,7 @@ def test_a_study_whose_reader_has_gone_ends_as_one_that_is_interrupted():
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-1", "many", "\N{SUPERSCRIPT TWO}"])
-def test_columns_that_are_none_are_those_of_a_pipe(columns):
+def test_invalid_columns_are_ignored(columns):
     assert raypar("model", "list", width=columns) == raypar("model", "list", width=80)
     assert raypar("--help", width=columns)[1].strip()
 
@@ -82,13 +80,13 @@ def test_columns_that_are_none_are_those_of_a_pipe(columns):
     [(BrokeOff("lost the cluster"), 1), (KeyError("bug"), 1), (StoreError("no such store"), 2), (RayparError("no"), 2)],
     ids=lambda value: type(value).__name__,
 )
-def test_a_study_that_broke_off_has_failed_and_what_the_user_can_fix_is_bad_input(monkeypatch, error, exit_code):
+def test_exit_codes_tell_failures_from_bad_input(monkeypatch, error, exit_code):
     monkeypatch.setattr("raypar.track.store.Store.studies", Mock(side_effect=error))
     code, _, err = raypar("list")
     assert code == exit_code and err.startswith("error: ")
 
 
-def test_every_execution_has_a_log_of_its_own_which_no_other_command_of_the_folder_removes(monkeypatch, tmp_path):
+def test_every_execution_has_its_own_log(monkeypatch, tmp_path):
     loaded = SimpleNamespace(study=SimpleNamespace(name="s"), path=tmp_path / "s.py")
     options = Options(project_dir=tmp_path, tracking_uri="sqlite:///x")
     logs = tmp_path / ".raypar" / "logs"
@@ -111,17 +109,17 @@ def test_every_execution_has_a_log_of_its_own_which_no_other_command_of_the_fold
     assert (log_dirs[0] / DRIVER_LOG).read_text() == "first, still first"
 
 
-def test_a_log_that_somebody_removes_is_no_failure(tmp_path):
+def test_a_removed_log_is_not_an_error(tmp_path):
     with quiet(tmp_path / "logs" / "doctor.log"):
         (tmp_path / "logs" / "doctor.log").unlink()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", ["attach", "stop"])
-def test_without_a_cluster_the_message_says_how_a_local_study_is_stopped(verb):
+def test_without_a_cluster_the_message_explains_local_studies(verb):
     nowhere = ["--address", "http://127.0.0.1:9"]
     refused("error: no Ray dashboard answers at --address http://127.0.0.1:9", "cluster", verb, "mnist", *nowhere)
-    refused("Ctrl-C in its terminal stops a study of this machine", "cluster", verb, "mnist", *nowhere)
+    refused("Ctrl-C in its terminal stops a study on this machine", "cluster", verb, "mnist", *nowhere)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,7 @@ def test_without_a_cluster_the_message_says_how_a_local_study_is_stopped(verb):
         ("x" * 10**6, ["x" * 1000], []),
     ],
 )
-def test_only_what_is_close_is_suggested(word, choices, close):
+def test_only_close_names_are_suggested(word, choices, close):
     assert closest(word, choices) == close
     assert suggest(word, choices).startswith("did you mean" if close else "choose from")
 
@@ -168,12 +166,12 @@ def test_only_what_is_close_is_suggested(word, choices, close):
         (["store", "show", "s", "\u2014json"], "unexpected extra argument(s) (\u2014json) → did you mean --json?"),
     ],
 )
-def test_a_misspelt_verb_or_flag_is_reported_with_the_close_ones(arguments, message):
+def test_a_misspelt_verb_or_flag_gets_suggestions(arguments, message):
     refused(message, *arguments)
 
 
 @pytest.mark.parametrize("word", MOVED)
-def test_a_verb_that_has_moved_is_reported_with_its_place(word):
+def test_a_moved_verb_is_reported_with_its_new_name(word):
     assert raypar(word, "mnist", "--json") == (2, "", f"error: raypar {word} is now `raypar {MOVED[word]}`\n")
     assert MOVED[word] in VERBS and word not in VERBS
 
@@ -184,7 +182,7 @@ def test_no_help_shows_a_type_for_a_flag(verb):
     assert code == 0 and "bool" not in out.lower()
 
 
-def test_the_first_screen_is_one_with_at_most_twelve_verbs_and_the_groups():
+def test_the_first_screen_has_at_most_twelve_verbs_and_the_groups():
     code, out, _ = raypar("--help")
     assert code == 0 and len(out.splitlines()) <= 35 and max(map(len, out.splitlines())) <= 80
     shown = re.findall(r"^│ ([a-z][a-z-]*) +\S", out, re.MULTILINE)
@@ -205,7 +203,7 @@ def test_a_group_alone_shows_its_help(group):
     assert (code, err) == (2, "") and out.strip() == raypar(*group.split(), "--help")[1].strip()
 
 
-def test_options_of_a_run_stand_in_panels_the_everyday_ones_first():
+def test_options_of_a_run_are_in_panels():
     out = raypar("study", "--help")[1]
     assert re.findall(r"^╭─ ([\w ]+) ─+╮$", out, re.M) == ["Arguments", "What runs", "Where", "When it stops", "Output"]
     firsts = ["--set", "--no-ray", "--until", "--debug"]

@@ -1,4 +1,4 @@
-"""``raypar compare``: two studies of one store or of two, and its exit code; a whole comparison is in tests/golden."""
+"""``raypar compare``: stores and exit codes; tests/golden has a whole comparison."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def compared(*args):
         ("broken", "5% --inconclusive ok", 1, "B has no finished trial at 1 of 2 points: num_workers=2 (diverged)."),
     ],
 )
-def test_the_exit_code_says_whether_b_is_slower_than_allowed(stores, study, flags, code, verdict):
+def test_the_exit_code_is_that_of_the_gate(stores, study, flags, code, verdict):
     allowed, *more = flags.split(" --")
     options = [word for option in more for word in f"--{option}".split()]
     exit_code, out = compared("base", study, "--tracking-uri", stores[0], "--fail-if-slower", allowed, *options)
@@ -70,7 +70,7 @@ def test_the_exit_code_says_whether_b_is_slower_than_allowed(stores, study, flag
     assert compared("base", study, "--tracking-uri", stores[0])[0] == 0
 
 
-def test_nothing_is_claimed_on_times_that_are_called_untrustworthy(stores):
+def test_disturbed_times_support_no_claim(stores):
     code, out = compared("base", "disturbed", "--tracking-uri", stores[0])
     assert code == 0 and "Times of B are not to be trusted" in out and "B is slower" not in out
     assert "Inconclusive at 2 of 2 points: most trials of A or of B were disturbed." in out
@@ -87,9 +87,9 @@ def test_the_reference_may_be_in_another_store(stores):
     assert code == 0 and "0.50× [" in out
 
 
-def test_an_allowance_with_nothing_to_judge_is_an_error(stores):
+def test_a_limit_without_common_points_is_an_error(stores):
     code, out, err = raypar("compare", "base", "apart", "--tracking-uri", stores[0], "--fail-if-slower", "5%")
-    assert code == 2 and "nothing to judge" in err
+    assert code == 2 and "nothing can be judged" in err
     assert "Only A has 2 points: num_workers=1, num_workers=2." in joined(out)
     assert compared("base", "apart", "--tracking-uri", stores[0])[0] == 0
 
@@ -101,10 +101,10 @@ def test_an_allowance_with_nothing_to_judge_is_an_error(stores):
         (("base", "other"), "`base` trains mnist_mlp, `other` trains resnet"),
     ],
 )
-def test_what_can_not_be_compared_is_refused(stores, args, message):
+def test_incomparable_studies_are_refused(stores, args, message):
     refused(message, "compare", *args, "--tracking-uri", stores[0])
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-1%", "five%", "5%%", "nan%", "inf%", "%", "1_0%", ""])
-def test_an_allowance_that_is_no_percentage_is_refused(text):
+def test_an_invalid_limit_is_refused(text):
     refused(f"--fail-if-slower {text}: must be a percentage", "compare", "a", "b", f"--fail-if-slower={text}")

@@ -1,4 +1,4 @@
-"""``raypar demo``: a stored study through the commands that read one, without torch and without Ray."""
+"""``raypar demo``: commands on a stored study, without torch and Ray."""
 
 import importlib.util
 import subprocess
@@ -34,7 +34,7 @@ def home(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path / "work")
 
 
-def test_every_view_needs_neither_torch_nor_ray(tmp_path):
+def test_no_view_needs_torch_or_ray(tmp_path):
     views = [view for view in VIEWS if view != "ui"]
     done = subprocess.run([sys.executable, "-c", ALL_VIEWS, *views], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def test_every_view_needs_neither_torch_nor_ray(tmp_path):
     assert not list(Path.cwd().iterdir())
 
 
-def test_flags_are_those_of_the_view(tmp_path):
+def test_flags_are_passed_to_the_view(tmp_path):
     code, out, _ = raypar("demo", "recommend", "--target", "accuracy=0.9")
     assert code == 0 and joined(out).startswith("Study quickstart: the fastest to accuracy 90.0 % or more.")
     code, out, _ = raypar("demo", "report", "--html", "page.html")
@@ -58,8 +58,8 @@ def test_flags_are_those_of_the_view(tmp_path):
     assert "raypar demo [OPTIONS]" in joined(raypar("demo", "--help")[1])
 
 
-def test_a_view_that_is_none_is_refused():
-    refused("there is no view 'recomend' of the demo → did you mean 'recommend'?", "demo", "recomend")
+def test_an_unknown_view_is_refused():
+    refused("the demo has no view 'recomend' → did you mean 'recommend'?", "demo", "recomend")
 
 
 def test_the_study_is_stored_once_for_each_version():

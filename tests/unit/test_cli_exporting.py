@@ -1,4 +1,4 @@
-"""``raypar store export``: trials and summaries of a stored study as files, or a refusal; tests/golden has contents."""
+"""``raypar store export``: files and refusals; tests/golden has their contents."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_a_summary_has_all_versions_and_no_command_line(store, tmp_path):
     assert "secret" not in text
 
 
-def test_a_file_that_is_there_is_kept_unless_force_is_given(store, tmp_path):
+def test_an_existing_file_is_only_replaced_with_force(store, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("mine")
     refused("is there already → ", "store", "export", "mnist", str(path), "--tracking-uri", store)
@@ -70,6 +70,6 @@ def test_a_file_that_is_there_is_kept_unless_force_is_given(store, tmp_path):
         ("mnist", "no/t.csv", "no/t.csv: can't be written"),
     ],
 )
-def test_what_can_not_be_exported_is_refused(store, tmp_path, name, file, message):
+def test_invalid_exports_are_refused(store, tmp_path, name, file, message):
     refused(message, "store", "export", name, str(tmp_path / file), "--tracking-uri", store)
     assert list(tmp_path.iterdir()) == []

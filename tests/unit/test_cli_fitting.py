@@ -1,4 +1,4 @@
-"""``raypar fit`` on a study or a CSV file; what it prints is in tests/golden."""
+"""``raypar fit`` for a study or a CSV file; tests/golden has whole outputs."""
 
 import pytest
 from command import joined, raypar, refused
@@ -17,7 +17,7 @@ def table(folder, text="workers,time\n" + TABLE, name="times.csv"):
     return str(path)
 
 
-def test_a_table_is_fitted_in_narrow_consoles_without_losing_a_number(tmp_path):
+def test_narrow_consoles_show_all_numbers(tmp_path):
     for width in (80, 40):
         code, out, err = raypar("fit", table(tmp_path), width=width)
         lines = out.splitlines()
@@ -30,7 +30,7 @@ def test_a_table_is_fitted_in_narrow_consoles_without_losing_a_number(tmp_path):
             assert all(line.count("[") == line.count("]") for line in lines)
 
 
-def test_each_value_of_a_column_is_fitted_on_its_own(tmp_path):
+def test_each_value_of_a_column_is_fitted_separately(tmp_path):
     lines = [f"{n},{t},{name}\n" for name in ("torch", "jax") for n, repeats in TIMES.items() for t in repeats]
     path = table(tmp_path, "workers,time,framework\n" + "".join(lines))
     refused("framework = 'jax': differs from 'torch'", "fit", path)
@@ -61,7 +61,7 @@ def test_weak_scaling_a_baseline_and_rates(tmp_path):
     assert "over 2 workers;" in joined(out)
 
 
-def test_a_file_is_a_file_whatever_it_is_called(tmp_path):
+def test_a_file_needs_no_csv_suffix(tmp_path):
     code, out, _ = raypar("fit", table(tmp_path, name="swept"), "--scaling", "strong")
     assert code == 0 and out.splitlines()[2].split()[2] == "time"
     refused("--baseline", "fit", table(tmp_path), "--baseline", "no")
@@ -69,7 +69,7 @@ def test_a_file_is_a_file_whatever_it_is_called(tmp_path):
     refused("no run with 16 workers to compare with", "fit", table(tmp_path), "--baseline", "16")
 
 
-def test_what_a_table_leaves_open_can_be_given(tmp_path):
+def test_flags_resolve_ambiguous_tables(tmp_path):
     path = table(tmp_path, "n;dauer\n1;1.100\n2;600\n")
     refused("no column gives how many workers → name it: --workers-column COLUMN", "fit", path)
     named = ("--workers-column", "n", "--time-column", "dauer")
@@ -96,12 +96,12 @@ def store(tmp_path_factory):
     return f"sqlite:///{folder}/mlflow.db"
 
 
-def test_whether_a_study_scales_strongly_or_weakly_follows_from_its_config(store):
+def test_a_studys_config_decides_between_strong_and_weak_scaling(store):
     code, out, _ = raypar("fit", "weak", "--tracking-uri", store, "--baseline", "2")
     assert code == 0 and "Gustafson's law (" in out and "Amdahl" not in out and "over 2 workers;" in joined(out)
 
 
-def test_where_most_trials_were_disturbed_nothing_is_claimed(store):
+def test_disturbed_trials_support_no_claim(store):
     code, out, _ = raypar("fit", "disturbed", "--tracking-uri", store)
     why = "other processes used up to 50 % of the cores in 12 of 12 trials."
     assert code == 0 and joined(out).startswith(f"Times are not to be trusted: {why} Rerun the study on an idle")
@@ -113,12 +113,12 @@ def test_where_most_trials_were_disturbed_nothing_is_claimed(store):
     ("name", "flags", "message"),
     [
         ("waek", (), "no study `waek` in the store → did you mean 'weak'?"),
-        ("weak", ("--by", "lr"), "--by lr is for files, and `weak` is none"),
-        ("weak", ("--scaling", "strong"), "--scaling strong is for files, and `weak` is none"),
-        ("weak", ("--decimal", ","), "--decimal , is for files, and `weak` is none"),
+        ("weak", ("--by", "lr"), "--by lr is for files, and `weak` is a study"),
+        ("weak", ("--scaling", "strong"), "--scaling strong is for files, and `weak` is a study"),
+        ("weak", ("--decimal", ","), "--decimal , is for files, and `weak` is a study"),
         ("alone", (), "study `alone` has no finished trials that differ only in num_workers"),
         ("weak", ("--baseline", "3"), "no finished trial with 3 workers to compare with"),
     ],
 )
-def test_a_study_that_can_not_be_fitted_is_refused(store, name, flags, message):
+def test_studies_without_scaling_are_refused(store, name, flags, message):
     refused(message, "fit", name, "--tracking-uri", store, *flags)

@@ -1,4 +1,4 @@
-"""``raypar model generate``: the best kept model of a study writes, or one sentence says why none does."""
+"""``raypar model generate``: text of the best kept model, and refusals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ PROMPT = ("model", "generate", "mnist", "--prompt", "add")
     [((0, 1, 2), ("--max-new-tokens", "7"), "model-1 add 7\n"), ((0, 2), (), "model-0 add 128\n")],
     ids=["best", "best that kept its model"],
 )
-def test_the_best_kept_model_writes(stored, kept, flags, text):
+def test_the_best_kept_model_generates_text(stored, kept, flags, text):
     stored(kept)
     code, out, err = raypar(*PROMPT, *flags)
     assert (code, out) == (0, text) and f"lr=0.{2 if 1 in kept else 1} #1" in err
@@ -69,7 +69,7 @@ def test_the_workload_of_the_studys_file_writes(stored, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("workload", "kept", "message"),
     [
-        ("writer", (), "has kept no model → run it with --set keep_model=true"),
+        ("writer", (), "kept no model → run it with --set keep_model=true"),
         ("mnist_mlp", (0,), "workload `mnist_mlp` generates no text → give the Workload generate="),
         (
             "my_own",
@@ -78,12 +78,12 @@ def test_the_workload_of_the_studys_file_writes(stored, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_why_none_writes(stored, workload, kept, message):
+def test_a_missing_generator_is_explained(stored, workload, kept, message):
     stored(kept, workload)
     refused(message, *PROMPT)
 
 
-def test_a_trial_counts_by_its_best_report_because_that_ones_weights_are_kept():
+def test_a_trial_is_ranked_by_its_best_report():
     def reported(lr, *losses):
         return replace(make_result({"lr": lr}), reports=tuple({"val_loss": loss} for loss in losses))
 

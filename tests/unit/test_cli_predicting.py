@@ -1,4 +1,4 @@
-"""``raypar model predict``: flags, sources and refusals; whole predictions are in tests/golden."""
+"""``raypar model predict``: flags, sources and refusals; tests/golden has whole predictions."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
             "16 workers, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a shared link "
             "of 20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's own), during "
             "the backward pass|shared out among "
-            "the layers by counted work|what is within a node was not given|its steps vary by 2.4 %",
+            "the layers by counted work|the links within a node were not given|its steps vary by 2.4 %",
             "",
         ),
         (
@@ -96,13 +96,13 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
     ],
     ids=["nodes", "sending", "gloo", "few nodes", "fitted", "weak"],
 )
-def test_flags_and_what_is_assumed_without_them(flags, words, absent):
+def test_flags_and_their_defaults_are_shown(flags, words, absent):
     text = predicted(flags)
     assert [word for word in words.split("|") if word not in text] == []
     assert not absent or absent not in text
 
 
-def test_disturbed_trials_are_not_calibrated_from():
+def test_disturbed_trials_are_not_used_for_calibration():
     text = predicted(POINT + "--workers 8 --network 1Gbit", "partly")
     assert "2 of 15 trials were disturbed by other load and are not used" in text and "at most 0." in text
 
@@ -113,15 +113,7 @@ def test_a_plot_is_drawn_into_a_file(project):
         assert (project / name).read_bytes().startswith(begins)
 
 
-def test_the_counted_layers_are_kept_for_the_next_call(project):
-    first = predicted(NODES)
-    (kept,) = (project / ".raypar" / "layers").glob("*.json")
-    assert predicted(NODES) == first
-    kept.write_text("no json")
-    assert predicted(NODES) == first
-
-
-def test_the_size_of_a_network_that_is_gone_can_be_given():
+def test_the_size_of_a_missing_network_can_be_given():
     text = predicted("--workers 2 --network 1Gbit --parameters 25.6M", "lost")
     assert "102 MB of gradients of 1 layer" in text and "the layers are not known" in text
 
@@ -139,7 +131,7 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("scaled", "--network-within 1GB/s", "a node of one worker has no links within"),
         ("scaled", POINT + "--input-rate 0", "--input-rate 0.0: must be greater than 0"),
         ("scaled", POINT + "--plot nowhere/curve.png", "nowhere/curve.png: can't be written"),
-        ("scaled", POINT + "--parameters many", "is no number of parameters"),
+        ("scaled", POINT + "--parameters many", "must be a positive number of parameters"),
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),
         ("wide", "--network 1Gbit", "no trial of one worker"),
@@ -155,6 +147,6 @@ def test_the_size_of_a_network_that_is_gone_can_be_given():
         ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
     ],
 )
-def test_bad_input_is_refused_and_no_file_of_elsewhere_run(study, flags, message, project):
+def test_bad_input_is_refused_without_running_foreign_files(study, flags, message, project):
     refused(message, "model", "predict", study, "--workers", "8", *flags.split())
     assert not list(project.parent.glob("*/ran"))

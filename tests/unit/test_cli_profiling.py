@@ -1,4 +1,4 @@
-"""Which point `raypar model profile` looks into, and which studies it refuses."""
+"""``raypar model profile``: the profiled point, and refused studies."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from raypar import Study, Workload, choice, grid, uniform
 from raypar.cli.profile import point_of
 from raypar.cli.study import check_can_profile
 from raypar.errors import RayparError
-from raypar.study.overrides import with_flags
 from raypar.workloads import digits
 
 
@@ -27,14 +26,8 @@ from raypar.workloads import digits
     ],
     ids=["most", "most beside a baseline", "baseline", "most of those drawn", "first", "drawn", "only"],
 )
-def test_the_point_with_the_most_workers_is_looked_into_or_the_baseline_or_the_first(space, baseline, point):
+def test_the_point_with_the_most_workers_is_profiled(space, baseline, point):
     assert point_of(Study(workload=digits, name="s", space=space, baseline=baseline)) == point
-
-
-def test_a_flag_chooses_another_point():
-    study = Study(workload=digits, name="s", space={"num_workers": grid(1, 2)}, baseline={"num_workers": 1})
-    chosen = with_flags(study, ["num_workers=2"])
-    assert point_of(chosen) == {} and chosen.config["num_workers"] == 2
 
 
 def test_a_train_loop_is_refused_with_a_hint():

@@ -1,4 +1,4 @@
-"""``raypar recommend``: a configuration out of a study in a store, or a refusal; see also tests/golden."""
+"""``raypar recommend``: flags, refusals and the suggested command; tests/golden has whole outputs."""
 
 import json
 import shlex
@@ -66,7 +66,7 @@ def recommended(*args):
     return joined(out)
 
 
-def test_limits_and_a_target_are_taken_from_the_command_line():
+def test_limits_and_targets_come_from_the_command_line():
     assert "Recommended: num_workers=4, 12.0 s [" in recommended("scaled")
     flags = "--target accuracy=0.9 --min-efficiency 0.85 --max-time 0.5min --set num_workers=1,2,4"
     text = recommended("scaled", *flags.split())
@@ -74,24 +74,24 @@ def test_limits_and_a_target_are_taken_from_the_command_line():
     assert "Recommended: num_workers=2, 22.0 s [" in text
     assert "longer than 30.0 s" in text and "efficiency below 85 %" in text
     assert recommended("drawn", "--min-metric", "0.925").count("accuracy below 92.5 %") == 2
-    assert "A search runs each point once: make a study of these points, with repeats." in recommended("drawn")
+    assert "A search runs each point once. Make a study of these points with repeats." in recommended("drawn")
 
 
-def test_a_metric_in_per_cent_is_shown_and_asked_for_in_per_cent():
+def test_a_percentage_is_shown_and_given_as_one():
     text = recommended("percent")
     assert "within 0.50 points of the best" in text and "96.00 %" in text and "9600" not in text
     assert "the fastest to accuracy 95.00 % or more" in recommended("percent", "--target", "accuracy=95")
     assert "accuracy 95.50 % or more at the end" in recommended("percent", "--min-metric", "95.5")
-    refused("in per cent, from 0 to 100 → write --target accuracy=95", "recommend", "percent", "--target=accuracy=0.95")
-    refused("in per cent, from 0 to 100 → write --min-metric 95", "recommend", "percent", "--min-metric=0.95")
-    refused("a share, from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
+    refused("a percentage from 0 to 100 → write --target accuracy=95", "recommend", "percent", "--target=accuracy=0.95")
+    refused("a percentage from 0 to 100 → write --min-metric 95", "recommend", "percent", "--min-metric=0.95")
+    refused("a share from 0 to 1 → write --min-metric 0.95", "recommend", "scaled", "--min-metric=95")
     code, out, _ = raypar("store", "show", "percent")
     assert code == 0 and "96.00 %" in out
     document = json.loads(raypar("recommend", "percent", "--json")[1])
     assert (document["metric_unit"], document["metric_margin"]) == ("percent", 0.5)
 
 
-def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(project):
+def test_the_suggested_command_repeats_the_same_points(project):
     _, out, _ = raypar("recommend", "noisy")
     (line,) = [line for line in out.splitlines() if line.startswith("  raypar study")]
     words = shlex.split(line)
@@ -112,7 +112,7 @@ def test_the_command_that_would_settle_it_runs_more_trials_of_the_same_points(pr
     [
         ("--target accuracy=99", "write --target accuracy=0.99"),
         ("--target acuracy=0.99", "did you mean 'accuracy'?"),
-        ("--max-time 1.2.3s", "--max-time 1.2.3s: is no time greater than 0"),
+        ("--max-time 1.2.3s", "--max-time 1.2.3s: must be a positive time"),
         ("--max-cost 3", "--max-cost needs a price"),
         ("--max-cost -3 --price 1", "--max-cost -3.0: must be greater than 0"),
         ("--max-cost 3 --price 1", "no result has its number of nodes recorded"),
@@ -131,10 +131,10 @@ def test_bad_input_is_refused(flags, message):
     ("text", "value"),
     [("500", 500.0), ("500J", 500.0), ("2.5 kJ", 2500.0), ("1e3 kJ", 1e6), ("0.5kWh", 1.8e6), (" 7 wh ", 25200.0)],
 )
-def test_energies_are_read_with_their_units(text, value):
+def test_energies_have_units(text, value):
     assert parse_quantity("--max-energy", text, UNITS_J, "energy", "500J") == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "J", "0", "-5J", "5 kg", "5..2J", "five", "1e999J", "nan", "5 k"])
-def test_what_is_no_energy_is_refused_with_an_example(text):
-    refused("is no energy greater than 0 → write --max-energy 500J", "recommend", "scaled", f"--max-energy={text}")
+def test_an_invalid_energy_is_refused_with_an_example(text):
+    refused("must be a positive energy → write --max-energy 500J", "recommend", "scaled", f"--max-energy={text}")

@@ -1,4 +1,4 @@
-"""The command that goes on with an interrupted study, and the flags that are stored for it."""
+"""Command that continues an interrupted study, and its stored flags."""
 
 import json
 import shlex
@@ -38,14 +38,14 @@ def options_of(folder, **given):
         ("project/s.py", {"tracking_uri": "http://me:pw@head:5"}, ["--tracking-uri", "http://me:***@head:5"]),
     ],
 )
-def test_only_what_is_elsewhere_is_named_and_no_password(tmp_path, file, flags, words):
+def test_the_resume_command_is_short_and_has_no_password(tmp_path, file, flags, words):
     command = resume_command(loaded(tmp_path / file, "a study"), options_of(tmp_path / "project", **flags))
     expected = ["raypar", "store", "resume", "a study", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
     assert shlex.split(command) == expected
 
 
 def resumed(folder, given, **first):
-    """The flags that a study goes on with when `resume` is given an address, or none."""
+    """Return the flags with which `resume` continues a study, perhaps at another address."""
     study_file = loaded(folder / "s.py")
     record = execution_record(study_file, options_of(folder, **first), question_of(study_file.study))
     return ResumeFlags.from_stored("s", json.loads(record.tags["raypar.resume"])).trusted("s", folder, address=given)
@@ -60,41 +60,26 @@ def resumed(folder, given, **first):
         (None, {"address": "auto"}, False),
     ],
 )
-def test_an_exclusive_cluster_is_one_when_a_study_goes_on_and_no_other_is(tmp_path, given, first, is_exclusive):
+def test_an_exclusive_cluster_stays_exclusive(tmp_path, given, first, is_exclusive):
     assert resumed(tmp_path, given, **first).flags.exclusive == is_exclusive
 
 
-def test_all_options_that_are_stored_are_those_that_a_study_goes_on_with(tmp_path):
-    first = {
-        "repeats": 3,
-        "seed": 0,
-        "set": ("epochs=1",),
-        "address": "auto",
-        "isolation": "fresh",
-        "trial_timeout": 7.5,
-    }
-    first |= {"num_profiled_steps": 20, "log_model": True, "system_metrics": True, "exclusive": True}
-    last = resumed(tmp_path, None, not_before=103.0, **first)
-    assert last.flags == RunFlags(**first) and last.not_before == 103.0
-    assert resumed(tmp_path, None, no_ray=True, share_machine=True).flags.no_ray
-
-
 def other_than(flag):
-    """A value of a run flag that is not its default."""
+    """Return a value of a run flag that is not its default."""
     kinds = get_args(flag.type) or (flag.type,)
     by_kind = {bool: True, int: 7, float: 7.5, str: "auto" if flag.name == "address" else "fresh", Path: Path("/data")}
     return ("epochs=1",) if get_origin(flag.type) is tuple else by_kind[kinds[0]]
 
 
 @pytest.mark.parametrize("flag", [each for each in all_flags() if each.is_resumed], ids=lambda flag: flag.name)
-def test_every_flag_that_is_resumed_is_read_back_as_it_was_stored(flag):
+def test_every_resumed_flag_is_read_back(flag):
     given = {"repeats": 1, "seed": 0, flag.name: other_than(flag)}
     given |= {"address": "auto"} if flag.without_address else {}
     record = ResumeFlags(file="s.py", flags=RunFlags(**given))
     assert ResumeFlags.from_stored("s", json.loads(record.to_json())) == record
 
 
-def test_the_stored_keys_and_a_record_of_them_stay_readable():
+def test_stored_keys_stay_readable():
     first = {"file": "s.py", "set": ["epochs=1"], "repeats": 3, "seed": 0, "data_dir": None, "address": None}
     first |= {"isolation": "warm", "no_ray": False, "trial_timeout": None}
     later = {"num_profiled_steps": 0, "log_model": False, "system_metrics": False, "exclusive": False}

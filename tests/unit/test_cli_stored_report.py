@@ -1,4 +1,4 @@
-"""``raypar report``: the page and the figures from the store alone; what it prints is in tests/golden."""
+"""``raypar report``: page and figures of a stored study; tests/golden has the printed report."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def reported(store, *args):
     return joined(out)
 
 
-def test_the_page_is_made_from_the_store_alone(store, tmp_path):
+def test_the_page_only_needs_the_store(store, tmp_path):
     out = reported(store, "--html", "report.html")
     assert out.startswith("scaling: 7 points, 19 trials") and out.endswith("wrote report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_the_page_is_made_from_the_store_alone(store, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "now"), [("a = 1", "a = 2"), ("a = 1", "a = 1  # the same"), ("a = 1", None)])
-def test_trials_of_other_code_than_the_file_has_now_are_a_caveat(tmp_path, before, now):
+def test_trials_of_changed_code_are_a_caveat(tmp_path, before, now):
     file = tmp_path / "scaling.py"
     file.write_text(before)
     digests = source_files(file, before).digests
@@ -67,11 +67,11 @@ def test_the_page_is_opened_in_the_browser(store, tmp_path, monkeypatch, args, p
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or has_browser)
     out = reported(store, "--open", *args)
     assert opened == [(tmp_path / path).as_uri()] and f"wrote {path}" in out
-    assert ("no browser found here" in out) is not has_browser
+    assert ("no browser found" in out) is not has_browser
     assert "How far does it scale?" in (tmp_path / path).read_text(encoding="utf-8")
 
 
-def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store, tmp_path):
+def test_figures_are_written_in_the_chosen_formats(store, tmp_path):
     out = reported(store, "--figures", "both")
     names = sorted(path.name for path in (tmp_path / "both").iterdir())
     keys = {name.partition(".")[0] for name in names}
@@ -82,7 +82,7 @@ def test_figures_are_written_as_svg_and_png_or_in_the_format_asked_for(store, tm
     assert {path.name for path in (tmp_path / "one").iterdir()} == {f"{key}.png" for key in keys}
 
 
-def test_in_any_locale_the_report_comes_and_has_the_same_numbers(store, tmp_path):
+def test_every_locale_shows_the_same_numbers(store, tmp_path):
     """In processes of their own: Python chooses its encodings when it starts."""
 
     def report(**changes):
@@ -111,12 +111,12 @@ def test_without_flags_nothing_is_written(store, tmp_path):
         ("--html no/r.html --figures new", "no/r.html: can't be written"),
     ],
 )
-def test_a_file_that_can_not_be_written_is_reported_before_the_work(store, tmp_path, arguments, message):
+def test_an_unwritable_file_is_reported_first(store, tmp_path, arguments, message):
     (tmp_path / ".raypar").write_text("a file")
     refused(message, "report", "scaling", "--tracking-uri", store, *arguments.split(), out="")
     assert [path.name for path in tmp_path.iterdir()] == [".raypar"]
 
 
-def test_the_price_of_the_command_line_stands_over_that_of_the_study(store):
+def test_the_price_flag_overrides_that_of_the_study(store):
     assert "cost: 7.25 a node-hour" in reported(store, "--price", "7.25")
     refused("--price nan: must be greater than 0", "report", "scaling", "--tracking-uri", store, "--price", "nan")

@@ -1,4 +1,4 @@
-"""``raypar model work``: weights, work by type of layer and the least time, or a refusal."""
+"""``raypar model work``: weights, operations and the least time, and refusals."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,7 +66,7 @@ def test_the_peak_is_measured_with_the_threads_of_the_config(monkeypatch):
         (["--set=device=cpu"], None, "cpu"),
     ],
 )
-def test_the_peak_is_that_of_the_device_that_a_study_would_be_on(more, problem, device, monkeypatch):
+def test_the_peak_is_that_of_the_studys_device(more, problem, device, monkeypatch):
     peak_flops = Mock(return_value=2e11)
     monkeypatch.setattr("raypar.train.flops.peak_flops", peak_flops)
     monkeypatch.setattr(gpus, "all_gpus", lambda: (gpus.Gpu(0, "GPU-0", "a GPU", ""),))  # stands in for NVML

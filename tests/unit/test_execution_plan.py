@@ -1,4 +1,4 @@
-"""What an execution would do, from a study and what is done already."""
+"""Plan of an execution, from a study and its stored results."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from raypar import RayparError, Study, StudyError, Workload, choice, grid, uniform
+from raypar.execution.machine import fits_on, needs_only_gpus, trial_cores, within
 from raypar.execution.plan import NOT_STARTED, check_data, make_plan
 from raypar.run.cluster import Cluster, NodeType
 from raypar.study.options import Auto
@@ -36,7 +37,7 @@ def done(study, *orders, state=TrialState.FINISHED):
     return [TrialResult(study.trials()[i], state, wall_s=2.0) for i in orders]
 
 
-def test_only_what_has_no_complete_result_is_missing():
+def test_trials_without_a_complete_result_are_missing():
     study = a_study()
     plan = make_plan(study, TWO_CORES, [*done(study, 0, 3), *done(study, 1, state=TrialState.FAILED)])
     assert [spec.order for spec in plan.missing] == [1, 2]
@@ -57,28 +58,28 @@ CODE = {"s.py": "py3.11:1"}
     [
         ([ERROR, ERROR, SKIPPED], {}, 0),
         ([ERROR, ERROR], {}, 0),
-        ([ERROR, ERROR, None], {}, 2),  # it goes on
+        ([ERROR, ERROR, None], {}, 2),  # not stopped
         ([ERROR, SKIPPED], {}, 0),  # of one trial, started twice
         ([None, SKIPPED], {}, 1),
         ([ERROR, OTHER], {}, 2),
         ([LOST, LOST], {}, 2),
         ([ERROR], {}, 1),
-        ([ERROR, ERROR, SKIPPED], {"code_of": lambda _: {"s.py": "py3.11:2"}}, 3),  # perhaps they fixed it
-        ([ERROR, ERROR, SKIPPED], {"code_of": None}, 3),
+        ([ERROR, ERROR, SKIPPED], {"code": {"": {"s.py": "py3.11:2"}}}, 3),  # perhaps they fixed it
+        ([ERROR, ERROR, SKIPPED], {"retry_failed": True}, 3),
     ],
 )
-def test_the_trials_of_a_stopped_point_are_tried_again_when_the_code_has_changed(failures, changes, num_missing):
+def test_stopped_points_are_tried_again_when_the_code_has_changed(failures, changes, num_missing):
     study = a_study(space={}, num_repeats=len(failures))
     stored = [
         TrialResult(spec, TrialState.FAILED if failure else TrialState.FINISHED, failure=failure, code=CODE)
         for spec, failure in zip(study.trials(), failures, strict=True)
     ]
-    plan = make_plan(study, TWO_CORES, stored, **{"code_of": lambda _: CODE, **changes})
+    plan = make_plan(study, TWO_CORES, stored, **{"code": {"": CODE}, **changes})
     assert (plan.num_missing, len(plan.done)) == (num_missing, len(failures) - num_missing)
 
 
 def gpus(num, cpus=16, **changes):
-    """A machine with so many GPUs."""
+    """Return a machine with this many GPUs."""
     return own(cpus, more={"GPU": num} if num else {}, **changes)
 
 
@@ -87,13 +88,13 @@ def growing(*types, nodes=({"CPU": 4},)):
 
 
 DRIVER = "the installed torch is built for CUDA 13.0, which needs driver 580.65.06 or later; installed: 535.1"
-NO_TORCH = f"device=auto: cpu, because {DRIVER}; --set device=cuda insists"
+NO_TORCH = f"device=auto: cpu, because {DRIVER}; --set device=cuda uses it anyway"
 TOO_FEW = (
     "device=auto: cpu, because num_workers=2 needs 2 GPUs in one gang, the cluster has 1; "
     "--set num_workers=1 runs on cuda"
 )
 GPU_NODE = {"CPU": 12, "GPU": 4}
-STILL_TO_ADD = "device=auto: cuda, on nodes with GPUs that the cluster has still to add; --set device=cpu needs none"
+STILL_TO_ADD = "device=auto: cuda, on GPU nodes that the cluster still has to add; --set device=cpu needs none"
 ONE_WORKER = {"space": {"lr": grid(0.1, 0.2)}}
 DRAWN = {"space": {"num_workers": choice(1, 2)}}
 
@@ -115,7 +116,7 @@ DRAWN = {"space": {"num_workers": choice(1, 2)}}
             gpus(2, gpu_problem=DRIVER),
             {},
             {("cpu", 1)},
-            (f"device=auto: cpu, because {DRIVER}; --set device=cuda insists",),
+            (f"device=auto: cpu, because {DRIVER}; --set device=cuda uses it anyway",),
         ),
         (gpus(1), DRAWN, {("cpu", 1)}, (TOO_FEW,)),
         (gpus(2), DRAWN, {("cuda", 8)}, ()),
@@ -136,7 +137,7 @@ DRAWN = {"space": {"num_workers": choice(1, 2)}}
         ),
     ],
 )
-def test_auto_is_a_gpu_where_every_gang_fits_with_the_nodes_share_of_cores(cluster, study, placements, notices):
+def test_device_auto_is_cuda_if_every_gang_fits(cluster, study, placements, notices):
     plan = make_plan(a_study(**study), cluster, ())
     used = plan.specs or [plan.study.trial(point, 0, auto=plan.auto) for point in ({}, {"num_workers": 2})]
     assert {(spec.placement.device, spec.placement.cpus_per_worker) for spec in used} == placements
@@ -144,7 +145,7 @@ def test_auto_is_a_gpu_where_every_gang_fits_with_the_nodes_share_of_cores(clust
     assert all(spec.config["num_threads"] == spec.config["cpus_per_worker"] for spec in used)
 
 
-def test_mps_is_what_it_was_asked_for():
+def test_mps_is_only_used_on_request():
     (placement,) = plan_of(own(2, has_mps=True), device="mps").placements
     assert placement.device == "mps"
 
@@ -163,12 +164,12 @@ ONE_CORE = "each GPU worker has 1 core, shared by its main thread, autograd, loa
         (gpus(2), {"space": {"cpu_affinity": grid(1, 2)}}, ()),
     ],
 )
-def test_a_gpu_with_one_core_is_a_line_unless_the_study_varies_the_cores(cluster, study, notices):
+def test_one_core_per_gpu_causes_a_notice(cluster, study, notices):
     assert make_plan(a_study(**study), cluster, ()).notices == notices
 
 
 def ran(auto, study=None, started_at=0.0, num=1):
-    """Stored trials of a study (this one, if none is given), the first of it, as an earlier execution ran them."""
+    """Return the first trials of a study (default: this one) as stored by an earlier execution."""
     specs = (study or a_study()).trials(auto=auto)[:num]
     return [TrialResult(spec, TrialState.FINISHED, started_at=started_at) for spec in specs]
 
@@ -192,23 +193,23 @@ ON_CUDA = a_study(config={"device": "cuda"})
         (ran(FOUR, ON_CUDA), gpus(2), {"config": {"device": "cuda"}}, FOUR),
     ],
 )
-def test_what_stored_trials_used_stays(stored, cluster, study, auto):
+def test_values_of_stored_trials_are_kept(stored, cluster, study, auto):
     plan = make_plan(a_study(**study), cluster, stored)
     assert plan.auto == auto
     assert all(result in plan.done for result in stored if result.spec.config["device"] == auto.device == "cpu")
 
 
-def test_trials_on_the_cpu_are_done_and_the_rest_follows_them_when_a_gpu_has_come():
+def test_a_study_with_cpu_trials_stays_on_the_cpu():
     plan = make_plan(a_study(), gpus(2), ran(CPU, num=3))
     assert (plan.num_missing, {spec.placement.device for spec in plan.specs}) == (1, {"cpu"})
-    assert plan.notices == ("device=auto: cpu, as 3 stored trials of `s` ran; --fresh decides anew",)
+    assert plan.notices == ("device=auto: cpu, to match 3 stored trials; --fresh chooses again",)
     assert make_plan(a_study(), gpus(0), ran(CPU, num=3)).notices == ()
     settling = a_study(until="settled", baseline={"num_workers": 1})
     plan = make_plan(settling, gpus(2), ran(CPU, settling, num=6))
     assert {spec.placement.device for spec in plan.missing} == {"cpu"} and plan.missing[0].repeat == 3
 
 
-def test_a_search_goes_on_where_it_began():
+def test_a_search_continues_on_its_device():
     search = a_study(**DRAWN, num_trials=4)
     stored = [TrialResult(search.trial({"num_workers": 1}, 0, auto=auto), TrialState.FINISHED) for auto in (CPU, EIGHT)]
     for auto, result in zip((CPU, EIGHT), stored, strict=True):
@@ -226,10 +227,10 @@ def test_a_search_goes_on_where_it_began():
         (gpus(2, cpus=8), "num_workers=2 needs 16 CPUs in one gang, the cluster has 8"),
     ],
 )
-def test_trials_on_gpus_that_are_gone_are_not_made_again_elsewhere_unasked(cluster, problem):
+def test_gpu_trials_are_not_silently_repeated_on_the_cpu(cluster, problem):
     with pytest.raises(RayparError) as refused:
         make_plan(a_study(), cluster, ran(EIGHT, num=2), where="s.py")
-    assert refused.value.message == f"device=auto: cuda, as 2 stored trials of `s` ran, but {problem}"
+    assert refused.value.message == f"device=auto: cuda, to match 2 stored trials, but {problem}"
     assert "`raypar study s.py --set device=cpu`" in refused.value.hint and "--fresh" in refused.value.hint
     assert make_plan(a_study(config={"device": "cpu"}), cluster, ran(EIGHT)).num_missing == 4
 
@@ -248,13 +249,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("cluster", "config", "problem"), REFUSED)
-def test_what_can_never_run_is_one_mistake_with_its_numbers(cluster, config, problem):
+def test_impossible_trials_are_one_mistake(cluster, config, problem):
     with pytest.raises(StudyError) as refused:
         plan_of(cluster, **config)
     assert len(refused.value.mistakes) == 1 and problem in str(refused.value)
 
 
-def test_what_may_still_run_is_planned():
+def test_trials_that_may_become_possible_are_planned():
     growing = Cluster(({"CPU": 2},), is_own=False, node_types=(NodeType(0, 1, {"CPU": 4}),))
     assert plan_of(growing, num_workers=4).num_missing == 2
     assert plan_of(ELSEWHERE, cpu_affinity="6-7").num_missing == 2  # its machines are not known yet
@@ -280,9 +281,9 @@ FOUR_CORES = tuple(Core(n, n // 2, n) for n in range(4))
         ((0, 1, 2, 3), {"num_workers": choice(1, 9)}, {0, 1, 2, 3}),  # it takes them all, and refuses the draw
     ],
 )
-def test_trials_are_on_the_cores_of_the_largest_and_leave_the_rest_to_raypar(cores, space, chosen):
+def test_trials_use_the_cores_of_the_largest(cores, space, chosen):
     plan = make_plan(a_study(space=space), own(4, FOUR_CORES), ())
-    assert plan.trial_cores([core for core in FOUR_CORES if core.number in cores]) == chosen
+    assert trial_cores(plan, [core for core in FOUR_CORES if core.number in cores]) == chosen
 
 
 @pytest.mark.parametrize(
@@ -295,35 +296,35 @@ def test_trials_are_on_the_cores_of_the_largest_and_leave_the_rest_to_raypar(cor
         ((1, 2, 3), {"num_workers": choice(1, 9)}, False),
     ],
 )
-def test_a_study_fits_on_cores_that_hold_its_widest_trial_and_all_that_it_lists(cores, space, fits):
-    assert make_plan(a_study(space=space), own(4, FOUR_CORES), ()).fits_on(cores) == fits
+def test_a_study_fits_on_cores_for_its_widest_trial_and_listed_ones(cores, space, fits):
+    assert fits_on(make_plan(a_study(space=space), own(4, FOUR_CORES), ()), cores) == fits
 
 
-def test_trials_on_gpus_take_cores_of_their_gpus_numa_nodes_first(monkeypatch):
+def test_gpu_trials_prefer_cores_near_their_gpu(monkeypatch):
     monkeypatch.setattr(
         "raypar.run.placement.cores_near_gpu", lambda index: {0: frozenset((2, 3)), 1: frozenset((1,))}[index]
     )
     for num_workers, chosen in ((1, {2}), (2, {1, 2})):
-        machine = own(4, FOUR_CORES, more={"GPU": 2})
-        plan = plan_of(machine, device="cuda", num_workers=num_workers, cpus_per_worker=1)
-        assert plan.is_on_gpus and plan.trial_cores(FOUR_CORES) == chosen
+        two_gpus = own(4, FOUR_CORES, more={"GPU": 2})
+        plan = plan_of(two_gpus, device="cuda", num_workers=num_workers, cpus_per_worker=1)
+        assert needs_only_gpus(plan) and trial_cores(plan, FOUR_CORES) == chosen
 
 
-def test_trials_side_by_side_take_cores_for_as_many_as_there_may_be_or_as_there_are():
+def test_concurrent_trials_take_cores_for_their_maximum_number():
     plan = make_plan(a_study(max_concurrent_trials=3, space={"lr": choice(0.1, 0.2)}), own(4, FOUR_CORES), ())
-    assert [len(plan.trial_cores(FOUR_CORES[:count])) for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
+    assert [len(trial_cores(plan, FOUR_CORES[:count])) for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
 
 
-def test_what_is_done_takes_no_cores_and_a_plan_is_kept_within_those_that_it_has():
+def test_finished_trials_take_no_cores():
     study = a_study()
     wide = [spec for spec in study.trials() if spec.placement.num_workers == 2]
     plan = make_plan(study, own(4, FOUR_CORES), [TrialResult(spec, TrialState.FINISHED) for spec in wide])
-    assert plan.trial_cores(FOUR_CORES) == {0} and not plan.is_on_gpus
-    within = plan.within({2, 3}).cluster
-    assert (within.num_cpus, within.cores) == (2, FOUR_CORES[2:])
+    assert trial_cores(plan, FOUR_CORES) == {0} and not needs_only_gpus(plan)
+    kept = within(plan, {2, 3}).cluster
+    assert (kept.num_cpus, kept.cores) == (2, FOUR_CORES[2:])
 
 
-def test_a_search_is_refused_without_ray_and_for_what_it_could_draw_and_never_run():
+def test_a_search_is_refused_without_ray_and_for_impossible_draws():
     with pytest.raises(RayparError, match="needs Ray"):
         make_plan(a_study(space={"lr": choice(0.1, 0.2)}), TWO_CORES, (), with_ray=False)
     space = {"precision": choice("fp32", "tf32"), "cpu_affinity": choice(None, "5")}
@@ -340,7 +341,7 @@ def test_a_search_counts_its_draws_for_every_grid_point():
 
 
 def timed(wall_s, study="s", *, repeat=9, state=TrialState.FINISHED, train_time_s=None, **config):
-    """A stored trial of the study of these tests, or of another one."""
+    """Return a stored trial of this study or another one."""
     spec = a_study(name=study, space={}, config=config).trial({}, repeat)
     return TrialResult(spec, state, wall_s=wall_s, train_time_s=train_time_s)
 
@@ -363,7 +364,7 @@ ONE, TWO = (
     ],
     ids=["none", "failed", "points", "all", "epochs", "placement"],
 )
-def test_the_time_to_come_is_that_of_the_closest_stored_trials(stored, estimate):
+def test_the_estimated_time_is_from_the_most_similar_trials(stored, estimate):
     plan = make_plan(a_study(config={"epochs": 8}), TWO_CORES, ())
     stored = [
         replace(r, spec=replace(r.spec, config={**r.spec.config, "epochs": 8})) if r.train_time_s is None else r
@@ -372,7 +373,7 @@ def test_the_time_to_come_is_that_of_the_closest_stored_trials(stored, estimate)
     assert plan.estimate(stored) == (None if estimate is None else pytest.approx((*estimate, "")))
 
 
-def test_trials_of_other_studies_count_only_where_they_differ_in_nothing_but_epochs():
+def test_trials_of_other_studies_may_only_differ_in_epochs():
     plan = make_plan(a_study(), TWO_CORES, ())
     alike = [timed(2.0, "other", num_workers=1), timed(3.0, "other", num_workers=2)]
     assert plan.estimate(alike, only_alike=True)[:2] == (10.0, 2)
@@ -380,12 +381,12 @@ def test_trials_of_other_studies_count_only_where_they_differ_in_nothing_but_epo
     assert plan.estimate([timed(2.0, "other", num_workers=1, lr=0.5), alike[1]], only_alike=True) is None
 
 
-def test_a_search_takes_the_median_of_all_its_trials():
+def test_the_estimate_of_a_search_is_the_median_of_its_trials():
     plan = make_plan(a_study(space={"lr": choice(0.1, 0.2)}, num_trials=5), TWO_CORES, ())
     assert plan.estimate([timed(2.0, lr=0.1), timed(4.0, lr=0.2)])[:2] == (15.0, 2)
 
 
-def test_a_script_that_is_not_there_is_refused_unless_a_shell_runs_it(tmp_path):
+def test_a_missing_script_is_refused_unless_a_shell_runs_it(tmp_path):
     def check(command, **parts):
         check_data(Study(workload=Workload.from_command(command, **parts), name="s"), tmp_path / "s.py")
 
@@ -398,7 +399,7 @@ def test_a_script_that_is_not_there_is_refused_unless_a_shell_runs_it(tmp_path):
     check("python train.py", folder="parts")
 
 
-def test_a_workload_prepares_for_a_complete_config_once_for_each_that_needs_other_data():
+def test_prepare_is_called_once_for_each_data_set():
     asked = []
     functions = {"model": lambda c: None, "data": lambda c: None, "prepare": asked.append}
     workload = Workload(name="w", **functions, options={"folder": "a"})

@@ -1,4 +1,4 @@
-"""Curves over the number of workers and the final test, as an execution stores them."""
+"""Stored speedup curves, points and final test of an execution."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def timed(batch_sizes, repeats=3):
     ]
 
 
-def test_a_setting_has_one_curve_of_speedups_that_goes_to_both_ends_of_each_interval():
+def test_a_speedup_curve_visits_both_ends_of_each_interval():
     analysis = analyse(QUESTION, timed((32, 64)))
     curves = speedup_curves(analysis)
     assert {key for key, _, _ in curves} == {"scaling/speedup bs 32", "scaling/speedup bs 64"}
@@ -56,7 +56,7 @@ def test_at_most_six_curves_and_none_without_workers():
     assert speedup_curves(analyse(Question("s", {"batch_size": 32}, ("batch_size",)), results)) == []
 
 
-def test_intervals_that_are_only_noise_have_no_ends_and_no_place_in_a_chart():
+def test_intervals_that_are_only_noise_are_omitted():
     wild = [make_result({"batch_size": 32, "num_workers": 8}, r, t) for r, t in enumerate((0.1, 9.0, 80.0))]
     analysis = analyse(QUESTION, [*timed((32,)), *wild])
     runs = {run.name: run.metrics for run in point_runs(analysis)}
@@ -65,7 +65,7 @@ def test_intervals_that_are_only_noise_have_no_ends_and_no_place_in_a_chart():
     assert {step for _, _, step in speedup_curves(analysis)} == {1, 2, 4}
 
 
-def test_points_whose_times_are_disturbed_have_no_speedup_to_sort_by():
+def test_disturbed_points_have_no_speedup():
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
     for num_disturbed, has_speedup in ((4, True), (5, False)):
         results = timed((32,))
@@ -99,7 +99,7 @@ def test_points_have_rounded_medians_their_outcome_and_one_is_recommended():
     assert len({run.identity for run in runs.values()}) == 3
 
 
-def test_a_point_without_a_time_has_its_outcome_and_one_that_nobody_ran_has_no_run():
+def test_points_without_results_have_no_run():
     of_diverged = [replace(r, state=TrialState.DIVERGED) for r in timed((64,), 1)]
     question = replace(QUESTION, points=({"batch_size": 9, "num_workers": 1},))
     runs = point_runs(analyse(question, [*timed((32,)), *of_diverged]))
@@ -116,7 +116,7 @@ def test_a_search_has_no_point_runs_and_its_best_trials_are_first():
     assert "... and 19 more points." in note_of(analysis)
 
 
-def test_the_answer_begins_with_the_question_and_has_all_points():
+def test_the_note_has_the_question_and_all_points():
     analysis = analyse(replace(QUESTION, text="Does it *pay*?"), timed((32, 64)))
     first, table, *rest = note_of(analysis).split("\n\n")
     assert first == f"Does it *pay*? {analysis.verdict.answer}"
@@ -127,7 +127,7 @@ def test_the_answer_begins_with_the_question_and_has_all_points():
     assert rest[0].startswith(("Recommended: ", "Leading: "))
 
 
-# ---- the point that the validation set chooses, and the test set's word on it
+# ---- the final test
 
 FINAL = FinalTest({"lr": 2.0}, "accuracy", ({"loss": 0.5, "accuracy": 0.8}, {"loss": 0.4, "accuracy": 0.9}))
 
@@ -149,12 +149,12 @@ CHOICES = [("max", (0.5, 0.6, 0.7), 2.0), ("min", (0.5,), 1.0), ("max", (0.2,), 
 
 
 @pytest.mark.parametrize(("mode", "second", "lr"), CHOICES)
-def test_the_point_with_the_best_median_is_chosen_the_first_of_equals(mode, second, lr):
+def test_the_first_point_with_the_best_median_is_chosen(mode, second, lr):
     point = chosen_point(analysis_of(mode, x1=(0.1, 0.2, 0.99), x2=second) if second else analysis_of(mode))
     assert (point and point.point) == ({"lr": lr} if lr else None)
 
 
-def test_a_final_test_is_reported_from_what_was_stored_of_it():
+def test_a_stored_final_test_is_reported():
     analysis = with_final_test(analysis_of("max", x1=(0.5,)), read(json.dumps(asdict(FINAL))))
     sentence = analysis.verdict.final_test
     print_report(analysis, console := Console(file=io.StringIO(), width=300))
@@ -162,13 +162,13 @@ def test_a_final_test_is_reported_from_what_was_stored_of_it():
     assert all(sentence in view for view in (console.file.getvalue(), answer_markdown(analysis), page))
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
     again = replace(FINAL, look=2, metric="val_loss").sentence()
-    assert "seen once" not in again and "looked at 2 times" in again and "loss 0.45" in again
+    assert "seen once" not in again and "used 2 times" in again and "loss 0.45" in again
 
 
 UNSCORED = '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}'
 
 
 @pytest.mark.parametrize("stored", [None, "", "{", "{}", UNSCORED])
-def test_where_no_final_test_is_stored_none_is_reported(stored):
+def test_without_a_stored_final_test_none_is_reported(stored):
     analysis = analysis_of("max", x1=(0.5,))
     assert with_final_test(analysis, read(stored)) == analysis

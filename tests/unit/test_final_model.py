@@ -1,4 +1,4 @@
-"""``--log-model``: its requirements, and the logged model of the best trial."""
+"""``--log-model``: studies that allow it, and the logged model of the best trial."""
 
 import json
 from dataclasses import replace
@@ -64,21 +64,21 @@ def logged(study, found, stored, folder):
     log_final_model(study, analyse(study, tuple(found.values())), found, stored, stored, folder, stored.notice)
 
 
-def test_a_study_without_models_that_could_be_logged_is_refused_with_a_fix():
+def test_a_study_without_loggable_models_is_refused():
     check_can_log(STUDY)
     loop = Workload.from_train_loop(print, name="loop")
-    cases = (loop, "is a train loop", "log_model"), (gpt2_code, "saves its models in a way of its own", "keep_model=")
+    cases = (loop, "is a train loop", "log_model"), (gpt2_code, "saves its models itself", "keep_model=")
     for workload, message, hint in cases:
         with pytest.raises(RayparError, match=f"--log-model: workload {workload.name} {message}") as refused:
             check_can_log(Study(workload=workload, num_repeats=1))
         assert hint in str(refused.value.hint)
 
 
-def test_trials_that_keep_their_models_are_others_and_that_is_reported():
+def test_trials_without_models_cause_a_notice():
     keeping = with_models(STUDY)
     assert all(spec.config["keep_model"] for spec in keeping.trials())
     stored = tuple(results(STUDY, 0.5, 0.5, 0.5, 0.5).values())
-    message = "4 trials without a model in the store are not taken instead"
+    message = "4 trials in the store without a model will run again"
     assert other_trials(stored, keeping.trials()).endswith(message)
     assert other_trials((), keeping.trials()) == ""
     assert other_trials(tuple(results(keeping, 0.5, 0.5, 0.5, 0.5).values()), ()) == ""
@@ -120,7 +120,7 @@ class Dict(nn.Linear):
         return {"logits": super().forward(inputs)}
 
 
-def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_path):
+def test_a_model_that_can_not_be_logged_causes_a_notice(tmp_path):
     odd = with_models(replace(STUDY, workload=replace(WORKLOAD, model=lambda _: Dict(3, 2))))
     found = results(odd, 0.6, 0.7, 0.8, 0.9)
     stored = a_store()
@@ -130,14 +130,14 @@ def test_a_model_that_can_not_be_logged_is_reported_and_costs_nothing_else(tmp_p
     logged(odd, found, stored, tmp_path / "best")
     logged(odd, {}, stored, tmp_path / "best")
     assert stored.notices == [
-        "no model was logged: lr=0.5 #2, the best trial, has kept none",
+        "no model was logged: lr=0.5 #2, the best trial, kept none",
         "no model was logged: TypeError: the model gives a dict, not a tensor; the weights of lr=0.5 #2 are kept",
-        "no model was logged: no trial has reported accuracy",
+        "no model was logged: no trial reported accuracy",
     ]
     assert (stored.models, stored.artifacts) == ([], {})
 
 
-def test_samples_that_are_read_one_by_one_are_ready_for_the_model(tmp_path):
+def test_single_samples_are_ready_for_the_model(tmp_path):
     images = torch.utils.data.TensorDataset(torch.ones(5, 3), torch.zeros(5))
     data = Data(train_dataset=images, val_dataset=images, transform=halved)
     torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)

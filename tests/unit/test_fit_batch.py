@@ -1,4 +1,4 @@
-"""Largest batch that fits: the order of the sizes that are run, against exhaustive search."""
+"""Largest batch that fits: sizes that are run, compared with an exhaustive search."""
 
 import pytest
 from results import stored_conditions
@@ -72,7 +72,7 @@ def results_of(search, states, lr=0.1):
 @pytest.mark.parametrize(
     ("states", "line"),
     [
-        ({}, "Not finished in 1GB on 1 worker at lr=0.1: so far none that was run fits (0 trials)"),
+        ({}, "Not finished in 1GB on 1 worker at lr=0.1: so far nothing that was run fits (0 trials)"),
         ({16: TrialState.FINISHED}, "Not finished in 1GB on 1 worker at lr=0.1: so far 16 fits (1 trial)"),
         (
             {16: TrialState.FINISHED, 32: TrialState.FAILED},
@@ -94,7 +94,7 @@ def results_of(search, states, lr=0.1):
         ),
     ],
 )
-def test_only_a_search_that_is_over_has_an_answer(states, line):
+def test_only_a_finished_search_has_an_answer(states, line):
     study = Study(workload=WORKLOAD, name="s", space={"lr": grid(0.1, 0.2), "batch_size": grid(16, 32)})
     search = BatchSearch.of(study, "1GB", 16)
     one, other = search.answers(results_of(search, states))

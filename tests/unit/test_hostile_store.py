@@ -107,7 +107,7 @@ def test_a_local_cluster_has_to_be_named_if_another_user_may_listen(who, tmp_pat
         if who in ("nobody", "me"):
             assert last_flags(tmp_path, {"address": address}).flags.address == address
         else:
-            with pytest.raises(RayparError, match="what listens there now is not known to be yours") as refused:
+            with pytest.raises(RayparError, match="another user may listen there now") as refused:
                 last_flags(tmp_path, {"address": address})
             assert f"raypar store resume good --address {address}" in str(refused.value)
         assert last_flags(tmp_path, {"address": address}, address=address).flags.address == address

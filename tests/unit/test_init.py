@@ -146,7 +146,7 @@ def test_each_phase_has_its_own_expression_and_what_it_finds_is_shown(code, metr
 )
 def test_phases_that_print_the_same_words_are_named(code, folder):
     assert read(folder, code).metrics[0].is_mixed
-    assert "note: loss (line 2): the same words are printed elsewhere too" in raypar("init", "train.py")[1]
+    assert "note: loss (line 2): other lines print the same words" in raypar("init", "train.py")[1]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_from_another_folder_the_command_names_the_scripts_path(folder):
 def test_a_script_that_is_imported_has_its_study_beside_it(folder):
     (folder / "src").mkdir()
     shutil.copy(SCRIPTS / "ray_script.py", folder / "src")
-    refused("imports it, which works in its own folder alone", "init", "src/ray_script.py", "--output", "s.py")
+    refused("imports the script and must be in the same folder", "init", "src/ray_script.py", "--output", "s.py")
     assert raypar("init", "src/ray_script.py", "--output", "src/s.py")[0] == 0
 
 
@@ -382,7 +382,7 @@ def test_what_is_no_script_is_refused(name, text, message, folder):
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("study.txt", "is no name of a study file"),
+        ("study.txt", "must end in .py"),
         ("nowhere/s.py", "nowhere/s.py"),
         ("train.py", "is the script itself"),
     ],

@@ -1,4 +1,4 @@
-"""A study is its name and the place of its code: projects that share a store are kept apart."""
+"""Origin of a study's code, which keeps projects in the same store apart."""
 
 import platform
 import subprocess
@@ -52,13 +52,13 @@ def are_same(one, other, uri=ELSEWHERE):
     return origins[0].is_of(origins[1])
 
 
-def test_two_folders_are_two_places_and_links_to_one_are_one(tmp_path):
+def test_links_to_a_folder_are_the_same_origin(tmp_path):
     one, other = made(tmp_path / "a"), made(tmp_path / "b")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     assert not are_same(one, other) and are_same(one, tmp_path / "link" / "s.py")
 
 
-def test_a_clone_and_a_worktree_are_the_repository_that_they_are_of_and_other_folders_of_it_are_not(tmp_path):
+def test_clones_and_worktrees_are_the_same_origin(tmp_path):
     file = repository(tmp_path / "first")
     other = made(tmp_path / "first" / "others")
     git(tmp_path, "clone", "-q", "first", "second")
@@ -67,7 +67,7 @@ def test_a_clone_and_a_worktree_are_the_repository_that_they_are_of_and_other_fo
     assert not are_same(file, other)
 
 
-def test_a_shallow_clone_is_known_by_its_remote_however_that_is_written(tmp_path):
+def test_a_shallow_clone_is_known_by_its_remote(tmp_path):
     file = repository(tmp_path / "first", remote="git@host.org:me/project.git")
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{tmp_path}/first", "second")
     assert not are_same(file, tmp_path / "second/studies/s.py")
@@ -76,19 +76,19 @@ def test_a_shallow_clone_is_known_by_its_remote_however_that_is_written(tmp_path
     assert "secret" not in CodeOrigin.of(tmp_path / "second/studies/s.py", ELSEWHERE).to_json()
 
 
-def test_another_repository_at_the_same_path_is_another_place(tmp_path):
+def test_another_repository_at_the_same_path_is_another_origin(tmp_path):
     first = CodeOrigin.of(repository(tmp_path / "app", "one"), ELSEWHERE)
     (tmp_path / "app").rename(tmp_path / "app-before")
     assert not CodeOrigin.of(repository(tmp_path / "app", "another"), ELSEWHERE).is_of(first)
 
 
-def test_a_folder_that_becomes_a_repository_stays_the_same_place(tmp_path):
+def test_a_folder_that_becomes_a_repository_is_the_same_origin(tmp_path):
     before = CodeOrigin.of(made(tmp_path / "a"), ELSEWHERE)
     after = CodeOrigin.of(repository(tmp_path / "a", within="."), ELSEWHERE)
     assert after.repository and not before.repository and after.is_of(before)
 
 
-def test_a_folder_that_is_moved_with_its_store_stays_the_same_place(tmp_path):
+def test_a_folder_moved_with_its_store_is_the_same_origin(tmp_path):
     before = CodeOrigin.of(made(tmp_path / "a/studies"), f"sqlite:///{tmp_path}/a/mlflow.db")
     (tmp_path / "a").rename(tmp_path / "b")
     file, uri = tmp_path / "b/studies/s.py", f"sqlite:///{tmp_path}/b/mlflow.db"
@@ -96,7 +96,7 @@ def test_a_folder_that_is_moved_with_its_store_stays_the_same_place(tmp_path):
     assert not CodeOrigin.of(made(tmp_path / "b/others"), uri).is_of(before)
 
 
-def test_a_study_that_was_submitted_comes_from_where_its_client_is(tmp_path, monkeypatch):
+def test_a_submitted_study_has_the_origin_of_its_client(tmp_path, monkeypatch):
     client = CodeOrigin.of(repository(tmp_path / "a"), ELSEWHERE)
     monkeypatch.setenv(ORIGIN_VARIABLE, client.to_json())
     assert CodeOrigin.of(made(tmp_path / "job"), ELSEWHERE) == client
@@ -104,7 +104,7 @@ def test_a_study_that_was_submitted_comes_from_where_its_client_is(tmp_path, mon
     assert CodeOrigin.of(made(tmp_path / "job"), ELSEWHERE) != client
 
 
-def test_the_client_of_a_cluster_tells_the_head_where_the_code_comes_from(tmp_path, monkeypatch):
+def test_a_client_sends_its_origin_to_the_head(tmp_path, monkeypatch):
     file, given = repository(tmp_path / "a"), []
     over = SimpleNamespace(status=JobStatus.SUCCEEDED, driver_exit_code=0)
     monkeypatch.setattr(jobs, "connect", lambda *_: SimpleNamespace(list_jobs=list))
@@ -128,7 +128,7 @@ def from_elsewhere(stage, folder="/projects/other", host="", code=""):
     ("folder", "host", "is_same"), [("gone", "", True), ("there", "another", True), ("there", "", False)]
 )
 @pytest.mark.parametrize("has_same_code", [False, True])
-def test_a_folder_that_cannot_be_seen_from_here_is_known_by_its_code(stage, folder, host, is_same, has_same_code):
+def test_an_invisible_folder_is_known_by_its_code(stage, folder, host, is_same, has_same_code):
     stage.code = {"s.py": "py3.11:1"}
     (stage.tmp_path / "there").mkdir()
     stage.execute(a_study())
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_seen_from_here_is_known_by_its_code(stage, fold
             stage.execute(a_study())
 
 
-def test_a_study_of_the_same_name_from_another_folder_is_refused_before_anything_is_started(stage):
+def test_a_study_of_the_same_name_from_another_folder_is_refused(stage):
     study = a_study()
     stage.stored = [finished(spec) for spec in study.trials()]
     from_elsewhere(stage)
@@ -155,7 +155,7 @@ def test_a_study_of_the_same_name_from_another_folder_is_refused_before_anything
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
-def test_it_goes_on_where_the_user_says_that_it_has_moved_and_the_store_knows_that_from_then_on(stage, is_complete):
+def test_a_confirmed_move_is_stored(stage, is_complete):
     study = a_study()
     stage.stored = [finished(spec) for spec in study.trials()] if is_complete else []
     from_elsewhere(stage)
@@ -165,7 +165,7 @@ def test_it_goes_on_where_the_user_says_that_it_has_moved_and_the_store_knows_th
     stage.execute(study)
 
 
-def test_a_study_of_an_earlier_store_goes_on_and_gets_its_place(stage):
+def test_a_study_without_an_origin_gets_one(stage):
     stage.origins = [({}, "")]
     stage.execute(a_study())
     stored = CodeOrigin.from_json(stage.execution.tags[CodeOrigin.TAG])
@@ -173,5 +173,5 @@ def test_a_study_of_an_earlier_store_goes_on_and_gets_its_place(stage):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 1, "repository": 2}', '{"repository": [], "other": 1}'])
-def test_what_is_no_origin_counts_as_none(text):
+def test_an_invalid_origin_counts_as_none(text):
     assert CodeOrigin.from_json(text) is None

@@ -1,4 +1,4 @@
-"""A run flag is one field: the command line, the store and a cluster's dashboard know it from there."""
+"""A new run flag is one field, which the command line, the store and a submission use."""
 
 import json
 import re

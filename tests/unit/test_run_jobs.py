@@ -129,7 +129,8 @@ def test_a_followed_study_sets_the_clients_exit_code(exit_code, as_in_a_shell):
 
 
 @pytest.mark.parametrize(
-    ("code", "message"), [(127, "finds no `raypar`"), (None, "study `s` did not start: no such image")]
+    ("code", "message"),
+    [(127, "`raypar` is not installed on the head"), (None, "study `s` did not start: no such image")],
 )
 def test_a_study_that_never_began_is_reported_with_the_reason(code, message):
     over = job("1", {STUDY_KEY: "s"}, "FAILED", driver_exit_code=code, message="no such image")
@@ -146,7 +147,7 @@ def test_a_lost_connection_names_the_command_that_follows_again():
 def test_a_running_study_is_not_submitted_again(tmp_path, monkeypatch):
     client = Client([job("1", {STUDY_KEY: "my study"})])
     monkeypatch.setattr("raypar.run.jobs.connect", lambda *_: client)
-    with pytest.raises(RayparError, match="study `my study` runs on this cluster already") as refused:
+    with pytest.raises(RayparError, match="study `my study` is already running on this cluster") as refused:
         cluster.submit("my study", tmp_path / "s.py", NOWHERE, [], [], "sqlite:///x")
     assert f"`raypar cluster stop 'my study' --address {NOWHERE}`" in refused.value.hint and not client.submitted
 

@@ -108,7 +108,7 @@ def test_a_study_that_can_not_be_loaded_for_it_is_submitted_unchecked_and_others
     (tmp_path / "wrong.py").write_text(SHIPPED.replace("grid(1, 2)", "grid(0)"))
     own, wrong = run(tmp_path, f"study own.py --address {NOWHERE}", f"study wrong.py --address {NOWHERE}")
     assert own[0] == 2 and "own.py, line 2: torch is not in this environment" in own[2]
-    assert "is not checked here, but on the head" in own[2] and "no Ray dashboard" in own[2]
+    assert "the head of the cluster will check the study" in own[2] and "no Ray dashboard" in own[2]
     assert wrong[0] == 2 and "1 mistake in the study" in wrong[2] and "dashboard" not in wrong[2]
 
 
