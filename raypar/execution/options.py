@@ -104,7 +104,7 @@ class ResumeFlags:
     def of(cls, loaded: LoadedStudy, options: Options, started_at: float) -> ResumeFlags:
         """Return the flags, without passwords, of an execution that started at a Unix time."""
         data_dir, address = os.environ.get("RAYPAR_DATA_DIR"), options.flags.address
-        flags = _flags_of_run(options.flags, loaded.study)
+        flags = flags_of_run(options.flags, loaded.study)
         return cls(
             file=str(loaded.path),
             flags=replace(flags, data_dir=Path(data_dir) if data_dir else None, address=address and masked(address)),
@@ -163,7 +163,7 @@ class ResumeFlags:
         return replace(self, file=self.file if file is None else str(file), flags=flags)
 
 
-def _flags_of_run(flags: RunFlags, study: Study) -> RunFlags:
+def flags_of_run(flags: RunFlags, study: Study) -> RunFlags:
     """Return the flags. Those that change the study get its values, as far as they apply to it."""
     changing = [each for each in all_flags() if each.of_study and (study.until or not each.needs_until)]
     return replace(flags, **{each.name: getattr(study, each.of_study) for each in changing})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypedDict, Unpack, cast
 
 from raypar.errors import Mistake, suggest
 from raypar.study.command import Command
@@ -186,9 +186,8 @@ def _with_chooser(fields: CommonFields) -> CommonFields:
     """Return the fields; if they name no metric, raypar chose the default one."""
     if fields.get("metric"):
         return fields
-    others: Any = {key: value for key, value in fields.items() if key != "metric" and value}
-    chosen: CommonFields = {"metric_chosen_by": DEFAULT_CHOOSER, **others}
-    return chosen
+    chosen: Any = {key: value for key, value in fields.items() if key != "metric" and value}
+    return cast(CommonFields, {"metric_chosen_by": DEFAULT_CHOOSER, **chosen})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,7 @@ STUDIES = (
     ),
     study("a bad check", "workload=Own(options=FAILING), config={'a': 2}", "['a'] = 2 | be checked", before=FAILING),
     Case("data that fails", ("plan", "bad.py"), ("workload w: prepare raises Zero",), {"bad.py": FAILS}),
-    study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "is no function"),
+    study("no train loop", "workload=Workload.from_train_loop(3)", "workload.train_loop = 3", "must be a function"),
     study("a set as a value", "workload=LOOP, config={'own': {1}}", "config['own'] = {1} | a set can't be kept"),
     study(
         "mistakes beside a bad workload",
@@ -238,7 +238,9 @@ FLAGS = (
     flags("0 repeats", "study good.py --repeats 0", "good.py", "--repeats = 0", "at least 1"),
     flags("an unknown --until", "study good.py --until forever", "--until = 'forever': is unknown", "settled"),
     flags("a margin of 0", "study good.py --until settled --margin 0", "--margin", "must lie between 0 and 1", "5%"),
-    flags("a text as budget", "study good.py --until settled --budget soon", "--budget = 'soon'", "no time", "10m"),
+    flags(
+        "a text as budget", "study good.py --until settled --budget soon", "--budget = 'soon'", "must be a time", "10m"
+    ),
     flags("few --max-repeats", "plan good.py --until settled --max-repeats 2", "--max-repeats = 2", "from 3 to 100"),
     flags("--until of a search", "plan good.py --until settled --set lr=uniform(0.1,1)", "--until", "each point once"),
     flags("--budget without --until", "study good.py --budget 10m", "--budget = '10m': is for", "add --until settled"),

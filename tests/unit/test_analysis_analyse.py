@@ -101,7 +101,7 @@ def test_trials_are_paired_if_they_share_two_blocks(base, num_samples, ratio):
 
 def test_a_memory_only_trial_has_no_time():
     counted = {"train_time_s": None, "warmup_s": 0.2, "wall_s": 0.5}
-    counted |= {"conditions": stored_conditions({"peak_memory_bytes": [3e8]})}
+    counted |= {"conditions": stored_conditions({"peak_memory_bytes": [3e8], "is_untrained": [True]})}
     only = [replace(make_result({"num_workers": n}), **counted) for n in (1, 2)]
     for point in analyse(WORKERS, only).points:
         assert (point.time_s, point.speedup, point.memory_bytes.value) == (None, None, 3e8)

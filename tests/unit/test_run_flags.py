@@ -14,7 +14,7 @@ from raypar.errors import RayparError, StudyError
 from raypar.execution import flags as module
 from raypar.execution import options
 from raypar.execution.flags import FlagCheck, RunFlags, all_flags, where
-from raypar.execution.options import ResumeFlags
+from raypar.execution.options import ResumeFlags, flags_of_run
 from raypar.study.loader import load_study
 
 
@@ -65,7 +65,7 @@ def test_a_new_flag_that_changes_a_field_of_a_study_is_one_field_too(tmp_path):
     file.write_text("from raypar import Study\nfrom raypar.workloads import digits\nstudy = Study(workload=digits)\n")
     flags = WithPriority(retries=0)
     study = load_study(file, (), flags.of_study).study
-    assert study.max_retries == 0 and flags.of_run(study).retries == 0
+    assert study.max_retries == 0 and flags_of_run(flags, study).retries == 0
     with pytest.raises(StudyError, match="--retries = -1: must be a whole number of at least 0"):
         load_study(file, (), WithPriority(retries=-1).of_study)
     with pytest.raises(StudyError, match="use --retries 3"):

@@ -84,7 +84,7 @@ except Interrupted as error:
 
 def test_a_swallowed_interrupt_is_raised_again():
     done = run(SWALLOWED)
-    assert (done.returncode, done.stdout) == (130, "goes on\n") and "Exception ignored" in done.stderr
+    assert (done.returncode, done.stdout) == (130, "continues\n") and "Exception ignored" in done.stderr
     with pytest.raises(Interrupted), handle_signals(), uninterrupted():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         raise_again()  # not before the end of the block

@@ -131,7 +131,7 @@ def test_the_link_is_required_unless_switched_off(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module, "start_server", lambda *args, access, **flags: given.append(access) or Stopped())
     for flags in ([], ["--no-auth"]):
         code, out, _ = raypar("ui", "--port", "5999", *flags, width=200)
-        assert code == 0 and ("?token=" in out, "opens once" in out) == (not flags,) * 2
+        assert code == 0 and ("?token=" in out, "works once" in out) == (not flags,) * 2
         assert out.startswith("http://127.0.0.1:5999/?") and "workflowType=machine_learning\n" in out
     assert isinstance(given[0], Access) and given[1] is None
 

@@ -71,7 +71,8 @@ def test_a_shared_database_stays_open_to_its_users(project, tmp_path_factory):
 FAILURE = Failure(FailureKind.CRASH, "died\0\n" * 2000, 1, "trace\n" * 5000, "/log")
 RESULTS = {
     "stopped": {"state": TrialState.STOPPED},
-    "bare": {"train_time_s": None, "step_times_s": (), "reports": ()},
+    "bare": {"warmup_s": None, "train_time_s": None, "step_times_s": (), "reports": ()},
+    "untrained": {"train_time_s": None, "conditions": stored_conditions({"is_untrained": [True]})},
     "1500 epochs": {"reports": tuple({"epoch": e, "accuracy": e / 3, "loss": 1 / (e + 1)} for e in range(1500))},
     "odd environment": {"conditions": stored_conditions({"node": ["odd/../ü", "x" * 20_000], "cores": [[0], None]})},
     "too long for tags": {
