@@ -32,6 +32,7 @@ from raypar.study.conditions import Conditions
 from raypar.study.quantity import BUILT_IN
 from raypar.study.strategy import sync_period
 from raypar.study.trial import (
+    DataRecord,
     Failure,
     FailureKind,
     LoadSample,
@@ -392,7 +393,7 @@ def trial_result(
         conditions=conditions,
         failure=failure,
         profile=profile_of(recorded, spec.config) if recorded and all(recorded) else None,
-        data=next((outcome.data for outcome in outcomes if outcome.data), {}),
+        data=next((outcome.data for outcome in outcomes if outcome.data), DataRecord()),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )
     if stalls_s := telemetry.stalls(gang_step_times_s(result), sync_period(spec.config)):

@@ -186,9 +186,10 @@ def _with_chooser(fields: CommonFields) -> CommonFields:
     """Return the fields; if they name no metric, raypar chose the default one."""
     if fields.get("metric"):
         return fields
-    others: Any = {key: value for key, value in fields.items() if key != "metric" and value}
-    chosen: CommonFields = {"metric_chosen_by": DEFAULT_CHOOSER, **others}
-    return chosen
+    others = fields.copy()
+    others.pop("metric", None)
+    others["metric_chosen_by"] = others.get("metric_chosen_by") or DEFAULT_CHOOSER
+    return others
 
 
 @dataclass(frozen=True, kw_only=True)
