@@ -6,6 +6,7 @@ import pytest
 
 from raypar import RayparError, grid
 from raypar.errors import DataError
+from raypar.execution.flags import RunFlags
 from raypar.study.loader import load_study, load_workload
 from raypar.study.overrides import parse_value
 from raypar.study.space import Choice, LogUniform, RandInt, Uniform
@@ -140,7 +141,7 @@ def test_a_setting_reads_as_the_value_it_looks_like(text, value):
 
 
 def test_a_fixed_setting_takes_its_key_out_of_the_space_and_the_baseline(tmp_path):
-    study = loaded(tmp_path, settings=["num_workers=2", "lr=1"], changes={"num_repeats": 5, "seed": 11}).study
+    study = loaded(tmp_path, settings=["num_workers=2", "lr=1"], flags=RunFlags(repeats=5, seed=11).of_study).study
     assert list(study.space) == ["batch_size"] and study.baseline == {}
     assert study.config == {"num_workers": 2, "lr": 1}
     assert (study.num_repeats, study.seed) == (5, 11)
