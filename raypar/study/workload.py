@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypedDict, Unpack
 
 from raypar.errors import Mistake, suggest
 from raypar.study.command import Command
@@ -186,8 +186,10 @@ def _with_chooser(fields: CommonFields) -> CommonFields:
     """Return the fields; if they name no metric, raypar chose the default one."""
     if fields.get("metric"):
         return fields
-    chosen: Any = {key: value for key, value in fields.items() if key != "metric" and value}
-    return cast(CommonFields, {"metric_chosen_by": DEFAULT_CHOOSER, **chosen})
+    others = fields.copy()
+    others.pop("metric", None)
+    others["metric_chosen_by"] = others.get("metric_chosen_by") or DEFAULT_CHOOSER
+    return others
 
 
 @dataclass(frozen=True, kw_only=True)
