@@ -315,8 +315,8 @@ def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role,
         raise _error(path, mistakes)
     free = [c for c in roles if c.index not in {other.index for other in chosen.values()}]
 
-    def of(*wanted: Role) -> list[TableColumn]:
-        return [chosen[role] for role in wanted if role in chosen] or [c for c in free if c.role in wanted]
+    def of(*measured_as: Role) -> list[TableColumn]:
+        return [chosen[role] for role in measured_as if role in chosen] or [c for c in free if c.role in measured_as]
 
     counted = of(Role.WORKERS)
     candidates = of(Role.TIME, Role.THROUGHPUT) or of(Role.SPEEDUP) or of(Role.EFFICIENCY)

@@ -59,7 +59,7 @@ def test_points_that_differ_are_claimed_to_in_every_view(honesty):
     study = honesty.simulate(rng, honesty.dummies(4), 6, noise, {3: 2.0}, {3: 0.05})
     assert {"speedup", "verdict", "recommended", "dominated", "excluded"} <= {*honesty.false_claims(study, noise)}
     sentences = honesty.analyse(study.question, study.results).statements
-    assert [bool(honesty.HEDGES.search(sentence)) for sentence in sentences] == [True, True, False, False, False]
+    assert [bool(honesty.HEDGES.search(sentence)) for sentence in sentences] == [False, False]
 
 
 def test_true_median_of_times_with_outliers_is_that_of_many_draws(honesty):
