@@ -175,7 +175,7 @@ ONE = plain(blocks=(1.0,))
     ("results", "changes", "reason"),
     [
         (HALF, {"points": POINTS[::2]}, "5 points are too few of a grid of 9"),
-        (ONE, {"num_repeats": 1}, "the points are drawn, not a grid"),
+        (ONE, {"num_repeats": 1, "is_search": True}, "the points are drawn, not a grid"),
         (ONE[:3], {"points": POINTS}, "no block has finished trials of 67 % of the points"),
     ],
 )
