@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -192,22 +191,40 @@ def optimizer_of(strategy: Strategy, workload: Workload, config: Config) -> Opti
     return optimizer
 
 
-class _Read(UserDict[str, Any]):
-    """Config for a workload's own optimizer, with the scaled lr; records which keys are read."""
+class _Read(dict[str, Any]):
+    """Config for a workload's own optimizer, with the scaled lr; records which of `SETTINGS` are read."""
 
     def __init__(self, config: Config) -> None:
-        self.read: set[str] = set()
         super().__init__({**config, "lr": scaled_lr(config)})
+        self.read: set[str] = set()
 
-    def __getitem__(self, key: str) -> Any:  # also for get, items, dict(config) and **config
+    def __getitem__(self, key: str) -> Any:
         self.read.add(key)
         return super().__getitem__(key)
 
-    def __or__(self, other: Any) -> Any:
-        return {**self, **other}
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
 
-    def __deepcopy__(self, _: Any) -> Any:
-        return dict(self)
+    def __iter__(self) -> Iterator[str]:  # also of dict(config) and **config: all of it may be used
+        self.read.update(SETTINGS)
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.read.update(SETTINGS)
+        return super().keys()
+
+    def items(self) -> Any:
+        self.read.update(SETTINGS)
+        return super().items()
+
+    def __or__(self, other: Any) -> Any:
+        self.read.update(SETTINGS)
+        return super().__or__(other)
+
+    def copy(self) -> Any:
+        self.read.update(SETTINGS)
+        return super().copy()
 
 
 # Options that affect a workload's own optimizer only if it reads them, and the key that it reads.
