@@ -25,12 +25,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from raypar.run.placement import FreeResources, Node, NodeAssignment, needed, num_machines
+from raypar.run.placement import FreeResources, Node, NodeAssignment, needed, num_machines, shares
 from raypar.study.trial import Placement
 
 LOOKAHEAD = 8  # trials per machine that may pass a waiting trial
 SLACK = 0.1  # usual error of an estimate, as a share of a trial's time
 MAX_STARTS = 2  # gangs that start on a machine at a time: one imports while the other waits for its machines
+MIN_TRIALS = 2  # waiting trials per gang of a placement, if several gangs are started ahead
 ROUNDING = 1e-6  # of sums of Ray's fractions of a CPU
 
 
@@ -303,35 +304,53 @@ class _Round:
     # ---- gangs for trials that come later
 
     def start_ahead(self) -> None:
-        """Start a gang of each placement that has none and whose trials have no place, where that delays no trial.
+        """Start gangs for trials without a place, on machines where that delays no trial.
 
-        Only gangs that hold next to nothing while parked: others would hold what earlier trials need.
+        First one gang of each placement, then more if several of its trials could run side by side. Only gangs that
+        hold next to nothing while parked: others would hold what earlier trials need.
         """
-        if self._policy.exclusive:
-            present = {gang.placement for gang in self._gangs} | {placement for placement, _ in self._to_open}
-            for placement in dict.fromkeys(filter(self._is_parked_for_nothing, self._without_place)):
-                if placement not in present:
-                    self._open_ahead(placement)
+        if not self._policy.exclusive:
+            return
+        num_gangs = Counter([gang.placement for gang in self._gangs] + [placement for placement, _ in self._to_open])
+        num_waiting = Counter(filter(self._is_parked_for_nothing, self._without_place))
+        for placement in num_waiting:
+            if not num_gangs[placement] and self._open_ahead(placement, is_first=True):
+                num_gangs[placement] += 1
+        most = self._most_side_by_side()
+        for placement, count in num_waiting.items():
+            while (
+                0 < num_gangs[placement] < most[placement]
+                and count >= MIN_TRIALS * (num_gangs[placement] + 1)
+                and self._open_ahead(placement, is_first=False)
+            ):
+                num_gangs[placement] += 1
 
     def _is_parked_for_nothing(self, placement: Placement) -> bool:
         reserved = self._policy.reserved(placement)
         return all(reserved.get(kind, 0) < amount for kind, amount in needed(placement).items())
 
-    def _open_ahead(self, placement: Placement) -> None:
+    def _open_ahead(self, placement: Placement, *, is_first: bool) -> bool:
         """Start a gang on idle machines or, at the beginning of the run, where other gangs are starting too."""
         opens = [*self._to_open, *self._ahead]
-        num_starts = Counter(machine for _, nodes in opens for machine in self._machines(nodes))
-        num_parked = num_starts + Counter(machine for gang in self._gangs for machine in self._machines(gang.nodes))
-        idle = self._idle_machines(placement) - num_starts.keys()
-        beside = {machine for machine, count in num_starts.items() if count < MAX_STARTS and not self._gangs}
+        all_gangs = [(gang.placement, gang.nodes) for gang in self._gangs] + opens
+        num_parked = Counter(machine for _, nodes in all_gangs for machine in self._machines(nodes))
+        alike = {machine for other, nodes in all_gangs if other == placement for machine in self._machines(nodes)}
+        idle = self._idle_machines(placement) - {m for _, nodes in opens for m in self._machines(nodes)}
+        beside = (
+            set()
+            if self._gangs
+            else self._machines_with_starts([self._machines(nodes) for _, nodes in opens], is_first)
+        )
         for usable in (idle, idle | beside):
             free = FreeResources(self._nodes, self._policy.exclusive)
             for node in self._nodes:
-                if node.machine not in usable or num_parked[node.machine] >= self._policy.max_parked:
+                is_full = num_parked[node.machine] >= self._policy.max_parked
+                if node.machine not in usable - alike or is_full:
                     free.take(placement, {node.id: 0})
             if (nodes := free.find(placement)) is not None:
                 self._ahead.append((placement, nodes))
-                return
+                return True
+        return False
 
     def _idle_machines(self, placement: Placement) -> set[str]:
         """Return the machines that are idle and will stay so until a gang of the placement has started there."""
@@ -343,6 +362,43 @@ class _Round:
         if placement == kept_for or not is_warm or self._is_over_in_time(self._gang_start_s):
             return machines
         return machines - self._machines(nodes)
+
+    @staticmethod
+    def _machines_with_starts(opens: Sequence[set[str]], is_first: bool) -> set[str]:
+        """Return the machines where one more gang may start beside those that start there now.
+
+        Args:
+            opens: the machines of each gang that starts now.
+            is_first: there is no gang of its placement yet. Further gangs must not delay those that start now: they
+                may only use machines that are ready sooner than others of the same gang.
+        """
+        num_starts = Counter(machine for machines in opens for machine in machines)
+        if is_first:
+            return {machine for machine, count in num_starts.items() if count < MAX_STARTS}
+        slowest = {m: max(num_starts[n] for machines in opens if m in machines for n in machines) for m in num_starts}
+        return {machine for machine, count in num_starts.items() if count < slowest[machine]}
+
+    def _most_side_by_side(self) -> Counter[Placement]:
+        """Return the maximum number of concurrent trials of each placement, if trials run in rounds that each fill the
+        machines."""
+        empty = [node.has for node in self._nodes]
+        rest = [trial.placement for trial in self._queue[: self._last + 1]]
+        num_needed = {p: sum(1 for count in shares(p, needed(p), empty) or () if count) for p in set(rest)}
+        rest = [placement for placement in rest if num_needed[placement]]
+        most = Counter[Placement]()
+        while rest:
+            num_left, now, later = len(set(self._machine_of.values())), Counter[Placement](), list[Placement]()
+            for placement in rest:
+                if num_needed[placement] <= num_left:
+                    num_left -= num_needed[placement]
+                    now[placement] += 1
+                else:
+                    later.append(placement)
+            if not now:
+                break  # nodes share machines: it needs more of these than there are
+            most |= now
+            rest = later
+        return most
 
     def _machines(self, nodes: NodeAssignment) -> set[str]:
         return {self._machine_of[node_id] for node_id in nodes if node_id in self._machine_of}
