@@ -104,7 +104,7 @@ def test_trials_are_paired_unless_they_share_one_block_at_most(base, num_samples
 
 def test_a_trial_that_only_counted_its_memory_has_no_time():
     counted = {"train_time_s": None, "warmup_s": 0.2, "wall_s": 0.5}
-    counted |= {"conditions": stored_conditions({"peak_memory_bytes": [3e8]})}
+    counted |= {"conditions": stored_conditions({"peak_memory_bytes": [3e8], "is_untrained": [True]})}
     only = [replace(make_result({"num_workers": n}), **counted) for n in (1, 2)]
     for point in analyse(WORKERS, only).points:
         assert (point.time_s, point.speedup, point.memory_bytes.value) == (None, None, 3e8)
