@@ -21,8 +21,8 @@ from raypar.signals import handle_signals
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raypar.analysis.ab import RevisionComparison
     from raypar.execution.results import ExecutionOutcome
+    from raypar.reporting.ab import AbView
 
 EXIT_TRIALS_FAILED = 4
 DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # of flags of the study
@@ -87,49 +87,46 @@ def ab(
         if flags.dry_run:
             show_plan(made.loaded, options)
             return
-        outcome = run(made.loaded, options, lambda console, outcome: announce(console, outcome, allowed, inconclusive))
+        name = made.loaded.study.name
+
+        def announce(console: Console, outcome: ExecutionOutcome) -> None:
+            """Print the verdict, which stands before the study's report."""
+            from raypar.reporting.ab import print_verdict
+
+            print_verdict(console, view_of(outcome, name, allowed, inconclusive))
+
+        outcome = run(made.loaded, options, announce)
         code = 0
         if outcome.num_done:
-            from raypar.reporting.ab import ab_document, ab_markdown
+            from raypar.reporting.ab import ab_markdown
+            from raypar.reporting.view import StudyView
 
-            compared = compare(outcome)
-            code = exit_code(compared, outcome, allowed, inconclusive)
+            view = view_of(outcome, name, allowed, inconclusive)
+            code = view.exit_code
             if markdown is not None:
-                text = ab_markdown(compared, outcome.analysis, shlex.join(options.command), allowed, code)
+                text = ab_markdown(view, StudyView(outcome.analysis), shlex.join(options.command))
                 if to_stdout:
                     common.print_text(text)
                 else:
                     write_text(markdown, text)
             if as_json:
-                name, num_failed = made.loaded.study.name, len(outcome.failures)
-                common.print_json(ab_document(compared, name, allowed, code, num_failed))
+                common.print_json(view)
     if outcome.interrupted_by is not None or outcome.broke_off:
         common.exit_as(outcome)
     if code:
         raise typer.Exit(code)
 
 
-def compare(outcome: ExecutionOutcome) -> RevisionComparison:
+def view_of(outcome: ExecutionOutcome, study: str, allowed: float | None, inconclusive: str | None) -> AbView:
+    """Return the comparison of both revisions, with the exit code of a comparison that ran to its end."""
     from raypar.analysis.ab import compare_revisions
+    from raypar.reporting.ab import AbView
 
-    return compare_revisions(outcome.analysis.evidence)
-
-
-def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> None:
-    """Print the verdict, which stands before the study's report."""
-    from raypar.reporting.ab import print_verdict
-
-    compared = compare(outcome)
-    print_verdict(console, compared, allowed, exit_code(compared, outcome, allowed, inconclusive))
-
-
-def exit_code(
-    compared: RevisionComparison, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None
-) -> int:
-    """Return the exit code of a comparison that ran to its end."""
+    compared = compare_revisions(outcome.analysis.evidence)
+    code = 0 if allowed is None else common.gate_code(compared.gate(allowed), inconclusive)
     if outcome.failures:
-        return EXIT_TRIALS_FAILED
-    return 0 if allowed is None else common.gate_code(compared.gate(allowed), inconclusive)
+        code = EXIT_TRIALS_FAILED
+    return AbView(compared, study, allowed, code, len(outcome.failures))
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:

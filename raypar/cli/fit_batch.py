@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from raypar.cli import common
 from raypar.cli.flags import takes
@@ -15,11 +14,7 @@ from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags
 from raypar.masking import masked
 from raypar.signals import handle_signals
-from raypar.units import SIZES_BYTES, counted, size
-
-if TYPE_CHECKING:
-    from raypar.execution.fit_batch import Largest
-    from raypar.reporting.documents import FitBatchDocument
+from raypar.units import SIZES_BYTES
 
 
 @takes(
@@ -59,6 +54,7 @@ def fit_batch(
             raise RayparError("--max-memory is missing: a machine's memory is shared with others", hint=hint)
         options = options_here(flags, instead_of_training=True, source=search)
         from raypar.execution.execute import execute, new_log_dir
+        from raypar.reporting.fit_batch import FitBatchView, print_fit_batch
         from raypar.reporting.listings import print_failures
 
         log_dir = new_log_dir(options.project_dir)
@@ -67,62 +63,15 @@ def fit_batch(
             in_place = replace(loaded, study=search.study)
             outcome = execute(in_place, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
             answers = search.answers(tuple(outcome.results.values()))
+            view = FitBatchView(str(search.study.config.get("max_memory") or ""), answers)
             if outcome.failures:
                 print_failures(console, outcome.failures, outcome.log_dir)
         if as_json:
-            limit = str(search.study.config.get("max_memory") or "") or None
-            common.print_json(_document(answers, limit))
+            common.print_json(view)
         else:
-            for answer in answers:
-                common.say(common.stdout(), answer_line(answer, str(search.study.config.get("max_memory") or "")))
+            print_fit_batch(common.stdout(), view)
             if not all(answer.is_final or answer.failure for answer in answers):
                 common.say(
                     common.stdout(), f"`{masked(shlex.join(options.command))}` goes on: finished trials are kept"
                 )
         common.exit_as(outcome)
-
-
-def _document(answers: Sequence[Largest], limit: str | None) -> FitBatchDocument:
-    return {
-        "schema": 1,
-        "kind": "fit-batch",
-        "max_memory": limit,
-        "points": [
-            {
-                "point": a.point,
-                "num_workers": a.num_workers,
-                "batch_size": a.batch_size,
-                "peak_bytes": a.peak_bytes,
-                "too_large": a.too_large,
-                "reason": a.reason,
-                "num_trials": a.num_trials,
-                "is_final": a.is_final,
-                "is_all_data": a.is_all_data,
-                "failure": a.failure,
-            }
-            for a in answers
-        ],
-    }
-
-
-def answer_line(answer: Largest, limit: str) -> str:
-    """Return the answer: ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: peak 1.93 GB; …``."""
-    from raypar.study.trial import point_label
-
-    at = f" at {point_label(answer.point)}" if answer.point else ""
-    where = f"in {limit or 'the GPU'} on {counted(answer.num_workers, 'worker')}{at}"
-    trials = f" ({counted(answer.num_trials, 'trial')})"
-    if answer.failure:
-        return f"No answer {where}: a trial failed: {answer.failure}"
-    if not answer.is_final:
-        fits = f"{answer.batch_size} fits" if answer.batch_size else "none that was run fits"
-        return f"Not finished {where}: so far {fits}{trials}"
-    if answer.batch_size is None:
-        reason = f": {answer.too_large} {answer.reason}" if answer.reason else ""
-        return f"No batch fits {where}{reason}{trials}"
-    text = f"per_worker_batch_size {answer.batch_size} is the largest that fits {where}"
-    if answer.peak_bytes:
-        text += f": peak {size(answer.peak_bytes)}"
-    if answer.too_large is None:
-        return f"{text}; the training set allows no larger one{trials}"
-    return f"{text}; {answer.too_large} {answer.reason or 'does not fit'}{trials}"

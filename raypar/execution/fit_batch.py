@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.source import NextTrials
+from raypar.reporting.fit_batch import Largest
 from raypar.study.options import memory_limit_bytes
 from raypar.study.space import Value, grid
 from raypar.study.strategy import pipeline_size
@@ -82,30 +83,6 @@ def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float |
     (small, low_bytes), (large, high_bytes) = peaks
     slope = (high_bytes - low_bytes) / (large - small)
     return large + (limit_bytes - high_bytes) / slope if slope > 0 else None
-
-
-@dataclass(frozen=True)
-class Largest:
-    """Answer at one point.
-
-    Attributes:
-        batch_size: largest batch per worker that was run and fits; None: none fits.
-        too_large: smallest batch that was run and does not fit; None: all fit.
-        is_final: the search is complete. False: it was interrupted, or a trial failed.
-        is_all_data: the training set allows no larger batch.
-        failure: why a trial failed; empty: none did.
-    """
-
-    point: Mapping[str, Value]
-    num_workers: int
-    batch_size: int | None
-    peak_bytes: float | None
-    too_large: int | None
-    reason: str
-    num_trials: int
-    is_final: bool
-    is_all_data: bool
-    failure: str
 
 
 @dataclass(frozen=True)
