@@ -149,6 +149,7 @@ def schema() -> dict[str, Any]:
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
+    _object.cache_clear()  # of other quantities
     views: tuple[type[Document], ...] = (
         *(StudiesView, TrialsView, StudyView, RecommendView, CompareView, AbView, FitView, PredictView, PlanView),
         *(DoctorView, WorkView, FitBatchView),
