@@ -29,7 +29,8 @@ from raypar.analysis.recommend import Constraints, Decision, recommend
 from raypar.reporting import html as page
 from raypar.reporting.console import print_report
 from raypar.reporting.export import answer_markdown, markdown_of
-from raypar.reporting.recommend import print_recommendation
+from raypar.reporting.recommend import RecommendView, print_recommendation
+from raypar.reporting.view import StudyView
 from raypar.study.conditions import Conditions
 from raypar.study.space import Value
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, point_label
@@ -141,16 +142,16 @@ def views_of(analysis: StudyAnalysis, sample: Sample) -> dict[str, str]:
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    advice = recommend(sample.question, sample.results, Constraints())
+    view, advice = StudyView(analysis), recommend(sample.question, sample.results, Constraints())
     with patch.object(page, "static_svg", return_value=""), patch.object(page, "_chart_script", return_value=""):
-        markup = page.html_report(analysis, sample.results, page.Origin({}))
+        markup = page.html_report(view, sample.results, page.Origin({}))
     body = re.sub(r"<(script|style)\b.*?</\1>", " ", markup, flags=re.DOTALL)
     views = {
-        "report": printed(print_report, analysis),
-        "verbose report": printed(print_report, analysis, verbose=True),
-        "recommend": printed(print_recommendation, advice),
-        "Markdown": markdown_of(analysis, {}),
-        "MLflow": answer_markdown(analysis, 20),
+        "report": printed(print_report, view),
+        "verbose report": printed(print_report, view, verbose=True),
+        "recommend": printed(print_recommendation, RecommendView(advice)),
+        "Markdown": markdown_of(view, {}),
+        "MLflow": answer_markdown(view, 20),
         "page": html.unescape(re.sub(r"<[^>]+>", " ", body)),
     }
     return {name: re.sub(r"\s+", " ", text).replace(" ,", ",").replace(" :", ":") for name, text in views.items()}

@@ -52,7 +52,7 @@ from raypar.run.runner import Event, TrialEnded, TrialReported
 from raypar.study.profile import BACKWARD, FORWARD, OPTIMIZER
 from raypar.study.strategy import STRATEGIES
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, TrialResult, TrialState, gang_step_times_s, reason_of
+from raypar.study.trial import FailureKind, TrialResult, TrialState, gang_step_times_s
 from raypar.study.workload import Workload
 from raypar.train.job import NO_PROFILING, Profiling, RunSettings
 from raypar.train.worker import SHARED_GPU
@@ -460,7 +460,7 @@ def out_of_memory(bench: Bench) -> tuple[bool, Figures]:
     ok = kind is expected and healthy.final["accuracy"] > MIN_ACCURACY
     return ok and max(left_mb) <= MEMORY_TOLERANCE_MB, {
         "failure": kind,
-        "message": one_line(reason_of(failed)),
+        "message": one_line(failed.reason),
         "left_mb": left_mb,
         "healthy_accuracy": healthy.final["accuracy"],
         "healthy_trial_s": healthy.wall_s,

@@ -71,11 +71,12 @@ def _files(report: Report, folder: Path, uri: str) -> dict[str, str]:
     from raypar.reporting.figures import figures_of
     from raypar.reporting.html import Origin, html_report
     from raypar.reporting.vega import Figure, static_svg
+    from raypar.reporting.view import StudyView
 
     study = read_study(report.name, uri, folder)
     results = study.current_results.results
     figures = {each.key: each for each in figures_of(study.analysis, results) if isinstance(each, Figure)}
-    page = html_report(study.analysis, results, Origin(study.tags, study.description, study.source))
+    page = html_report(StudyView(study.analysis), results, Origin(study.tags, study.description, study.source))
     return {f"{report.name}.html": page, f"{report.name}.svg": static_svg(figures[report.figure])}
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from raypar.cli.demo import STUDY, demo_folder, demo_uri
 from raypar.execution.stored import read_study
 from raypar.reporting.console import print_report
+from raypar.reporting.view import StudyView
 
 PICTURE = Path(__file__).with_name("quickstart.svg")
 WIDTH = 80
@@ -25,7 +26,7 @@ def picture() -> str:
     with Path("/dev/null").open("w") as nowhere:
         console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
         console.print("$ raypar demo", style="bold", highlight=False)
-        print_report(study.analysis, console)
+        print_report(StudyView(study.analysis), console)
     svg = console.export_svg(title="raypar")
     # Drop the link to a web font, so that viewing the picture needs no network.
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +28,7 @@ from raypar.errors import ClusterError, DataError, RayparError, StoreError
 from raypar.gpus import Gpu, NoDriver, all_gpus, nvml, torch_problem, visible_gpus
 from raypar.masking import masked
 from raypar.provenance import cpu_model, versions
+from raypar.reporting.listings import CheckResult
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
 from raypar.run.private_ray import OBJECT_STORE_BYTES, private_ray
 from raypar.track.journal import journal_paths, read_ack
@@ -51,16 +51,6 @@ MAX_OTHER_LOAD = 0.1  # of the cores
 LOAD_WINDOW_S = 0.5
 CGROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Result of one check; `fix` matters only where it failed."""
-
-    name: str
-    detail: str
-    is_ok: bool = True
-    fix: str = ""
 
 
 class TorchGpus(NamedTuple):

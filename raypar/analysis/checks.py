@@ -26,7 +26,7 @@ from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.conditions import RankConditions
-from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, reason_of, timed_work
+from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, timed_work
 
 MAX_LOSS_GAP = 0.05  # largest relative difference of last losses for equal work
 # Hyperparameters that should not change the work of a point, and so not its loss.
@@ -152,7 +152,7 @@ def different_data(evidence: Evidence) -> Iterator[Finding]:
 def diverged_trials(evidence: Evidence) -> Iterator[Finding]:
     every = [r for p in evidence.points for r in p.results]
     if diverged := [r for r in every if r.state is TrialState.DIVERGED]:
-        labels = [f"{r.spec.label} ({reason_of(r)})" if reason_of(r) else r.spec.label for r in diverged]
+        labels = [f"{r.spec.label} ({r.reason})" if r.reason else r.spec.label for r in diverged]
         yield Finding(f"{_share(diverged, every)} diverged", labels)
 
 
@@ -165,7 +165,7 @@ def too_large_trials(evidence: Evidence) -> Iterator[Finding]:
         first = next(r for r in points[0].results if r.state is TrialState.DOES_NOT_FIT)
         labels = named([point_label(p.point) for p in points])
         do_not = TrialState.DOES_NOT_FIT.said_of(len(points))
-        reason = f" ({reason_of(first)})" if reason_of(first) else ""
+        reason = f" ({first.reason})" if first.reason else ""
         yield Finding(f"{_share(points, evidence.points, 'point')} {do_not}", (labels + reason,))
 
 
@@ -192,7 +192,7 @@ def failed_trials(evidence: Evidence) -> Iterator[Finding]:
         num_skipped = sum(r.failure is not None and r.failure.kind is FailureKind.SKIPPED for r in failed)
         subject = f"{units.counted(len(failed) - num_skipped, 'trial')} failed"
         subject += f", {units.count(num_skipped)} not run" if num_skipped else ""
-        reason = f": {reason_of(first)}" if reason_of(first) else "."
+        reason = f": {first.reason}" if first.reason else "."
         log = f" (log: {first.failure.log_path})" if first.failure and first.failure.log_path else ""
         yield Finding(subject, (f"{first.spec.label}{reason}{log}",), "; {}")
 

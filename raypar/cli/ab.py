@@ -21,8 +21,8 @@ from raypar.signals import handle_signals
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raypar.analysis.ab import RevisionComparison
     from raypar.execution.results import ExecutionOutcome
+    from raypar.reporting.ab import AbView
 
 EXIT_TRIALS_FAILED = 4
 DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # flags of the study
@@ -89,53 +89,55 @@ def ab(
         if flags.dry_run:
             show_plan(made.loaded, options)
             return
-        outcome = run(made.loaded, options, lambda console, outcome: announce(console, outcome, allowed, inconclusive))
-        code = exit_code(outcome, allowed, inconclusive) if outcome.num_done else 0
+        name, code = made.loaded.study.name, 0
+        outcome = run(
+            made.loaded,
+            options,
+            lambda console, outcome: announce(console, view_of(outcome, name, allowed, inconclusive)),
+        )
         if outcome.num_done:
-            publish(outcome, allowed, code, markdown, shlex.join(options.command), as_json=as_json)
+            view = view_of(outcome, name, allowed, inconclusive)
+            code = view.exit_code
+            publish(view, outcome, markdown, shlex.join(options.command), as_json=as_json)
     if outcome.interrupted_by is not None or outcome.broke_off:
         common.exit_as(outcome)
     if code:
         raise typer.Exit(code)
 
 
-def publish(
-    outcome: ExecutionOutcome, allowed: float | None, code: int, markdown: Path | None, command: str, *, as_json: bool
-) -> None:
+def publish(view: AbView, outcome: ExecutionOutcome, markdown: Path | None, command: str, *, as_json: bool) -> None:
     """Write the verdict into a Markdown file, or print it, or print it as JSON."""
-    from raypar.reporting.ab import ab_document, ab_markdown
+    from raypar.reporting.ab import ab_markdown
     from raypar.reporting.text import write_text
+    from raypar.reporting.view import StudyView
 
-    compared = compare(outcome)
     if markdown is not None:
-        text = ab_markdown(compared, outcome.analysis, command, allowed, code)
+        text = ab_markdown(view, StudyView(outcome.analysis), command)
         if str(markdown) == "-":
             common.print_text(text)
         else:
             write_text(markdown, text)
     if as_json:
-        name, num_failed = outcome.plan.study.name, len(outcome.failures)
-        common.print_json(ab_document(compared, name, allowed, code, num_failed))
+        common.print_json(view)
 
 
-def compare(outcome: ExecutionOutcome) -> RevisionComparison:
-    from raypar.analysis.ab import compare_revisions
-
-    return compare_revisions(outcome.analysis.evidence)
-
-
-def announce(console: Console, outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> None:
+def announce(console: Console, view: AbView) -> None:
     """Print the verdict, which precedes the study's report."""
     from raypar.reporting.ab import print_verdict
 
-    print_verdict(console, compare(outcome), allowed, exit_code(outcome, allowed, inconclusive))
+    print_verdict(console, view)
 
 
-def exit_code(outcome: ExecutionOutcome, allowed: float | None, inconclusive: str | None) -> int:
-    """Return the exit code of a comparison that ran to its end."""
+def view_of(outcome: ExecutionOutcome, study: str, allowed: float | None, inconclusive: str | None) -> AbView:
+    """Return the comparison of both revisions, with the exit code of a comparison that ran to its end."""
+    from raypar.analysis.ab import compare_revisions
+    from raypar.reporting.ab import AbView
+
+    compared = compare_revisions(outcome.analysis.evidence)
+    code = 0 if allowed is None else common.gate_code(compared.gate(allowed), inconclusive)
     if outcome.failures:
-        return EXIT_TRIALS_FAILED
-    return 0 if allowed is None else common.gate_code(compare(outcome).gate(allowed), inconclusive)
+        code = EXIT_TRIALS_FAILED
+    return AbView(compared, study, allowed, code, len(outcome.failures))
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:

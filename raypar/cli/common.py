@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from raypar.analysis.comparison import Gate
     from raypar.execution.results import ExecutionOutcome
-    from raypar.reporting.documents import AnyDocument
+    from raypar.reporting.documents import Document
     from raypar.run.runner import Event, Listener
     from raypar.study.space import Value
     from raypar.study.workload import AnyWorkload
@@ -247,8 +247,8 @@ def document_alone(*, is_asked: bool) -> Iterator[None]:
         _document_stream.reset(token)
 
 
-def print_json(document: AnyDocument) -> None:
-    """Print a document of `raypar.reporting.documents` on standard output."""
+def print_json(document: Document) -> None:
+    """Print a view as JSON on standard output."""
     from raypar.reporting.documents import to_json
 
     print(to_json(document), file=_document_stream.get(), flush=True)

@@ -101,7 +101,7 @@ def predict(
     from raypar.predict import calibration as fitting
     from raypar.predict.predict import job_spec_of, worker_counts
     from raypar.predict.predict import predict as predicted
-    from raypar.reporting.predict import PredictionReport, check_plot_path, plot_of, predict_document, print_prediction
+    from raypar.reporting.predict import PredictView, check_plot_path, plot_of, print_prediction
 
     asked = _counts(workers)
     worker_counts(asked)  # before anything slow: a mistake is reported at once
@@ -124,7 +124,8 @@ def predict(
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
     how, origin, notes = flags.communication(results[0].spec.config, fit_link)
     counts = worker_counts(asked, [p.num_workers for p in calibration.points])
-    shown = PredictionReport(
+    view = PredictView(
+        study=name,
         title=" ".join([f"Study {name}", *(settings or [])]),
         asked=asked,
         calibration=calibration,
@@ -136,11 +137,11 @@ def predict(
         caveats=tuple(warning.detail for warning in study.analysis.warnings),
     )
     if as_json:
-        common.print_json(predict_document(name, shown))
+        common.print_json(view)
     else:
-        print_prediction(common.stdout(), shown)
+        print_prediction(common.stdout(), view)
     if plot is not None:
-        plot_of(shown).save(plot)
+        plot_of(view).save(plot)
         typer.echo(f"drawn into {plot}", err=True)
 
 
@@ -376,33 +377,31 @@ def fit(
 def _fit_file(source: str, by: Sequence[str], asked: Asked, baseline: int | None, *, as_json: bool) -> None:
     """Print the scaling laws of a CSV file."""
     from raypar.analysis.table import read_table
-    from raypar.reporting.fit import print_runs, runs_document
+    from raypar.reporting.fit import FitView, print_fit
 
-    table = read_table(Path(source), by, asked)
+    view = FitView.of_table(source, read_table(Path(source), by, asked), baseline)
     if as_json:
-        common.print_json(runs_document(source, table, baseline))
+        common.print_json(view)
     else:
-        print_runs(common.stdout(), table, baseline)
+        print_fit(common.stdout(), view)
 
 
 def _fit_study(name: str, baseline: int | None, tracking_uri: str, *, as_json: bool) -> None:
     """Print the scaling laws of a stored study."""
     from raypar.analysis.scaling import worker_groups
     from raypar.execution.stored import read_study
-    from raypar.reporting.fit import groups_document, print_groups
+    from raypar.reporting.fit import FitView, print_fit
 
     study = read_study(name, tracking_uri, Path.cwd())
     groups = worker_groups(study.question, study.analysis.evidence.points, baseline)
     if not groups:
         hint = "sweep num_workers, for example with --set num_workers=1,2,4"
         raise RayparError(f"study `{name}` has no finished trials that differ only in num_workers", hint=hint)
-    doubt = study.analysis.verdict.doubt
+    view = FitView.of_study(name, groups, study.analysis.verdict.doubt, study.analysis.evidence.excluded)
     if as_json:
-        common.print_json(groups_document(name, groups, doubt, study.analysis.evidence.excluded))
-        return
-    print_groups(common.stdout(), name, groups, doubt)
-    if aside := study.analysis.evidence.excluded:
-        common.say(common.stdout(), aside)
+        common.print_json(view)
+    else:
+        print_fit(common.stdout(), view)
 
 
 def work(
@@ -441,23 +440,25 @@ def work(
         raise RayparError(_opaque(workload), hint="`raypar model list` lists others")
     config = config_of(workload, settings or [])
 
-    from raypar.reporting.listings import WorkAssumptions, print_work, work_document
+    from raypar.reporting.listings import WorkView, print_work
     from raypar.train.flops import work_of
 
     counted = work_of(workload, config)
     peak, source = measured_peak(config) if peak_tflops is None else (peak_tflops * 1e12, "as given")
-    assumptions = WorkAssumptions(
+    view = WorkView(
+        workload=workload.name,
+        title=" ".join([workload.name, *(settings or [])]),
+        work=counted,
         batch_size=batch_size or config["batch_size"],
         epochs=epochs or config["epochs"],
         num_samples=samples or config["num_samples"] or workload.train_size(config),
-        peak_flops=peak,
+        peak_flop_per_s=peak,
         peak_source=source,
     )
-    title = " ".join([workload.name, *(settings or [])])
     if as_json:
-        common.print_json(work_document(workload.name, title, counted, assumptions))
+        common.print_json(view)
     else:
-        print_work(common.stdout(), title, counted, assumptions)
+        print_work(common.stdout(), view)
 
 
 def config_of(workload: Workload, settings: list[str]) -> Config:

@@ -105,7 +105,7 @@ def recommend(
     from raypar.analysis.recommend import recommend as recommended
     from raypar.analysis.time_to_target import Start
     from raypar.execution.stored import read_study
-    from raypar.reporting.recommend import print_recommendation, recommend_document
+    from raypar.reporting.recommend import RecommendView, print_recommendation
 
     common.check_positive("--price", price)
     _check(target, start, min_efficiency, min_metric, metric_margin)
@@ -132,12 +132,13 @@ def recommend(
     text, is_command = "", False
     if (settling := recommendation.settling) is not None and settling.num_repeats is not None:
         text, is_command = _next_step(study.store, name, question, settling)
+    view = RecommendView(recommendation, text, is_command, study.scope)
     if as_json:
-        common.print_json(recommend_document(recommendation, text, is_command=is_command, scope=study.scope))
+        common.print_json(view)
         return
     if study.scope:
         common.say(common.stdout(), f"{name}: {units.counted(len(study.results), 'trial')} {study.scope}")
-    print_recommendation(common.stdout(), recommendation, text, is_command=is_command)
+    print_recommendation(common.stdout(), view)
 
 
 def _check(

@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,37 +21,24 @@ from raypar.signals import handle_signals
 from raypar.track.names import safe_name
 from raypar.units import counted
 
-if TYPE_CHECKING:
-    from raypar.reporting.documents import CheckEntry, ListDocument, StudyEntry
-
 REPORTS = Path(".raypar/reports")
 
 
 def list_studies(tracking_uri: common.TrackingUri = None, as_json: common.AsJson = False) -> None:
     """List the studies in the store."""
     from raypar.execution.stored import hint_above
-    from raypar.reporting.documents import Spread
-    from raypar.reporting.listings import print_studies
+    from raypar.reporting.listings import StudiesView, print_studies
 
     store = common.store_of(tracking_uri)
-    entries: list[StudyEntry] = [
-        {
-            "name": s.name,
-            "num_executions": s.num_executions,
-            "counts": Spread(s.counts),
-            "last_used_at_s": s.last_used_at,
-        }
-        for s in store.studies()
-    ]
+    studies = store.studies()
     if as_json:
-        document: ListDocument = {"schema": 1, "kind": "list", "studies": entries}
-        common.print_json(document)
-    elif not entries:
+        common.print_json(StudiesView(studies))
+    elif not studies:
         common.say(common.stdout(), "no studies yet: `raypar study FILE` makes one")
         if above := hint_above(store):
             common.say(common.stdout(), f"  → {above}")
     else:
-        print_studies(common.stdout(), entries)
+        print_studies(common.stdout(), studies)
 
 
 def delete(name: common.StudyName, yes: common.Yes = False, tracking_uri: common.TrackingUri = None) -> None:
@@ -155,19 +142,20 @@ def show(
     """
     from raypar.analysis.question import reported_values
     from raypar.execution.stored import results_of, results_since
-    from raypar.reporting.listings import print_trials, show_document
+    from raypar.reporting.listings import TrialsView, print_trials
     from raypar.study.metric import Metric
 
     store = common.store_of(tracking_uri)
     results, scope = results_since(since, name, results_of(name, store), store)
     asked = {"metric": "accuracy", "mode": "", "unit": "", **store.question(name)}
     metric = Metric(str(asked["metric"]), str(asked["mode"]), str(asked["unit"]))
+    view = TrialsView.of(name, results, metric.read_from(reported_values(results, metric.name)), scope)
     if as_json:
-        common.print_json(show_document(name, results, metric.name, scope))
+        common.print_json(view)
         return
     if scope:
         common.say(common.stdout(), f"{name}: {counted(len(results), 'trial')} {scope}")
-    print_trials(common.stdout(), results, metric.read_from(reported_values(results, metric.name)))
+    print_trials(common.stdout(), view)
 
 
 def report(
@@ -195,8 +183,9 @@ def report(
     Example:  raypar report batch_size --html report.html --open
     """
     from raypar.execution.stored import read_study
-    from raypar.reporting.console import print_report, report_document
+    from raypar.reporting.console import print_report
     from raypar.reporting.text import check_file, check_folder, write_text
+    from raypar.reporting.view import StudyView
 
     files = {"--html": html, "--open": open_html, "--figures": figures, "--format": figure_format}
     common.check_json_alone(as_json, {**files, "--verbose": verbose})
@@ -208,10 +197,11 @@ def report(
     if figures is not None:
         check_folder(figures)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
+    view = StudyView(study.analysis)
     if as_json:
-        common.print_json(report_document(study.analysis))
+        common.print_json(view)
         return
-    print_report(study.analysis, common.stdout(), verbose=verbose)
+    print_report(view, common.stdout(), verbose=verbose)
     if open_html and html is None:
         html = REPORTS / f"{safe_name(name)}.html"
         with contextlib.suppress(OSError):  # reported when the page is written
@@ -220,7 +210,7 @@ def report(
         from raypar.reporting.html import Origin, html_report
 
         origin = Origin(study.tags, study.description, study.source)
-        write_text(html, html_report(study.analysis, study.analysis.evidence.results, origin))
+        write_text(html, html_report(view, study.analysis.evidence.results, origin))
         common.say(common.stdout(), f"wrote {html}")
         if open_html and not webbrowser.open(html.resolve().as_uri()):
             common.say(common.stdout(), "no browser found: open the file yourself")
@@ -339,21 +329,21 @@ def doctor(
     """
     common.set_data_dir(data_dir)
     from raypar.doctor import examine
+    from raypar.reporting.listings import DoctorView
 
     with common.quiet(Path.cwd() / ".raypar" / "logs" / "doctor.log") as console:
-        checks: list[CheckEntry] = []
+        checks = []
         for check in examine(Path.cwd(), common.uri_of(tracking_uri), address):
-            fix = None if check.is_ok else check.fix or None
-            checks.append({"name": check.name, "detail": check.detail, "is_ok": check.is_ok, "fix": fix})
+            checks.append(check)
             if as_json:
                 continue
             common.say(console, f"{'ok' if check.is_ok else 'FAIL':5} {check.name}: {check.detail}")
-            if fix:
-                common.say(console, f"      → {fix}")
-    is_ok = all(check["is_ok"] for check in checks)
+            if check.advice:
+                common.say(console, f"      → {check.advice}")
+    view = DoctorView(checks)
     if as_json:
-        common.print_json({"schema": 1, "kind": "doctor", "is_ok": is_ok, "checks": checks})
-    if not is_ok:
+        common.print_json(view)
+    if not view.is_ok:
         raise typer.Exit(common.EXIT_FAILED)
 
 
@@ -373,11 +363,12 @@ def export(
     from raypar.execution.stored import read_study
     from raypar.reporting.export import MARKDOWN, check_path, markdown_of, write
     from raypar.reporting.text import write_text
+    from raypar.reporting.view import StudyView
 
     check_path(path, force=force)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
     if path.suffix.lower() == MARKDOWN:
-        write_text(path, markdown_of(study.analysis, study.origin, study.description))
+        write_text(path, markdown_of(StudyView(study.analysis), study.origin, study.description))
         common.say(common.stdout(), f"wrote a summary of {name} to {path}")
         return
     write(path, study.question, study.results, lambda identity: study.store.step_times(name, identity))
@@ -411,7 +402,7 @@ def compare(
     from raypar.analysis.compare import Side
     from raypar.analysis.compare import compare as compared
     from raypar.execution.stored import read_study
-    from raypar.reporting.compare import compare_document, print_comparison, print_gate
+    from raypar.reporting.compare import CompareView, print_comparison
 
     uris = [common.uri_of(baseline_uri or tracking_uri), common.uri_of(tracking_uri)]
     if a == b and uris[0] == uris[1]:
@@ -420,23 +411,18 @@ def compare(
     studies = [read_study(name, uri, Path.cwd()) for name, uri in zip((a, b), uris, strict=True)]
     sides = [Side(study.question, study.results, study.origin) for study in studies]
     comparison = compared(sides[0], sides[1], allowed)
-    stores = (masked(uris[0]), masked(uris[1]))
+    gate = comparison.gate if allowed is not None else None
+    code = None if gate is None else common.gate_code(gate, inconclusive)
+    view = CompareView(comparison, (masked(uris[0]), masked(uris[1])), code)
     if not as_json:
-        print_comparison(common.stdout(), comparison, stores if uris[0] != uris[1] else ("", ""))
-    elif allowed is None:
-        common.print_json(compare_document(comparison, stores))
-    if allowed is None:
-        return
-    if comparison.gate is None:
+        print_comparison(common.stdout(), view)
+    if allowed is not None and gate is None:
         raise RayparError(
             f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so nothing can be judged",
             hint="run both studies with the same swept values and the same config",
         )
-    code = common.gate_code(comparison.gate, inconclusive)
     if as_json:
-        common.print_json(compare_document(comparison, stores, code))
-    else:
-        print_gate(common.stdout(), comparison, code)
+        common.print_json(view)
     if code:
         raise typer.Exit(code)
 

@@ -99,11 +99,12 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
     from raypar.reporting.console import print_report
     from raypar.reporting.listings import print_failures
     from raypar.reporting.profile import breakdown_section
+    from raypar.reporting.view import StudyView
 
     if outcome.partial and outcome.num_done:
         common.say(console, outcome.partial)
     if outcome.num_done:
-        print_report(outcome.analysis, console)
+        print_report(StudyView(outcome.analysis), console)
         for part in breakdown_section(
             outcome.analysis.profiles if shows_breakdown else (), console.width, console.encoding
         ):
@@ -270,7 +271,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     from raypar.execution.machine import cluster_for
     from raypar.execution.origin import check_origin
     from raypar.execution.plan import check_data, plan_of
-    from raypar.reporting.listings import plan_document, print_plan
+    from raypar.reporting.listings import PlanView, print_plan
 
     check_data(loaded.study, loaded.path)
     store = common.store_of(options.tracking_uri)
@@ -281,22 +282,22 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     for text in filter(None, (*made.notices, changed_code(made))):
         common.say(common.stdout(), text)
     estimate = time_estimate(made, done, options)
-    plan = plan_document(
+    plan = PlanView(
         loaded.study,
         made.missing,
         num_trials=made.num_trials,
-        num_missing=made.num_missing,
-        placements=made.placements,
-        num_cpus=made.cluster.num_cpus,
+        num_to_run=made.num_missing,
+        gangs=list(made.placements),
+        num_all_cores=made.cluster.num_cpus,
         isolation=options.flags.isolation,
         estimated_s=estimate.seconds if estimate else None,
-        num_timed=estimate.num_trials if estimate else 0,
+        num_timed_trials=estimate.num_trials if estimate else 0,
         timed_study=estimate.study if estimate else "",
     )
     if as_json:
         common.print_json(plan)
     else:
-        print_plan(common.stdout(), loaded.study, plan)
+        print_plan(common.stdout(), plan)
 
 
 def time_estimate(made: ExecutionPlan, done: Sequence[TrialResult], options: Options) -> TimeEstimate | None:

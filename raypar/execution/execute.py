@@ -76,9 +76,10 @@ def new_log_dir(project_dir: Path) -> Path:
 def report_page(outcome: ExecutionOutcome, execution: Execution) -> str:
     """Return the report as HTML."""
     from raypar.reporting.html import Origin, html_report
+    from raypar.reporting.view import StudyView
 
     origin = Origin(execution.tags, execution.description, execution.study_source, outcome.partial)
-    return html_report(outcome.analysis, tuple(outcome.results.values()), origin)
+    return html_report(StudyView(outcome.analysis), tuple(outcome.results.values()), origin)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.source import FixedList, NextTrials
+from raypar.reporting.fit_batch import Largest
 from raypar.study.options import memory_limit_bytes
 from raypar.study.quantity import MEMORY
 from raypar.study.space import Value, grid
 from raypar.study.strategy import pipeline_size
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec, TrialState, reason_of
+from raypar.study.trial import TrialResult, TrialSpec, TrialState
 from raypar.study.workload import Config
 
 BATCH = "per_worker_batch_size"
@@ -82,30 +83,6 @@ def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float |
     (small, low_bytes), (large, high_bytes) = peaks
     slope = (high_bytes - low_bytes) / (large - small)
     return large + (limit_bytes - high_bytes) / slope if slope > 0 else None
-
-
-@dataclass(frozen=True)
-class Largest:
-    """Answer at one point.
-
-    Attributes:
-        batch_size: largest batch per worker that was run and fits; None: none does.
-        too_large: smallest batch that was run and does not fit; None: all fit.
-        is_final: False: the search was interrupted, or a trial failed.
-        is_all_data: the training set allows no larger batch.
-        failure: reason of a failed trial; empty: none failed.
-    """
-
-    point: Mapping[str, Value]
-    num_workers: int
-    batch_size: int | None
-    peak_bytes: float | None
-    too_large: int | None
-    reason: str
-    num_trials: int
-    is_final: bool
-    is_all_data: bool
-    failure: str
 
 
 @dataclass(frozen=True)
@@ -180,7 +157,7 @@ class BatchSearch(FixedList):
     def _answer(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> Largest:
         fitting = max((size for size, result in tried.items() if result.is_measured), default=None)
         too_large = min((size for size, r in tried.items() if r.state is TrialState.DOES_NOT_FIT), default=None)
-        failure = next((reason_of(r) for r in tried.values() if r.state is TrialState.FAILED), "")
+        failure = next((r.reason for r in tried.values() if r.state is TrialState.FAILED), "")
         is_final = not failure and self._next(point, tried) is None
         config: Config = self._first(point).config
         return Largest(
@@ -189,7 +166,7 @@ class BatchSearch(FixedList):
             fitting,
             MEMORY.of(tried[fitting]) if fitting else None,
             too_large,
-            reason_of(tried[too_large]) if too_large else "",
+            tried[too_large].reason if too_large else "",
             len(tried),
             is_final=is_final,
             is_all_data=is_final and fitting is not None and too_large is None,

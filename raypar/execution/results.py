@@ -29,8 +29,8 @@ from raypar.execution.plan import ExecutionPlan
 from raypar.masking import masked
 from raypar.provenance import provenance
 from raypar.reporting.export import answer_markdown
-from raypar.reporting.points import brief_legend, estimates_of, standing_of
-from raypar.reporting.sentences import caveats_line
+from raypar.reporting.points import estimates_of, standing_of
+from raypar.reporting.view import StudyView
 from raypar.run.locks import Holder
 from raypar.run.runner import Event, Listener, Notice, TrialEnded, TrialStarted
 from raypar.signals import Interrupted, uninterrupted
@@ -317,8 +317,9 @@ def record_summary(
 def note_of(analysis: StudyAnalysis) -> str:
     """Return a study's answer with its caveats, in Markdown for MLflow's pages."""
     # MLflow shows tables without gaps between columns.
-    text = re.sub(r"(?<![-:]) \| ", "&emsp; | ", answer_markdown(analysis, MAX_NOTE_POINTS))
-    return masked("\n\n".join(filter(None, [text, caveats_line(analysis), brief_legend(analysis)])))
+    view = StudyView(analysis)
+    text = re.sub(r"(?<![-:]) \| ", "&emsp; | ", answer_markdown(view, MAX_NOTE_POINTS))
+    return masked("\n\n".join(filter(None, [text, view.caveats, view.brief_legend])))
 
 
 def point_runs(analysis: StudyAnalysis) -> list[PointRun]:

@@ -3,36 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raypar import units
 from raypar.analysis.ab import RevisionComparison, RevisionPoint
-from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.pairwise import MAX_REPEATS
 from raypar.analysis.stats import Estimate
-from raypar.reporting.documents import CHANGES, METRIC_CHANGES
+from raypar.reporting.compare import GateView
+from raypar.reporting.documents import Document
 from raypar.reporting.export import answer_markdown
-from raypar.reporting.points import legend
 from raypar.reporting.text import as_utf8, print_line, print_paragraph
+from raypar.reporting.view import StudyView
 from raypar.study.trial import point_label
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raypar.reporting.documents import AbDocument, GateEntry
-
 MARKER = "<!-- raypar ab -->"  # identifies the comment on a pull request for later updates
 MAX_NAMED = 4
+# Outcomes in the summary of several points.
+CHANGES = {
+    Outcome.SLOWER: "slower",
+    Outcome.FASTER: "faster",
+    Outcome.EQUIVALENT: "equivalent",
+    Outcome.INCONCLUSIVE: "inconclusive",
+    Outcome.UNCONFIRMED: "inconclusive",
+    Outcome.MISSING: "untimed",
+}
 
 
-def print_verdict(
-    console: Console, comparison: RevisionComparison, allowed_share: float | None, exit_code: int
-) -> None:
+@dataclass(frozen=True)
+class AbView(Document):
+    """Comparison of two revisions of the code.
+
+    Attributes:
+        study: name in the store, for ``raypar report``.
+        allowed_share: how much slower B may be, with ``--fail-if-slower``; None: without.
+        num_failed: trials that failed.
+    """
+
+    kind = "ab"
+    shown = (
+        "study a b answer margin=comparison.margin metric=comparison.question.metric "
+        "time_metric=comparison.time_metric num_failed exit_code gate points=comparison.points"
+    )
+    comparison: RevisionComparison
+    study: str
+    allowed_share: float | None
+    exit_code: int
+    num_failed: int = 0
+
+    @property
+    def a(self) -> str:
+        """Label of the reference."""
+        return self.comparison.labels[0]
+
+    @property
+    def b(self) -> str:
+        """Label of the revision that is compared with it."""
+        return self.comparison.labels[1]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Verdict at each point and on the metric; the first line is a summary."""
+        return [*verdict_lines(self.comparison), *metric_lines(self.comparison)]
+
+    @property
+    def answer(self) -> str:
+        """Verdict in sentences."""
+        return " ".join(self.lines)
+
+    @cached_property
+    def gate(self) -> GateView | None:
+        """Result of ``--fail-if-slower``; None without it."""
+        if (share := self.allowed_share) is None:
+            return None
+        gates = [point.gate(share) for point in self.comparison.points]
+        return GateView(share, self.comparison.gate(share), self.exit_code, gates)
+
+    @property
+    def gate_lines(self) -> list[str]:
+        """Result of ``--fail-if-slower`` in a sentence; empty without it."""
+        if self.gate is None:
+            return []
+        counts = [f"{gate.value} at {num}" for gate in Gate if (num := self.gate.points.count(gate))]
+        detail = f" ({', '.join(counts)})" if len(self.gate.points) > 1 else ""
+        allowed = _share(self.gate.allowed_share)
+        return [f"--fail-if-slower {allowed}: {self.gate.result.value}{detail}, exit code {self.exit_code}."]
+
+
+def print_verdict(console: Console, view: AbView) -> None:
     """Print the verdict at each point and on the metric, and whether B is slower than allowed."""
-    first, *more = verdict_lines(comparison)
+    first, *more = view.lines
     print_line(console, first, "bold")
-    for line in (*more, *metric_lines(comparison), *gate_lines(comparison, allowed_share, exit_code)):
+    for line in (*more, *view.gate_lines):
         print_paragraph(console, line)
     console.print()
 
@@ -55,10 +122,10 @@ def _load_line(points: Sequence[RevisionPoint]) -> str:
     num_disturbed = sum(point.num_disturbed for point in points)
     num_blocks = sum(max(point.num_blocks, point.num_disturbed) for point in points)
     num_pairs = sum(point.num_pairs for point in points)
-    met = f"Other load met {num_disturbed} of {units.counted(num_blocks, 'pair')}"
+    met = f"Other load disturbed {num_disturbed} of {units.counted(num_blocks, 'pair')}"
     if num_pairs == num_blocks:
-        return f"{met}: the intervals are the wider for it."
-    return f"{met}; compared are {num_pairs} of trials that it did not meet."
+        return f"{met}: this widens the intervals."
+    return f"{met}; {num_pairs} pairs of undisturbed trials are compared."
 
 
 def _summary(comparison: RevisionComparison) -> str:
@@ -110,99 +177,45 @@ def _share(share: float) -> str:
 def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
     """Yield whether both reach the same metric."""
     name, total = comparison.question.metric, len(comparison.points)
-    of = {
-        change: [p for p in comparison.points if METRIC_CHANGES[p.metric.outcome] == change]
-        for change in METRIC_CHANGES.values()
-    }
-    if len(of["equal"]) == total:
+    outcomes = [point.metric.outcome for point in comparison.points]
+    if outcomes.count(Outcome.EQUAL) == total:
         losses = "losses and " if all(point.has_equal_losses for point in comparison.points) else ""
         yield f"Equal in all pairs, to the last digit: {losses}{name}."
         return
-    for point in of["different"][:MAX_NAMED]:
+    different = [point for point in comparison.points if point.metric.differs]
+    for point in different[:MAX_NAMED]:
         change = point.metric.estimate
         assert change is not None
         where = f" at {point_label(point.point)}" if total > 1 else ""
         bounds = "" if change.low is None or change.high is None else f" ({change.low:+.4g} to {change.high:+.4g})"
         yield f"{name}: {comparison.labels[1]} trains differently{where}: {change.value:+.4g}{bounds}."
-    if num := len(of["inconclusive"]):
+    if num := outcomes.count(Outcome.INCONCLUSIVE) + outcomes.count(Outcome.UNCONFIRMED):
         at = f" at {num} of {units.counted(total, 'point')}" if total > 1 else ""
         yield f"{name}: not equal in all pairs, no significant difference{at}."
-    if num := len(of["unknown"]):
+    if num := outcomes.count(Outcome.MISSING):
         yield f"{name}: not reported by both at {num} of {units.counted(total, 'point')}."
 
 
-def gate_lines(comparison: RevisionComparison, allowed_share: float | None, exit_code: int) -> Iterator[str]:
-    """Yield the result of ``--fail-if-slower``, if it was given."""
-    if allowed_share is None:
-        return
-    named = {gate: [p for p in comparison.points if p.gate(allowed_share) is gate] for gate in Gate}
-    counts = [f"{gate.value} at {len(points)}" for gate, points in named.items() if points]
-    detail = f" ({', '.join(counts)})" if len(comparison.points) > 1 else ""
-    result = comparison.gate(allowed_share).value
-    yield f"--fail-if-slower {_share(allowed_share)}: {result}{detail}, exit code {exit_code}."
-
-
-def ab_markdown(
-    comparison: RevisionComparison, analysis: StudyAnalysis, command: str, allowed_share: float | None, exit_code: int
-) -> str:
+def ab_markdown(view: AbView, report: StudyView, command: str) -> str:
     """Return the verdict and the table for a pull request."""
-    first, *more = verdict_lines(comparison)
-    lines = [*more, *metric_lines(comparison), *gate_lines(comparison, allowed_share, exit_code)]
+    first, *more = view.lines
     parts = [
         MARKER,
-        f"### {_icon(comparison, allowed_share)} {first}",
-        "\n".join(f"- {line}" for line in lines),
+        f"### {_icon(view)} {first}",
+        "\n".join(f"- {line}" for line in (*more, *view.gate_lines)),
         "<details><summary>All points</summary>",
-        answer_markdown(analysis),
-        legend(analysis) if analysis.points else "",
+        answer_markdown(report),
+        report.legend,
         f"`{command}`",
         "</details>",
     ]
     return as_utf8("\n\n".join(filter(None, parts))) + "\n"
 
 
-def _icon(comparison: RevisionComparison, allowed_share: float | None) -> str:
-    if allowed_share is not None:
-        return {Gate.PASSED: "✅", Gate.FAILED: "❌", Gate.INCONCLUSIVE: "❔"}[comparison.gate(allowed_share)]
-    if any(point.time.outcome in (Outcome.SLOWER, Outcome.MISSING) for point in comparison.points):
+def _icon(view: AbView) -> str:
+    if view.gate is not None:
+        return {Gate.PASSED: "✅", Gate.FAILED: "❌", Gate.INCONCLUSIVE: "❔"}[view.gate.result]
+    points = view.comparison.points
+    if any(point.time.outcome in (Outcome.SLOWER, Outcome.MISSING) for point in points):
         return "❌"
-    return "✅" if all(point.time.is_settled for point in comparison.points) else "❔"
-
-
-def ab_document(
-    comparison: RevisionComparison, study: str, allowed_share: float | None, exit_code: int, num_failed: int
-) -> AbDocument:
-    """Return the content of `print_verdict` as a document."""
-    gate: GateEntry | None = None
-    if allowed_share is not None:
-        result = comparison.gate(allowed_share)
-        gate = {"allowed_share": allowed_share, "result": result, "exit_code": exit_code}
-    a, b = comparison.labels
-    return {
-        "schema": 1,
-        "kind": "ab",
-        "study": study,
-        "a": a,
-        "b": b,
-        "answer": " ".join([*verdict_lines(comparison), *metric_lines(comparison)]),
-        "margin": comparison.margin,
-        "metric": comparison.question.metric,
-        "time_metric": comparison.time_metric,
-        "num_failed": num_failed,
-        "exit_code": exit_code,
-        "gate": gate,
-        "points": [
-            {
-                "point": p.point,
-                "change": CHANGES[p.time.outcome],
-                "ratio": p.time.estimate,
-                "num_pairs": p.num_pairs,
-                "num_disturbed_pairs": p.num_disturbed,
-                "num_more_blocks": p.num_more,
-                "metric_result": METRIC_CHANGES[p.metric.outcome],
-                "metric_change": p.metric.estimate,
-                "has_equal_losses": p.has_equal_losses,
-            }
-            for p in comparison.points
-        ],
-    }
+    return "✅" if all(point.time.is_settled for point in points) else "❔"

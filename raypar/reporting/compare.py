@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.compare import Changes, MatchedPoint, StudyComparison
+from raypar.analysis.compare import MatchedPoint, StudyComparison
 from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.stats import Estimate
-from raypar.reporting.documents import DIFFERENCES
+from raypar.reporting.documents import Document
 from raypar.reporting.points import timed_part
 from raypar.reporting.sentences import distrust
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table, value_column
@@ -20,135 +20,111 @@ from raypar.study.metric import NUMBER, PERCENT, SHARE, Metric
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
-if TYPE_CHECKING:
-    from raypar.reporting.documents import (
-        CompareDocument,
-        GateEntry,
-        MatchedEntry,
-        PointSideEntry,
-        SideEntry,
-        ValuePair,
-    )
-
 MAX_NAMED = 4  # points or values that a sentence lists
 METRIC_UNITS = {SHARE: "a share of 1", PERCENT: "in per cent", NUMBER: "a plain number"}
 WIDE = 100  # console width from which a table shows both metrics
 LIMITATION = (
-    "Two separate runs can also differ by the day (load, temperature, other users of the machine): such an offset is "
-    "part of every ratio above, and of no interval."
+    "Two separate runs can also differ by the day (load, temperature, other users of the machine): this offset shifts "
+    "every ratio above, and no interval covers it."
 )
 ROUNDING = 1e-12  # an interval no wider than this is of equal values
 
 
-def print_comparison(console: Console, comparison: StudyComparison, places: tuple[str, str] = ("", "")) -> None:
-    """Print a table of the points of two studies, the claims on them, and other differences.
+@dataclass(frozen=True)
+class GateView:
+    """Result of ``--fail-if-slower``.
 
-    Args:
-        places: where each is stored, if they differ.
+    Attributes:
+        allowed_share: how much slower B may be.
+        points: results at the points, in their order.
     """
+
+    allowed_share: float
+    result: Gate
+    exit_code: int
+    points: Sequence[Gate | None]
+
+
+@dataclass(frozen=True)
+class CompareView(Document):
+    """Comparison of two studies, A, the reference, and B; each pair is A's, B's.
+
+    Attributes:
+        stores: MLflow store of each.
+        exit_code: None without ``--fail-if-slower``.
+    """
+
+    kind = "compare"
+    shown = (
+        "studies=comparison.names stores doubts=comparison.doubts is_origin_known=comparison.is_known "
+        "is_uncommitted=comparison.uncommitted only=comparison.only excluded=comparison.excluded answer limitation "
+        "notes metric=comparison.metric metric_unit=comparison.judged_by.unit time_metric=comparison.time_metric gate "
+        "points=comparison.matched missing=comparison.missing unlike=comparison.unlike origins=comparison.origins"
+    )
+    comparison: StudyComparison
+    stores: tuple[str, str] = ("", "")
+    exit_code: int | None = None
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        """Reason for each study whose times can't be trusted, in a sentence."""
+        doubts = zip("AB", self.comparison.doubts, strict=True)
+        return [distrust(doubt, f"Times of {side}") for side, doubt in doubts if doubt]
+
+    @cached_property
+    def claims(self) -> list[str]:
+        """Claims in sentences. With ``--fail-if-slower``, those on times are in `gate_lines`."""
+        comparison = self.comparison
+        if not comparison.matched:
+            return ["No point is in both studies: there is nothing to compare."]
+        times = _about_differences(comparison) if comparison.allowed_share is None else ()
+        return [*times, *_about_lost_times(comparison), *_about_metric(comparison)]
+
+    @cached_property
+    def gate_lines(self) -> list[str]:
+        """Result of ``--fail-if-slower``: where B is slower than allowed, where that is inconclusive, the exit code."""
+        return [] if self.exit_code is None else list(_gate_lines(self.comparison, self.exit_code))
+
+    @property
+    def answer(self) -> str:
+        """All claims in sentences."""
+        return " ".join([*self.doubts, *self.claims, *self.gate_lines])
+
+    @property
+    def limitation(self) -> str:
+        """Differences that no interval covers."""
+        return LIMITATION
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """Sentences on what is not compared, and on other differences."""
+        return [*_excluded_lines(self.comparison), *_difference_lines(self.comparison)]
+
+    @property
+    def gate(self) -> GateView | None:
+        """Result of ``--fail-if-slower``; None without it."""
+        if self.exit_code is None or self.comparison.gate is None:
+            return None
+        gates = [point.gate for point in self.comparison.matched]
+        return GateView(self.comparison.allowed_share or 0.0, self.comparison.gate, self.exit_code, gates)
+
+
+def print_comparison(console: Console, view: CompareView) -> None:
+    """Print a table of the points of two studies, the claims on them, other differences, and the gate's result."""
+    comparison, places = view.comparison, view.stores if len(set(view.stores)) > 1 else ("", "")
     for letter, name, place, role in zip("AB", comparison.names, places, (", the reference", ""), strict=True):
         at = f" ({place})" if place else ""
         # A name may contain a line break.
         print_line(console, " ".join(f"{letter}: {name}{at}{role}".split()), "bold")
-    console.print()
-    if comparison.matched:
-        print_table(console, list(_columns(comparison, is_wide=console.width >= WIDE)))
+    table = list(_columns(comparison, is_wide=console.width >= WIDE)) if comparison.matched else []
+    if table:
         console.print()
-        print_paragraph(console, _legend(comparison))
-        print_paragraph(console, LIMITATION)
+        print_table(console, table)
+    legend = [_legend(comparison), view.limitation] if table else []
+    for lines in filter(None, (legend, view.doubts, view.claims, view.notes, view.gate_lines)):
         console.print()
-    doubts = _doubts(comparison)
-    for line in doubts:
-        print_paragraph(console, line)
-    if doubts:
-        console.print()
-    for line in _claims(comparison):
-        print_paragraph(console, line)
-    others = (*_excluded_lines(comparison), *_difference_lines(comparison))
-    if others:
-        console.print()
-    for line in others:
-        print_paragraph(console, line)
-
-
-def print_gate(console: Console, comparison: StudyComparison, exit_code: int) -> None:
-    """Print whether B is slower than allowed, at which points that is inconclusive, and the resulting exit code."""
-    console.print()
-    for line in _gate_lines(comparison, exit_code):
-        print_paragraph(console, line)
-
-
-def compare_document(
-    comparison: StudyComparison, stores: tuple[str, str], exit_code: int | None = None
-) -> CompareDocument:
-    """Return the content of `print_comparison` and `print_gate` as a document.
-
-    Args:
-        stores: store of each study.
-        exit_code: None without ``--fail-if-slower``.
-    """
-    answer = [*_doubts(comparison), *_claims(comparison)]
-    gate: GateEntry | None = None
-    if exit_code is not None and comparison.gate is not None:
-        answer += _gate_lines(comparison, exit_code)
-        share = comparison.allowed_share or 0.0
-        gate = {"allowed_share": share, "result": comparison.gate, "exit_code": exit_code}
-    a, b = (_side(comparison, stores, i) for i in (0, 1))
-    return {
-        "schema": 1,
-        "kind": "compare",
-        "a": a,
-        "b": b,
-        "answer": " ".join(answer),
-        "limitation": LIMITATION,
-        "notes": [*_excluded_lines(comparison), *_difference_lines(comparison)],
-        "metric": comparison.metric,
-        "metric_unit": comparison.judged_by.unit or None,
-        "time_metric": comparison.time_metric,
-        "gate": gate,
-        "points": [_matched(p, is_judged=gate is not None) for p in comparison.matched],
-        "missing": comparison.missing,
-        "unlike": [{"point": point, "changes": _pairs(changes)} for point, changes in comparison.unlike],
-        "origins": {key: {"a": of_a, "b": of_b} for key, (of_a, of_b) in comparison.origins.items()},
-    }
-
-
-def _side(comparison: StudyComparison, stores: tuple[str, str], i: int) -> SideEntry:
-    return {
-        "study": comparison.names[i],
-        "store": stores[i],
-        "doubt": comparison.doubts[i] or None,
-        "is_origin_known": comparison.is_known[i],
-        "is_uncommitted": comparison.uncommitted[i],
-        "only": comparison.only[i],
-        "excluded": comparison.excluded[i] or None,
-    }
-
-
-def _matched(point: MatchedPoint, *, is_judged: bool) -> MatchedEntry:
-    def side(i: int) -> PointSideEntry:
-        return {
-            "num_finished": point.num_finished[i],
-            "num_diverged": point.num_diverged[i],
-            "outcome": point.outcomes[i],
-            "time_s": point.times_s[i],
-            "metric": point.metrics[i],
-        }
-
-    return {
-        "point": point.point,
-        "difference": DIFFERENCES[point.time.outcome],
-        "gate": point.gate if is_judged else None,
-        "ratio": point.time.estimate,
-        "metric_change": point.metric.estimate,
-        "a": side(0),
-        "b": side(1),
-        "execution_changes": _pairs(point.execution_changes),
-    }
-
-
-def _pairs(changes: Changes) -> dict[str, ValuePair]:
-    return {key: {"a": a, "b": b} for key, (a, b) in changes.items()}
+        for line in lines:
+            print_paragraph(console, line)
 
 
 def _gate_lines(comparison: StudyComparison, exit_code: int) -> Iterator[str]:
@@ -202,7 +178,7 @@ def _excluded_lines(comparison: StudyComparison) -> Iterator[str]:
         # Often the same option differs at all points; it is listed once.
         reasons = dict.fromkeys(_changes(config) for _, config in comparison.unlike)
         count = units.counted(len(comparison.unlike), "point")
-        yield f"Not compared, for they do different work (A's, B's): {count}, {_listed(reasons)}."
+        yield f"Not compared, because they do different work (A's, B's): {count}, {_listed(reasons)}."
 
 
 def _difference_lines(comparison: StudyComparison) -> Iterator[str]:
@@ -212,15 +188,15 @@ def _difference_lines(comparison: StudyComparison) -> Iterator[str]:
         yield f"They were run differently (A, B): {_listed(means)}."
     if comparison.origins:
         differences = [f"{key} {_values(a)} → {_values(b)}" for key, (a, b) in comparison.origins.items()]
-        yield f"What differs where they come from (A → B): {'; '.join(differences)}."
+        yield f"Their origins differ (A → B): {'; '.join(differences)}."
     elif all(comparison.is_known):
-        yield "Nothing that is known of where they come from differs (versions, machine, commit)."
+        yield "Their known origins do not differ (versions, machine, commit)."
     for name, is_known in zip("AB", comparison.is_known, strict=True):
         if not is_known:
-            yield f"Where {name} comes from (versions, machine, commit) is not in its store."
+            yield f"The store of {name} lacks its origin (versions, machine, commit)."
     for name, uncommitted in zip("AB", comparison.uncommitted, strict=True):
         if uncommitted:
-            yield f"{name} ran code with changes that no commit has."
+            yield f"{name} ran code with uncommitted changes."
 
 
 def _legend(comparison: StudyComparison) -> str:
@@ -255,19 +231,6 @@ def _columns(comparison: StudyComparison, *, is_wide: bool) -> Iterator[Column]:
         unit = ", points" if metric.per_cent else ""
         yield Column(f"B-A\n{metric.name}{unit}", [_change(metric, p.metric.estimate) for p in points], True)
     yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
-
-
-def _doubts(comparison: StudyComparison) -> list[str]:
-    """Return the reason for each study whose times can't be trusted."""
-    return [distrust(doubt, f"Times of {side}") for side, doubt in zip("AB", comparison.doubts, strict=True) if doubt]
-
-
-def _claims(comparison: StudyComparison) -> list[str]:
-    """Return the claims in sentences. With ``--fail-if-slower``, those on times are in `_gate_lines`."""
-    if not comparison.matched:
-        return ["No point is in both studies: there is nothing to compare."]
-    times = _about_differences(comparison) if comparison.allowed_share is None else ()
-    return [*times, *_about_lost_times(comparison), *_about_metric(comparison)]
 
 
 def _about_differences(comparison: StudyComparison) -> Iterator[str]:

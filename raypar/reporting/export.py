@@ -19,18 +19,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raypar import units
-from raypar.analysis.analyse import StudyAnalysis, pair_speedups
+from raypar.analysis.analyse import pair_speedups
 from raypar.analysis.question import Question, after_first_sentence, current_results
 from raypar.errors import RayparError
-from raypar.reporting.points import legend, point_columns, summary_layout
-from raypar.reporting.recommend import recommended_lines
-from raypar.reporting.sentences import headline, importance_line
+from raypar.reporting.points import point_columns, summary_layout
 from raypar.reporting.text import as_utf8, check_file, replacing
+from raypar.reporting.view import StudyView
 from raypar.study.quantity import View, of_view
 from raypar.study.trial import TrialResult, point_label
 
@@ -159,33 +157,33 @@ def _series(pd: Any, values: Sequence[Any]) -> Any:
     return pd.Series([math.nan if v is None else float(v) for v in values], dtype="float64")
 
 
-def answer_markdown(analysis: StudyAnalysis, max_points: int | None = None) -> str:
+def answer_markdown(view: StudyView, max_points: int | None = None) -> str:
     """Return a study's question and answer, its points in a table, and the recommended one.
 
     Args:
         max_points: rows of the table; None: all.
     """
-    points = analysis.points
-    shown = replace(analysis, points=points[:max_points])
-    parts = [headline(analysis.verdict)]
+    points = view.analysis.points
+    parts = [view.headline]
     if points:
-        columns = point_columns(shown, summary_layout())
+        columns = point_columns(view.analysis, summary_layout(), max_points)
         rule = ["---:" if column.is_number else "---" for column in columns]
         rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
         parts.append("\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows))
-    if num_left := len(points) - len(shown.points):
+    if num_left := len(points[max_points:]) if max_points is not None else 0:
         parts.append(f"... and {units.counted(num_left, 'more point')}.")
-    parts += [*recommended_lines(analysis.verdict), analysis.verdict.final_test]
+    parts += [*view.recommended, view.analysis.verdict.final_test]
     return as_utf8("\n\n".join(filter(None, parts)))
 
 
-def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
+def markdown_of(view: StudyView, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
     """Return a study's answer and findings for a paper or a pull request. Names are included unchanged.
 
     Args:
         origin: provenance of its executions, each key with every value that occurred; empty: unknown.
         description: the study's question in its author's words.
     """
+    analysis = view.analysis
     swept = ", ".join(analysis.question.space_keys) or "nothing"
     asked = f"Swept: {swept}. "
     if analysis.question.baseline:
@@ -194,9 +192,9 @@ def markdown_of(analysis: StudyAnalysis, origin: Mapping[str, Sequence[str]], de
     warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
     parts = [
         f"# {analysis.question.study_name}",
-        answer_markdown(analysis),
-        importance_line(analysis),
-        legend(analysis) if analysis.points else "",
+        answer_markdown(view),
+        view.importance,
+        view.legend,
         "\n".join(f"- {statement}" for statement in analysis.statements),
         "\n".join(warnings),
         after_first_sentence(description) if analysis.question.text else description,
@@ -218,7 +216,7 @@ def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
     node = f"on {texts['host']} ({'; '.join(machine)})" if "host" in texts else "; ".join(machine)
     parts = [", ".join(versions), node]
     if "git.commit" in texts:
-        changed = " with changes that no commit has" if "yes" in origin.get("git.dirty", ()) else ""
+        changed = " with uncommitted changes" if "yes" in origin.get("git.dirty", ()) else ""
         parts.append(f"commit {texts['git.commit']}{changed}")
     return "; ".join(part for part in parts if part) + "."
 

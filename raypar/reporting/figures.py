@@ -500,34 +500,30 @@ MIN_FILLED = 0.5  # share of a heat map's cells; a search leaves nearly all of t
 @figure(110, in_grid=2)
 def heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median time over two swept hyperparameters, for a study that sweeps two."""
-    cells = [(p.point, p.time_s) for p in analysis.points if p.time_s is not None]
     shows = (units.seconds, units.seconds_interval)
-    return _heat_map(analysis, cells, shows, "heat_map", "Time", _time_title(analysis))
+    return _heat_map(analysis, attrgetter("time_s"), shows, "heat_map", "Time", _time_title(analysis))
 
 
 @figure(120, in_grid=3)
 def metric_heat_map(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | OmittedFigure:
     """The median metric over two swept hyperparameters, for a study that sweeps two."""
-    name = analysis.question.metric
-    cells = [(p.point, p.metric) for p in analysis.points if p.metric is not None]
-    judged_by = analysis.question.judged_by
-    shows = (judged_by.show, judged_by.show_interval)
-    return _heat_map(
-        analysis, cells, shows, "metric_heat_map", name[:1].upper() + name[1:], name, vega.metric_axis(judged_by)
-    )
+    metric = analysis.question.judged_by
+    title, shows = metric.name[:1].upper() + metric.name[1:], (metric.show, metric.show_interval)
+    axis = vega.metric_axis(metric)
+    return _heat_map(analysis, attrgetter("metric"), shows, "metric_heat_map", title, metric.name, axis)
 
 
 def _heat_map(
     analysis: StudyAnalysis,
-    cells: Sequence[tuple[Mapping[str, Value], Estimate]],
+    of: Callable[[PointAnalysis], Estimate | None],
     shows: tuple[Callable[[float], str], Callable[[units.Interval], str]],
     key: str,
     what: str,
     legend: str,
     axis_of_values: vega.Spec | None = None,
 ) -> Figure | OmittedFigure:
-    """Return the figure of points with their values; `shows`: formats of a value on a cell and in words."""
-    keys = analysis.question.space_keys
+    """Return the figure of points with a value; `shows`: formats of a value on a cell and in words."""
+    keys, cells = analysis.question.space_keys, [(p.point, e) for p in analysis.points if (e := of(p)) is not None]
     blanks = [(p.point, p.outcome) for p in analysis.points if p.outcome is not None]
     points = [point for point, _ in (*cells, *blanks)]
     reason = f"it shows two swept hyperparameters, and there are {len(keys)}"
@@ -691,29 +687,12 @@ def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omi
     """Parts of a mean step, stacked, for each profiled point."""
     title = "Where a step's time goes"
     if not analysis.profiles:
-        return OmittedFigure(title, "no point was looked into: `raypar study FILE --profile` does, after the training")
+        return OmittedFigure(title, "no point was profiled: `raypar study FILE --profile` does it after the training")
     shown = analysis.profiles[:MAX_BARS]
-    rows: list[Row] = []
-    y, names = vega.point_axis([point for point, _ in shown])
-    means = {point_label(point): profile.mean for point, profile in shown}
-    for mean, name in zip(means.values(), names, strict=True):
-        shares = {part: units.percent(mean.parts[part] / mean.step_s) for part in PARTS}
-        for i, (part, share) in enumerate(shares.items()):
-            ms, label = 1e3 * mean.parts[part], NAMES[part]
-            rows.append({"point": name, "part": label, "order": i, "value": ms, "shown": f"{ms:.3g} ms, {share}"})
-    colours = dict(zip((NAMES[p] for p in PARTS), PART_COLOURS, strict=True))
-    largest = max(PARTS, key=lambda part: max(mean.parts[part] / mean.step_s for mean in means.values()))
-    shares_of_largest = {at: mean.parts[largest] / mean.step_s for at, mean in means.items()}
-    caption = _shares_caption(NAMES[largest], "a step", shares_of_largest)
-    return Figure("breakdown", title, caption, _stacked(rows, y, colours, "step, ms"))
-
-
-def _shares_caption(part: str, whole: str, shares: Mapping[str, float]) -> str:
-    """Return the range of a part's share of a whole; `shares`: shares by point."""
-    ends = [pick(shares, key=lambda at: shares[at]) for pick in (max, min)]
-    most, least = (units.percent(shares[at]) for at in ends)
-    text = f"{part[:1].upper()}{part[1:]} takes {most} of {whole}"
-    return f"{text} at {ends[0]}, {least} at {ends[1]}." if most != least else f"{text}."
+    means = [(point, {NAMES[part]: profile.mean.parts[part] for part in PARTS}) for point, profile in shown]
+    largest = max(NAMES.values(), key=lambda part: max(mean[part] / sum(mean.values()) for _, mean in means))
+    colours = dict(zip((NAMES[part] for part in PARTS), PART_COLOURS, strict=True))
+    return _parts_figure("breakdown", title, means, ("step", "ms", 1e3), largest, colours)
 
 
 @figure(70)
@@ -726,21 +705,55 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
             by_point.setdefault(point_key(result.spec.point), []).append(parts)
     timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None and point_key(p.point) in by_point]
     if not timed:
-        return OmittedFigure(title, "raypar could not look into any finished trial")
-    rows: list[Row] = []
-    drawn = _first_points(analysis, timed)
-    y, names = vega.point_axis([p.point for p, _ in drawn])
-    shares = {}
-    for (point, _), name in zip(drawn, names, strict=True):
+        return OmittedFigure(title, "raypar could not instrument any finished trial")
+    means = []
+    for point, _ in _first_points(analysis, timed):
         trials = by_point[point_key(point.point)]
-        mean = {part: statistics.fmean(parts[part] for parts in trials) for part in TRIAL_COLOURS}
+        means.append((point.point, {part: statistics.fmean(each[part] for each in trials) for part in TRIAL_COLOURS}))
+    return _parts_figure("trial_parts", title, means, ("trial", "s", 1.0), "training", TRIAL_COLOURS)
+
+
+def _parts_figure(
+    key: str,
+    title: str,
+    means: Sequence[tuple[Mapping[str, Value], Mapping[str, float]]],
+    of: tuple[str, str, float],
+    part: str,
+    colours: Mapping[str, str],
+) -> Figure:
+    """Return the stacked parts of each point.
+
+    Args:
+        means: points, with their parts in seconds.
+        of: the whole, and the unit of the axis with its number in a second.
+        part: whose share is in the caption.
+    """
+    (whole, unit, factor), rows = of, list[Row]()
+    y, names = vega.point_axis([point for point, _ in means])
+    shares = {}
+    for (point, mean), name in zip(means, names, strict=True):
         total_s = sum(mean.values())
-        shares[point_label(point.point)] = mean["training"] / total_s
-        for i, (part, seconds) in enumerate(mean.items()):
+        shares[point_label(point)] = mean[part] / total_s
+        for i, (each, seconds) in enumerate(mean.items()):
             shown = f"{units.seconds(seconds)}, {units.percent(seconds / total_s)}"
-            rows.append({"point": name, "part": part, "order": i, "value": seconds, "shown": shown})
-    caption = _shares_caption("training", "a trial", shares)
-    return Figure("trial_parts", title, caption, _stacked(rows, y, TRIAL_COLOURS, "trial, s"))
+            rows.append({"point": name, "part": each, "order": i, "value": factor * seconds, "shown": shown})
+    ends = [pick(shares, key=lambda at: shares[at]) for pick in (max, min)]
+    most, least = (units.percent(shares[at]) for at in ends)
+    caption = f"{part[:1].upper()}{part[1:]} takes {most} of a {whole}"
+    caption += f" at {ends[0]}, {least} at {ends[1]}." if most != least else "."
+    seen = [each for each in colours if any(row["value"] > 0 for row in rows if row["part"] == each)]
+    scale = {"domain": seen, "range": [colours[each] for each in seen]}
+    bars = layer(
+        {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+        y=y,
+        x={**quantity("value", f"{whole}, {unit}", zero=True), "stack": "zero"},
+        color=nominal("part", scale=scale, legend={"orient": "top", "columns": vega.legend_columns(seen), **OFF_AXIS}),
+        order={"field": "order", "type": "quantitative"},
+        opacity=vega.PICKED,
+        tooltip=vega.tooltip(point="point", part="part", shown="time"),
+    )
+    drawn, height = [row for row in rows if row["part"] in seen], max(80, 30 * len(means))
+    return Figure(key, title, caption, layers(drawn, {"params": vega.pick("part"), **bars}, height=height))
 
 
 def _parts_of(result: TrialResult) -> dict[str, float]:
@@ -765,24 +778,6 @@ def _first_points(
     if len(timed) <= MAX_BARS or analysis.question.is_search:
         return timed[:MAX_BARS]
     return sorted(timed, key=lambda e: e[1].value)[:MAX_BARS]
-
-
-def _stacked(rows: Sequence[Row], y: Spec, colours: Mapping[str, str], title: str) -> Spec:
-    """Bars of parts, one for each point; parts that are zero everywhere are omitted."""
-    seen = [part for part in colours if any(row["value"] > 0 for row in rows if row["part"] == part)]
-    num_bars = len({row["point"] for row in rows})
-    scale = {"domain": seen, "range": [colours[name] for name in seen]}
-    bars = layer(
-        {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
-        y=y,
-        x={**quantity("value", title, zero=True), "stack": "zero"},
-        color=nominal("part", scale=scale, legend={"orient": "top", "columns": vega.legend_columns(seen), **OFF_AXIS}),
-        order={"field": "order", "type": "quantitative"},
-        opacity=vega.PICKED,
-        tooltip=vega.tooltip(point="point", part="part", shown="time"),
-    )
-    bars = {"params": vega.pick("part"), **bars}
-    return layers([row for row in rows if row["part"] in seen], bars, height=max(80, 30 * num_bars))
 
 
 MAX_CURVES = 5  # trials per point; more hide each other

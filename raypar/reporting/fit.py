@@ -1,4 +1,4 @@
-"""Scaling of a training: a table, a paragraph for each law, and where to stop; `scaling_lines` is the short form.
+"""Scaling of a training: a table, a paragraph for each law, and where to stop; `scaling_lines` is for reports.
 
 A law needs at least three worker counts. Groups with two counts get a line with one serial fraction. Formulas and names
 are ASCII, so that they look the same on every console.
@@ -6,160 +6,148 @@ are ASCII, so that they look the same on every console.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
 
 from rich.console import Console
 
 from raypar import units
-from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.laws import AMDAHL, LAWS, USL, Fit, Refused, Scaling
-from raypar.analysis.scaling import WORTHWHILE, Measurement, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
+from raypar.analysis.scaling import WORTHWHILE, Measurement, Runs, ScalingAnalysis, Step, WorkerGroup, analyse_scaling
 from raypar.analysis.stats import LEVEL, Estimate
 from raypar.analysis.table import Table
-from raypar.reporting.sentences import IndentedLine, distrust, effect_lines, goodput_lines
+from raypar.reporting.documents import Document
+from raypar.reporting.sentences import IndentedLine, distrust
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
-
-if TYPE_CHECKING:
-    from raypar.reporting.documents import FitDocument, FittedLawEntry, LawEntry, ScalingEntry
+from raypar.study.space import Value
 
 MIN_COUNTS = min(law.min_counts for laws in LAWS.values() for law in laws)
 MAX_SCALING_GROUPS = 4  # shown individually
 FRACTIONS = {Scaling.STRONG: "Karp–Flatt", Scaling.WEAK: "Gustafson"}  # definitions of the serial fraction
 
 
-def print_groups(console: Console, study_name: str, groups: Sequence[WorkerGroup], doubt: str = "") -> None:
-    """Print the scaling of each group of a study's points that differ only in their workers.
+@dataclass(frozen=True)
+class ScalingView:
+    """Scaling of runs that differ only in their number of workers.
 
-    Args:
-        doubt: why times can't be trusted; empty if they can.
+    Attributes:
+        label: of the runs; empty if they are all.
+        group: of a study's points; None: of a file's runs.
+        doubt: why times can't be trusted, so that there is no worker count to stop at; empty if they can be.
     """
-    if doubt:
-        print_paragraph(console, distrust(doubt))
-        console.print()
-    for group in groups:
-        print_line(console, f"{study_name}: {group.label}" if group.label else study_name, "bold")
-        console.print()
-        _print_scaling(console, group.analyse(_level(len(groups))), group.unit, doubt)
-        if group.excluded:
-            print_paragraph(console, _excluded_line(group))
-            console.print()
+
+    shown: ClassVar = (
+        "label point scaling=analysis.scaling quantity=analysis.quantity unit baseline=analysis.baseline "
+        "points=analysis.points steps=analysis.steps laws=analysis.laws texts better_law better "
+        "why_no_interval=analysis.why_no_interval answer excluded"
+    )
+    label: str
+    analysis: ScalingAnalysis
+    unit: str
+    group: WorkerGroup | None = None
+    doubt: str = ""
+
+    @classmethod
+    def of(cls, group: WorkerGroup, analysis: ScalingAnalysis, doubt: str = "") -> ScalingView:
+        """Return the view of a study's points."""
+        return cls(group.label, analysis, group.unit, group, doubt)
+
+    @property
+    def point(self) -> Mapping[str, Value]:
+        """Other swept hyperparameters; empty for a file."""
+        return self.group.point if self.group else {}
+
+    @property
+    def excluded(self) -> Mapping[int, str]:
+        """Worker counts without a finished trial, and why."""
+        return self.group.excluded if self.group else {}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """A paragraph on each law."""
+        return [_law(law, self.analysis) for law in self.analysis.laws]
+
+    @property
+    def better_law(self) -> str:
+        """Name of the law that predicts left-out worker counts significantly better; empty if there is none."""
+        return self.analysis.better.name if self.analysis.better and not self.doubt else ""
+
+    @property
+    def better(self) -> str:
+        """Sentence on which law fits better; empty if that is not known."""
+        return _better(self.analysis, self.doubt)
+
+    @property
+    def answer(self) -> str:
+        """Where to stop, in a sentence."""
+        return _where_to_stop(self.analysis, self.doubt)
 
 
-def print_runs(console: Console, table: Table, baseline: int | None) -> None:
-    """Print how a table of runs was read, and their scaling.
+@dataclass(frozen=True)
+class FitView(Document):
+    """Scaling of a study or a file.
 
-    Args:
-        baseline: worker count to compare with; None: the smallest of each.
+    Attributes:
+        source: name of the study, or path of the file.
+        groups: each fitted on its own.
+        reading: how the columns of a file were read, in a sentence.
+        doubt: why times can't be trusted; empty if they can be.
+        excluded: a sentence on trials of other settings; empty if there are none.
     """
-    analyses = _analyses(table, baseline)
-    print_paragraph(console, table.reading)
-    console.print()
-    for heading, analysis in analyses.items():
+
+    kind = "fit"
+    source: str
+    groups: Sequence[ScalingView]
+    reading: str = ""
+    doubt: str = ""
+    excluded: str = ""
+
+    @classmethod
+    def of_study(cls, name: str, groups: Sequence[WorkerGroup], doubt: str = "", excluded: str = "") -> FitView:
+        """Return the view of a study's points that differ only in their workers."""
+        level = _level(len(groups))
+        views = [ScalingView.of(group, group.analyse(level), doubt) for group in groups]
+        return cls(name, views, doubt=doubt, excluded=excluded)
+
+    @classmethod
+    def of_table(cls, source: str, table: Table, baseline: int | None = None) -> FitView:
+        """Return the view of a file's runs.
+
+        Args:
+            baseline: worker count to compare with; None: the smallest of each.
+        """
+        level = _level(len(table.runs))
+        views = [
+            ScalingView(label, analyse_scaling(runs, table.scaling, baseline, level=level), _unit(runs))
+            for label, runs in table.runs.items()
+        ]
+        return cls(source, views, table.reading)
+
+
+def _unit(runs: Runs) -> str:
+    return "s" if runs.quantity is Measurement.TIME else runs.unit
+
+
+def print_fit(console: Console, view: FitView) -> None:
+    """Print how a file was read, and the scaling of each group."""
+    for text in filter(None, (view.reading, distrust(view.doubt) if view.doubt else "")):
+        print_paragraph(console, text)
+        console.print()
+    for group in view.groups:
+        heading = group.label
+        if group.group is not None:
+            heading = f"{view.source}: {group.label}" if group.label else view.source
         if heading:
             print_line(console, heading, "bold")
             console.print()
-        _print_scaling(console, analysis, table.runs[heading].unit)
-
-
-def _analyses(table: Table, baseline: int | None) -> dict[str, ScalingAnalysis]:
-    level = _level(len(table.runs))
-    return {label: analyse_scaling(runs, table.scaling, baseline, level=level) for label, runs in table.runs.items()}
-
-
-def groups_document(study_name: str, groups: Sequence[WorkerGroup], doubt: str = "", excluded: str = "") -> FitDocument:
-    """Return the content of `print_groups` as a document.
-
-    Args:
-        doubt: as in `print_groups`.
-        excluded: a sentence on trials of other settings.
-    """
-    return {
-        "schema": 1,
-        "kind": "fit",
-        "source": study_name,
-        "reading": None,
-        "doubt": doubt or None,
-        "groups": [scaling_entry(group, group.analyse(_level(len(groups))), doubt) for group in groups],
-        "excluded": excluded or None,
-    }
-
-
-def runs_document(source: str, table: Table, baseline: int | None) -> FitDocument:
-    """Return the content of `print_runs` as a document; `source`: the file."""
-    return {
-        "schema": 1,
-        "kind": "fit",
-        "source": source,
-        "reading": table.reading,
-        "doubt": None,
-        "groups": [scaling_entry(label, analysis) for label, analysis in _analyses(table, baseline).items()],
-        "excluded": None,
-    }
-
-
-def scaling_entry(of: WorkerGroup | str, analysis: ScalingAnalysis, doubt: str = "") -> ScalingEntry:
-    """Return the numbers and laws of a group, and where to stop.
-
-    Args:
-        of: the group, or the heading of runs of a table.
-        doubt: as in `print_groups`.
-    """
-    group, label = (None, of) if isinstance(of, str) else (of, of.label)
-    unit = "s" if analysis.quantity is Measurement.TIME else None
-    return {
-        "label": label or None,
-        "point": group.point if group else {},
-        "scaling": analysis.scaling,
-        "quantity": analysis.quantity,
-        "unit": group.unit if group else unit,
-        "baseline": analysis.baseline,
-        "points": [
-            {
-                "num_workers": p.num_workers,
-                "measured": p.measured,
-                "speedup": p.speedup,
-                "efficiency": p.efficiency,
-                "serial_fraction": p.serial_fraction,
-                "karp_flatt": p.serial_fraction if analysis.scaling is Scaling.STRONG else None,
-                "why_no_fraction": p.why_no_fraction or None,
-            }
-            for p in analysis.points
-        ],
-        "steps": [
-            {"start": s.start, "end": s.end, "gain": s.gain, "worker_time_ratio": s.cost} for s in analysis.steps
-        ],
-        "laws": [_law_entry(law, analysis) for law in analysis.laws],
-        "better_law": analysis.better.name if analysis.better and not doubt else None,
-        "better": _better(analysis, doubt) or None,
-        "why_no_interval": analysis.why_no_interval or None,
-        "answer": _where_to_stop(analysis, doubt),
-        "excluded": [{"num_workers": n, "reason": str(fate)} for n, fate in group.excluded.items()] if group else [],
-    }
-
-
-def _law_entry(law: Fit | Refused, analysis: ScalingAnalysis) -> LawEntry:
-    fit: FittedLawEntry | None = None
-    if isinstance(law, Fit):
-        named = zip(law.law.parameters, law.parameters, strict=True)
-        errors = law.residuals.items()
-        fit = {
-            "holds": law.holds,
-            "parameters": [{"name": name, "estimate": estimate} for name, estimate in named],
-            "errors": [{"num_workers": n, "residual": r, "cv_error": law.cv_errors[n]} for n, r in errors],
-            "extrapolated": [{"num_workers": n, "speedup": s} for n, s in law.extrapolated.items()],
-            "limit": law.limit,
-            "peak_num_workers": law.peak,
-            "peak_speedup": law.peak_speedup,
-        }
-    return {
-        "name": law.law.name,
-        "formula": law.law.formula,
-        "text": _law(law, analysis),
-        "why_not_fitted": law.reason if isinstance(law, Refused) else None,
-        "fit": fit,
-    }
+        _print_scaling(console, group)
+        if group.excluded:
+            print_paragraph(console, _excluded_line(group.excluded))
+            console.print()
+    if view.excluded:
+        print_line(console, view.excluded)
 
 
 def _level(num_groups: int) -> float:
@@ -167,12 +155,12 @@ def _level(num_groups: int) -> float:
     return 1 - (1 - LEVEL) / num_groups
 
 
-def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", doubt: str = "") -> None:
-    """Print the scaling of a group; `unit`: unit of its throughput, if known."""
-    print_table(console, _columns(analysis, unit or analysis.quantity.value))
-    laws = [_law(law, analysis) for law in analysis.laws]
+def _print_scaling(console: Console, view: ScalingView) -> None:
+    analysis = view.analysis
+    measured = view.unit if analysis.quantity is Measurement.THROUGHPUT and view.unit else analysis.quantity.value
+    print_table(console, _columns(analysis, measured))
     console.print()
-    for text in filter(None, (_legend(analysis), _missing_fractions(analysis), *laws, _better(analysis, doubt))):
+    for text in filter(None, (_legend(analysis), _missing_fractions(analysis), *view.texts, view.better)):
         print_paragraph(console, text)
         console.print()
     print_line(console, "Where to stop", "bold")
@@ -180,65 +168,34 @@ def _print_scaling(console: Console, analysis: ScalingAnalysis, unit: str = "", 
     if analysis.steps:
         print_table(console, _step_columns(analysis))
         console.print()
-    print_paragraph(console, _where_to_stop(analysis, doubt))
+    print_paragraph(console, view.answer)
     console.print()
 
 
-def details(analysis: StudyAnalysis) -> dict[str, Sequence[IndentedLine]]:
-    """Return the sections of a report other than its verdicts, by heading."""
-    return {
-        "Scaling": scaling_lines(analysis.question.study_name, analysis.worker_groups),
-        "Effects of the hyperparameters": effect_lines(analysis),
-        "Batch sizes: throughput and progress": goodput_lines(analysis),
-    }
-
-
-def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> tuple[IndentedLine, ...]:
+def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> list[IndentedLine]:
     """Fit the laws; return the lines for a report, none if no two points differ only in their workers."""
     many = [group for group in groups if len(group.speedups) >= MIN_COUNTS]
     few = [group for group in groups if len(group.speedups) < MIN_COUNTS]
-    lines = [line for group in many[:MAX_SCALING_GROUPS] for line in _section(group, group.analysis)]
+    views = [ScalingView.of(group, group.analysis) for group in many[:MAX_SCALING_GROUPS]]
+    lines = [line for view in views for line in _section(view)]
     if len(many) > MAX_SCALING_GROUPS:
         more = units.counted(len(many) - MAX_SCALING_GROUPS, "more group")
         lines.append((0, f"{more} of points that differ only in num_workers: `raypar fit {study_name}` shows all."))
-    return (*lines, *((0, line) for line in _fractions(few)))
+    return [*lines, *((0, line) for line in _fractions(few))]
 
 
-def _section(group: WorkerGroup, analysis: ScalingAnalysis) -> Iterator[IndentedLine]:
+def _section(view: ScalingView) -> Iterator[IndentedLine]:
+    analysis = view.analysis
     kept = "the batch" if analysis.scaling is Scaling.STRONG else "each worker's batch"
-    yield 0, f"Scaling{_at(group)} ({analysis.scaling}: {kept} is fixed), over {_base(analysis)}:"
+    yield 0, f"Scaling{_at(view.label)} ({analysis.scaling}: {kept} is fixed), over {_base(analysis)}:"
     shares = [(p.num_workers, units.percent(p.serial_fraction.value, 1)) for p in analysis.points if p.serial_fraction]
     if shares:
         others = "".join(f", {share} with {n}" for n, share in shares[1:])
         name, first = FRACTIONS[analysis.scaling], f"{shares[0][1]} with {units.counted(shares[0][0], 'worker')}"
         yield 2, f"{name} serial fraction: {first}{others}."
-    if missing := _missing_fractions(analysis):
-        yield 2, missing
-    for law in analysis.laws:
-        text = f" is not fitted: {law.reason}." if isinstance(law, Refused) else f": {_in_short(law, analysis)}"
-        yield 2, law.law.name + text
-    if better := _better(analysis):
-        yield 2, better
-    if _fits(analysis):
-        yield 2, _interval_note(analysis)
-    if group.excluded:
-        yield 2, _excluded_line(group)
-
-
-def _in_short(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """Return the parameters and their meaning for more workers."""
-    if not fit.holds:
-        return f"{_misfit(fit)}."
-    if fit.law is USL:
-        return f"{', '.join(_parameters(fit))}; {_peak(fit, analysis)}."
-    fraction = fit.parameters[0]
-    text = f"{units.percent_interval(fraction, 1)} serial"
-    if fit.law is not AMDAHL:
-        alone = "the rate of one worker" if analysis.baseline == 1 else f"the rate per worker with {_base(analysis)}"
-        return f"{text}: each additional worker adds {units.percent(1 - fraction.value)} of {alone}."
-    if fit.limit is None:
-        return f"{text}; {_no_bound(fit)}."
-    return f"{text}: at most {units.ratio_interval(fit.limit)} over {_base(analysis)} with any number of workers."
+    notes = _interval_note(analysis), _excluded_line(view.excluded)
+    texts = (_missing_fractions(analysis), *view.texts, view.better, *notes)
+    yield from ((2, text) for text in texts if text)
 
 
 def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
@@ -249,13 +206,11 @@ def _fractions(groups: Sequence[WorkerGroup]) -> list[str]:
         both = [f"{units.percent(f.value, 1)} ({units.counted(n, 'worker')}, {g.label})" for g, n, f in ends]
         names = " or ".join(dict.fromkeys(FRACTIONS[g.scaling] for g, _, _ in fractions))
         return [f"{names} serial fraction: {' to '.join(both)}."]
-    lines = []
-    for group, n, f in fractions:
-        shown = units.percent_interval(f, 1)
-        excluded = f" {_excluded_line(group)}" if group.excluded else ""
-        name = f"{FRACTIONS[group.scaling]} serial fraction"
-        lines.append(f"{name} of {units.counted(n, 'worker')}{_at(group)}: {shown}.{excluded}")
-    return lines
+    return [
+        f"{FRACTIONS[g.scaling]} serial fraction of {units.counted(n, 'worker')}{_at(g.label)}: "
+        f"{units.percent_interval(f, 1)}. {_excluded_line(g.excluded)}".rstrip()
+        for g, n, f in fractions
+    ]
 
 
 def _missing_fractions(analysis: ScalingAnalysis) -> str:
@@ -271,8 +226,8 @@ def _missing_fractions(analysis: ScalingAnalysis) -> str:
     return f"No serial fraction {', '.join(reasons)}." if reasons else ""
 
 
-def _at(group: WorkerGroup) -> str:
-    return f" at {group.label}" if group.label else ""
+def _at(label: str) -> str:
+    return f" at {label}" if label else ""
 
 
 def _base(analysis: ScalingAnalysis) -> str:
@@ -332,17 +287,18 @@ def _worst(fit: Fit) -> tuple[int, float]:
 
 
 def _interval_note(analysis: ScalingAnalysis) -> str:
-    """Return a sentence on the confidence of the laws' intervals, or why there are none."""
+    """Return a sentence on the confidence of the laws' intervals, or why there are none; empty without a fit."""
+    if not (fits := _fits(analysis)):
+        return ""
     if analysis.why_no_interval:
         return f"The laws' parameters have no intervals: {analysis.why_no_interval}."
-    level = next(fit.parameters[0].level or 0.0 for fit in _fits(analysis))
-    return f"The laws' intervals have {100 * level:.4g} % confidence."
+    return f"The laws' intervals have {100 * (fits[0].parameters[0].level or 0.0):.4g} % confidence."
 
 
-def _excluded_line(group: WorkerGroup) -> str:
-    """Return a sentence on worker counts without a finished trial, and why."""
-    counts = [f"{units.counted(n, 'worker')} ({fate})" for n, fate in group.excluded.items()]
-    return f"Excluded: {', '.join(counts)}."
+def _excluded_line(excluded: Mapping[int, str]) -> str:
+    """Return a sentence on worker counts without a finished trial, and why; empty if there are none."""
+    counts = [f"{units.counted(n, 'worker')} ({fate})" for n, fate in excluded.items()]
+    return f"Excluded: {', '.join(counts)}." if counts else ""
 
 
 def _columns(analysis: ScalingAnalysis, measured: str) -> list[Column]:
@@ -398,13 +354,14 @@ def _small(value: float) -> str:
 
 
 def _bound(fit: Fit, analysis: ScalingAnalysis) -> str:
-    """Return a sentence on the law's limit or peak, if it can have one."""
+    """Return a sentence on the law's limit or peak, or on what another worker adds."""
     if fit.limit is not None:
         return f" Any number of workers reaches at most {units.ratio_interval(fit.limit)} (extrapolated)."
     if fit.law in (USL, AMDAHL):
         text = _peak(fit, analysis) if fit.law is USL else _no_bound(fit)
         return f" {text[0].upper()}{text[1:]}."
-    return ""
+    alone = "the rate of one worker" if analysis.baseline == 1 else f"the rate per worker with {_base(analysis)}"
+    return f" Each additional worker adds {units.percent(1 - fit.parameters[0].value)} of {alone}."
 
 
 def _better(analysis: ScalingAnalysis, doubt: str = "") -> str:

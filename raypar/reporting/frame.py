@@ -22,6 +22,7 @@ from raypar.reporting.figures import figures_of
 from raypar.reporting.points import estimates_of, standing_of
 from raypar.reporting.text import TerminalConsole
 from raypar.reporting.vega import Figure, OmittedFigure, static_svg
+from raypar.reporting.view import StudyView
 from raypar.study.trial import TrialResult
 
 NOTEBOOK_COLUMNS = 100
@@ -55,14 +56,14 @@ class Figures(dict[str, Figure]):
 class ReportView:
     """A study's report for a notebook: coloured HTML, and plain text for notebooks that show no HTML."""
 
-    def __init__(self, analysis: StudyAnalysis, *, verbose: bool = False) -> None:
-        self._analysis, self._verbose = analysis, verbose
+    def __init__(self, view: StudyView, *, verbose: bool = False) -> None:
+        self._view, self._verbose = view, verbose
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         console = TerminalConsole(
             file=io.StringIO(), width=NOTEBOOK_COLUMNS, record=True, color_system="truecolor", force_jupyter=False
         )
-        print_report(self._analysis, console, verbose=self._verbose)
+        print_report(self._view, console, verbose=self._verbose)
         return {
             "text/plain": console.export_text(clear=False),
             "text/html": console.export_html(inline_styles=True, code_format=_PAGE),
@@ -133,11 +134,11 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
         Args:
             verbose: include all comparisons, scaling, effects, the parts of the time and all warnings.
         """
-        notebook = sys.modules.get("IPython")
+        view, notebook = StudyView(self.analysis), sys.modules.get("IPython")
         if notebook is not None and notebook.get_ipython() is not None:
-            notebook.display.display(ReportView(self.analysis, verbose=verbose))
+            notebook.display.display(ReportView(view, verbose=verbose))
         else:
-            print_report(self.analysis, TerminalConsole(), verbose=verbose)
+            print_report(view, TerminalConsole(), verbose=verbose)
 
     @property
     def figures(self) -> Figures:

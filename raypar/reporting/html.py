@@ -24,17 +24,14 @@ from markupsafe import Markup, escape
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, speedups_in_blocks
-from raypar.analysis.verdict import Verdict
 from raypar.provenance import versions
 from raypar.reporting.figures import figures_of
-from raypar.reporting.fit import details
-from raypar.reporting.points import legend, point_columns
-from raypar.reporting.recommend import objective, recommended_lines
-from raypar.reporting.sentences import comparison_columns, header, headline, importance_line
+from raypar.reporting.points import point_columns
 from raypar.reporting.text import Column, as_utf8, no_break_values, strip_control, value_column
 from raypar.reporting.vega import Figure, OmittedFigure, for_page, static_svg
+from raypar.reporting.view import StudyView
 from raypar.study.quantity import WALL_TIME, View, of_view
-from raypar.study.trial import TrialResult, latest, point_label, reason_of
+from raypar.study.trial import TrialResult, latest, point_label
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -50,7 +47,7 @@ MAX_FIGURES = 6  # further ones are collapsed
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MAX_FAILURE_LENGTH = 300
 MAX_SEEDS = 50
-_NAMES = {"command": "command", "git.commit": "git commit", "git.dirty": "changes that no commit has", "host": "host"}
+_NAMES = {"command": "command", "git.commit": "git commit", "git.dirty": "uncommitted changes", "host": "host"}
 _NAMES |= {"os": "operating system", "cpu": "CPU", "cores": "cores", "gpu": "GPU", "load": "load at the start"}
 
 
@@ -64,35 +61,34 @@ class Origin:
     partial: str = ""  # what is missing from the numbers if the execution did not finish
 
 
-def html_report(analysis: StudyAnalysis, results: Sequence[TrialResult], origin: Origin) -> str:
+def html_report(view: StudyView, results: Sequence[TrialResult], origin: Origin) -> str:
     """Return the report as HTML; takes a few seconds, since every figure is drawn.
 
     Args:
         results: the study's trials, in any order.
     """
-    trials = latest(results)
+    trials, analysis, verdict = latest(results), view.analysis, view.analysis.verdict
     figures = figures_of(analysis, trials)
-    verdict = analysis.verdict
     table_script, chart_script = _inline((FOLDER / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
-    points = points_table(analysis)
+    points = points_table(view)
     # Drawn here, because the drawing code escapes the texts.
     drawings = [
         {**vars(f), "svg": Markup(brief(static_svg(f))), "spec": for_page(f)} for f in figures if isinstance(f, Figure)
     ]
     text = _template().render(
-        headline=headline(verdict),
+        headline=view.headline,
         version=versions().get("raypar", ""),
         verdict=verdict,
         origin=origin,
-        header=header(analysis),
+        header=view.header,
         subtitle=_subtitle(analysis, trials),
         description=" ".join(origin.description.split()).removeprefix(verdict.question).strip(),
-        comparisons=_comparisons(verdict),
-        recommended=list(filter(None, (*recommended_lines(verdict), verdict.final_test, importance_line(analysis)))),
-        objective=objective(advice) if (advice := verdict.recommendation) and not analysis.question.is_search else "",
+        comparisons=_comparisons(view.comparisons),
+        recommended=view.summary,
+        objective=view.objective,
         statements=analysis.statements,
         points=points,
-        parts={heading: lines for heading, lines in details(analysis).items() if lines},
+        parts=view.sections,
         is_repeated=any(len(p.samples) > 1 for p in analysis.points),
         figures=drawings[:MAX_FIGURES],
         more_figures=drawings[MAX_FIGURES:],
@@ -125,9 +121,9 @@ def _template() -> Template:
     return environment.get_template(TEMPLATE)
 
 
-def _comparisons(verdict: Verdict) -> list[tuple[str, Markup, str]]:
+def _comparisons(columns: Sequence[Column]) -> list[tuple[str, Markup, str]]:
     """Return the comparisons with speedup and outcome; empty if there are many, as the table of points has them."""
-    rows = list(zip(*(column.cells for column in comparison_columns(verdict)), strict=True))
+    rows = list(zip(*(column.cells for column in columns), strict=True))
     rows = rows if len(rows) <= MAX_COMPARISONS else []
     return [(", ".join(filter(None, compared)), _value(ratio), outcome) for *compared, ratio, outcome in rows]
 
@@ -180,14 +176,15 @@ class HtmlTable:
     notes: Sequence[str] = ()
 
 
-def points_table(analysis: StudyAnalysis) -> HtmlTable | None:
+def points_table(view: StudyView) -> HtmlTable | None:
     """Return a table with a row for each point; None if there is no point."""
+    analysis = view.analysis
     if not analysis.points:
         return None
     table = _table("all-points", point_columns(analysis, max_points=MAX_POINTS))
     more = len(analysis.points) - table.num_rows
     omitted = [f"{units.counted(more, 'more point')} not shown."] if more else []
-    return replace(table, notes=[legend(analysis), *omitted])
+    return replace(table, notes=[view.legend, *omitted])
 
 
 def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: int = MAX_TRIALS) -> HtmlTable:
@@ -238,7 +235,7 @@ def _started(trials: Sequence[TrialResult]) -> Column:
 
 
 def _failures(trials: Sequence[TrialResult]) -> list[str]:
-    messages = [r.failure.message if r.failure else reason_of(r) for r in trials]
+    messages = [r.failure.message if r.failure else r.reason for r in trials]
     return [text if len(text) <= MAX_FAILURE_LENGTH else text[: MAX_FAILURE_LENGTH - 1] + "…" for text in messages]
 
 

@@ -1,11 +1,11 @@
-"""Listings: plans, studies, workloads and the work of a network."""
+"""Listings: plans, studies, trials, workloads, checks of the machine, the work of a network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,18 +14,18 @@ from rich.text import Text
 
 from raypar import units
 from raypar.errors import cut
-from raypar.reporting.documents import Spread
+from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_line, print_table, value_column
 from raypar.study.blocks import repeats_text
 from raypar.study.metric import Metric
 from raypar.study.options import known_options
 from raypar.study.quantity import TRAIN_TIME, WALL_TIME, View, of_view
 from raypar.study.study import Study
-from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialResult, TrialSpec, point_label, reason_of
+from raypar.study.trial import COUNTERS, FailureKind, Placement, TrialResult, TrialSpec, point_label
 from raypar.study.workload import AnyWorkload
 
 if TYPE_CHECKING:
-    from raypar.reporting.documents import LeastTimeEntry, PlanDocument, ShowDocument, StudyEntry, WorkDocument
+    from raypar.track.store import StudySummary
     from raypar.train.flops import LayerWork, Work
 
 
@@ -33,102 +33,100 @@ MAX_LABELS = 4  # trials named in a line
 MAX_REASON_CHARS = 80
 
 
-def plan_document(
-    study: Study,
-    missing: Sequence[TrialSpec],
-    *,
-    num_trials: int,
-    num_missing: int,
-    placements: Iterable[Placement],
-    num_cpus: float,
-    isolation: str,
-    estimated_s: float | None,
-    num_timed: int = 0,
-    timed_study: str = "",
-) -> PlanDocument:
-    """Return a study's plan: points, trials, gangs, order, resources, time.
+@dataclass(frozen=True)
+class PlanView(Document):
+    """Trials of a study that are done, and those still to run.
 
-    Args:
-        estimated_s: for the missing trials, in seconds, from `num_timed` stored trials, of `timed_study` if it is
-            another study.
+    Attributes:
+        missing: trials to run; none for a search, whose points are drawn.
+        num_trials: in all, as far as decided.
+        gangs: their shapes.
+        num_all_cores: of all machines.
+        isolation: warm: gangs serve trial after trial; fresh: a gang for every trial.
+        estimated_s: for what is to run; None before the first trials.
+        num_timed_trials: stored trials that the estimate is from.
+        timed_study: whose these are; empty: the study's own.
     """
-    gangs, num_points = list(placements), len(study.points())
-    return {
-        "schema": 1,
-        "kind": "plan",
-        "study": study.name,
-        "description": study.description or None,
-        "workload": study.workload.name,
-        "swept": list(study.space),
-        "baseline": study.baseline,
-        "metric": study.judged_by.name,
-        "mode": study.judged_by.mode,
-        "metric_unit": study.judged_by.unit or None,
-        "is_search": study.is_search,
-        "num_points": num_points,
-        "num_trials": num_trials,
-        "max_trials": max(num_points * study.max_repeats, num_trials) if study.until else num_trials,
-        "num_done": num_trials - num_missing,
-        "num_to_run": num_missing,
-        "isolation": isolation,
-        "gangs": gangs,
-        "num_cores": max((gang.num_cpus for gang in gangs), default=None),
-        "num_all_cores": num_cpus,
-        "estimated_s": estimated_s,
-        "num_timed_trials": num_timed,
-        "timed_study": timed_study or None,
-        "trials": [
-            {
-                "identity": spec.identity,
-                "point": spec.point,
-                "num_workers": spec.placement.num_workers,
-                "repeat": spec.repeat + 1,
-                "order": spec.order + 1,
-                "seed": spec.seed,
-            }
-            for spec in missing
-        ],
-    }
+
+    kind = "plan"
+    shown = (
+        "study=study.name description=study.description workload=study.workload.name swept baseline=study.baseline "
+        "metric=study.judged_by.name mode=study.judged_by.mode metric_unit=study.judged_by.unit "
+        "is_search=study.is_search num_points num_trials max_trials num_done num_to_run isolation gangs num_cores "
+        "num_all_cores estimated_s num_timed_trials timed_study trials=missing"
+    )
+    study: Study
+    missing: Sequence[TrialSpec]
+    num_trials: int
+    num_to_run: int
+    gangs: Sequence[Placement]
+    num_all_cores: float
+    isolation: str
+    estimated_s: float | None = None
+    num_timed_trials: int = 0
+    timed_study: str = ""
+
+    @property
+    def swept(self) -> Sequence[str]:
+        return list(self.study.space)
+
+    @cached_property
+    def num_points(self) -> int:
+        return len(self.study.points())
+
+    @property
+    def max_trials(self) -> int:
+        """The most trials that ``--until settled`` may run; else `num_trials`."""
+        return max(self.num_points * self.study.max_repeats, self.num_trials) if self.study.until else self.num_trials
+
+    @property
+    def num_done(self) -> int:
+        return self.num_trials - self.num_to_run
+
+    @property
+    def num_cores(self) -> int | None:
+        """Cores that trials take at a time."""
+        return max((gang.num_cpus for gang in self.gangs), default=None)
 
 
-def print_plan(console: Console, study: Study, plan: PlanDocument) -> None:
+def print_plan(console: Console, plan: PlanView) -> None:
     """Print a study's plan."""
     from raypar.analysis.question import asked_by
 
+    study = plan.study
     if asked := study.description or asked_by(study):
         console.print(Text(asked, style="italic"))
-    what, num_trials = [f"workload {study.workload.name}"], plan["num_trials"]
+    what = [f"workload {study.workload.name}"]
     if study.is_search:
-        what.append(f"a search of {units.counted(num_trials, 'trial')}")
+        what.append(f"a search of {units.counted(plan.num_trials, 'trial')}")
     else:
-        points, trials = units.counted(plan["num_points"], "point"), units.counted(num_trials, "trial")
+        points, trials = units.counted(plan.num_points, "point"), units.counted(plan.num_trials, "trial")
         if study.until:
-            trials = f"{num_trials} to {units.counted(plan['max_trials'], 'trial')}"
+            trials = f"{plan.num_trials} to {units.counted(plan.max_trials, 'trial')}"
         what.append(f"{points} × {repeats_text(study)} = {trials}")
     print_line(console, f"{study.name}: " + ", ".join(what))
     if study.baseline:
         print_line(console, f"compared with: {point_label(study.baseline)}")
     print_line(console, f"judged by: {study.judged_by.text}")
-    if plan["gangs"]:
-        kind = "warm, kept between trials" if plan["isolation"] == "warm" else "fresh for every trial"
-        print_line(console, f"gangs ({kind}): " + "; ".join(map(str, plan["gangs"])))
-        print_line(console, f"cores: {plan['num_cores']:g} at a time of {plan['num_all_cores']:g}")
-    if plan["num_done"] > 0:
-        print_line(console, f"done already: {plan['num_done']}; to run: {plan['num_to_run']}")
-    estimated_s = plan["estimated_s"]
+    if plan.gangs:
+        kind = "warm, kept between trials" if plan.isolation == "warm" else "fresh for every trial"
+        print_line(console, f"gangs ({kind}): " + "; ".join(map(str, plan.gangs)))
+        print_line(console, f"cores: {plan.num_cores:g} at a time of {plan.num_all_cores:g}")
+    if plan.num_done > 0:
+        print_line(console, f"done already: {plan.num_done}; to run: {plan.num_to_run}")
     estimate = "not known before the first trials"
-    if estimated_s is not None:
-        of = f" of `{plan['timed_study']}`" if plan["timed_study"] else ""
-        num_timed = units.counted(plan["num_timed_trials"], "stored trial")
-        estimate = f"about {units.rough_seconds(estimated_s)} (from {num_timed}{of})"
-    if plan["num_to_run"]:
+    if plan.estimated_s is not None:
+        of = f" of `{plan.timed_study}`" if plan.timed_study else ""
+        num_timed = units.counted(plan.num_timed_trials, "stored trial")
+        estimate = f"about {units.rough_seconds(plan.estimated_s)} (from {num_timed}{of})"
+    if plan.num_to_run:
         print_line(console, f"time for what is to run: {estimate}")
-    if trials_to_run := plan["trials"]:
+    if plan.missing:
         columns = [
-            value_column("order", [trial["order"] for trial in trials_to_run]),
-            value_column("block", [trial["repeat"] for trial in trials_to_run]),
-            value_column("workers", [trial["num_workers"] for trial in trials_to_run]),
-            *(value_column(key, [trial["point"][key] for trial in trials_to_run]) for key in study.space),
+            value_column("order", [spec.order + 1 for spec in plan.missing]),
+            value_column("block", [spec.repeat + 1 for spec in plan.missing]),
+            value_column("workers", [spec.placement.num_workers for spec in plan.missing]),
+            *(value_column(key, [spec.point[key] for spec in plan.missing]) for key in study.space),
         ]
         print_table(console, columns)
 
@@ -159,22 +157,52 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
         print_line(console, f"all logs of this execution: {log_dir}")
 
 
-def print_studies(console: Console, studies: Sequence[StudyEntry]) -> None:
+@dataclass(frozen=True)
+class StudiesView(Document):
+    """Studies in the store, the last used one first."""
+
+    kind = "list"
+    studies: Sequence[StudySummary]
+
+
+def print_studies(console: Console, studies: Sequence[StudySummary]) -> None:
     """Print one line per study: its name, executions, trials by state, and when it was last used."""
-    counts = {"executions": [s["num_executions"] for s in studies]}
+    counts = {"executions": [s.num_executions for s in studies]}
     for key, state in COUNTERS.items():
-        of_each = [s["counts"][key] for s in studies]
+        of_each = [s.counts[key] for s in studies]
         if any(of_each) or not state.traits.is_rare:
             counts[state.said_of(2).replace("do not", "don't")] = of_each
-    used = [datetime.fromtimestamp(s["last_used_at_s"]).strftime("%Y-%m-%d %H:%M") for s in studies]
+    used = [datetime.fromtimestamp(s.last_used_at).strftime("%Y-%m-%d %H:%M") for s in studies]
     numbers = [value_column(name, values) for name, values in counts.items()]
-    print_table(console, [Column("study", [s["name"] for s in studies]), *numbers, Column("last used", used)])
+    print_table(console, [Column("study", [s.name for s in studies]), *numbers, Column("last used", used)])
 
 
-def print_trials(console: Console, results: Sequence[TrialResult], metric: Metric) -> None:
+@dataclass(frozen=True)
+class TrialsView(Document):
+    """Trials of a study, block by block in the order in which they ran.
+
+    Attributes:
+        metric: of the study.
+        scope: the executions that ``--since`` restricts it to; empty: all.
+    """
+
+    kind = "show"
+    shown = "study scope metric=metric.name trials"
+    study: str
+    trials: Sequence[TrialResult]
+    metric: Metric
+    scope: str = ""
+
+    @classmethod
+    def of(cls, study: str, results: Iterable[TrialResult], metric: Metric, scope: str = "") -> TrialsView:
+        """Return the view of a study's trials, which come in any order."""
+        return cls(study, sorted(results, key=lambda r: (r.spec.repeat, r.spec.order)), metric, scope)
+
+
+def print_trials(console: Console, view: TrialsView) -> None:
     """Print one line per trial of a study, with the study's metric."""
-    keys = list(dict.fromkeys(key for result in results for key in result.spec.point))
-    trials, always = _in_order(results), (TRAIN_TIME, WALL_TIME)
+    trials, metric, always = view.trials, view.metric, (TRAIN_TIME, WALL_TIME)
+    keys = list(dict.fromkeys(key for result in trials for key in result.spec.point))
     measured = {q: [q.text(q.of(r)) for r in trials] for q in of_view(View.TRIALS)}
     columns = [
         *(value_column(key, [r.spec.point.get(key) for r in trials]) for key in keys),
@@ -186,45 +214,10 @@ def print_trials(console: Console, results: Sequence[TrialResult], metric: Metri
     print_table(console, columns)
 
 
-def show_document(study: str, results: Sequence[TrialResult], metric: str, scope: str = "") -> ShowDocument:
-    """Return the content of `print_trials` as a document."""
-    return {
-        "schema": 1,
-        "kind": "show",
-        "study": study,
-        "scope": scope or None,
-        "metric": metric,
-        "trials": [
-            {
-                "identity": r.spec.identity,
-                "point": r.spec.point,
-                "repeat": r.spec.repeat + 1,
-                "order": r.spec.order + 1,
-                "seed": r.spec.seed,
-                "state": r.state,
-                "reason": reason_of(r) or None,
-                "failure_kind": r.failure.kind if r.failure else None,
-                "log_path": (r.failure.log_path or None) if r.failure else None,
-                "attempts": r.attempts,
-                "started_at_s": r.started_at,
-                "quantities": Spread({q.key: q.of(r) for q in of_view(View.RECORD)}),
-                "metric": r.final.get(metric),
-                "final": r.final,
-            }
-            for r in _in_order(results)
-        ],
-    }
-
-
-def _in_order(results: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the trials block by block, in the order in which they ran."""
-    return sorted(results, key=lambda r: (r.spec.repeat, r.spec.order))
-
-
 def _state(result: TrialResult) -> str:
     if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
-        return reason_of(result)[:MAX_REASON_CHARS]  # the reason why it did not run
-    return f"{result.state}: {reason_of(result)[:MAX_REASON_CHARS]}" if reason_of(result) else result.state.value
+        return result.reason[:MAX_REASON_CHARS]  # the reason why it did not run
+    return f"{result.state}: {result.reason[:MAX_REASON_CHARS]}" if result.reason else result.state.value
 
 
 def print_workloads(console: Console, workloads: Iterable[AnyWorkload]) -> None:
@@ -253,21 +246,97 @@ def print_workload(console: Console, workload: AnyWorkload) -> None:
 
 
 @dataclass(frozen=True)
-class WorkAssumptions:
-    """Assumptions about a training whose work is estimated."""
+class CheckResult:
+    """Result of a check of the machine.
 
+    Attributes:
+        fix: only of interest if the check failed.
+    """
+
+    name: str
+    detail: str
+    is_ok: bool = True
+    fix: str = ""
+
+    @property
+    def advice(self) -> str:
+        """Fix of a check that failed."""
+        return "" if self.is_ok else self.fix
+
+
+@dataclass(frozen=True)
+class DoctorView(Document):
+    """Checks of the machine."""
+
+    kind = "doctor"
+    shown = "is_ok checks"
+    checks: Sequence[CheckResult]
+
+    @property
+    def is_ok(self) -> bool:
+        """True if all checks passed."""
+        return all(check.is_ok for check in self.checks)
+
+
+@dataclass(frozen=True)
+class LeastTime:
+    """The least time that some samples can take.
+
+    Attributes:
+        num_samples: over all epochs.
+        flop: forward and backward.
+    """
+
+    num_samples: int
+    flop: int
+    least_s: float
+
+
+@dataclass(frozen=True)
+class WorkView(Document):
+    """Work of training a network, with the least time that it takes.
+
+    Attributes:
+        title: the workload and its settings.
+        num_samples: size of the training set; None: unknown.
+        peak_flop_per_s: peak of the hardware.
+        peak_source: source of the peak.
+    """
+
+    kind = "work"
+    shown = (
+        "workload title num_parameters=work.num_parameters layers=work.layers macs_forward=work.macs_forward "
+        "macs=work.macs flop=work.flop peak_flop_per_s peak_source iteration epochs training"
+    )
+    workload: str
+    title: str
+    work: Work
     batch_size: int
     epochs: int
-    num_samples: int | None  # size of the training set; None: unknown
-    peak_flops: float  # peak of the hardware in FLOP/s
-    peak_source: str  # source of the peak, for readers
+    num_samples: int | None
+    peak_flop_per_s: float
+    peak_source: str
+
+    @property
+    def iteration(self) -> LeastTime:
+        """One batch."""
+        return self._least(self.batch_size)
+
+    @property
+    def training(self) -> LeastTime | None:
+        """All epochs; None if the size of the training set is unknown."""
+        return None if self.num_samples is None else self._least(self.epochs * self.num_samples)
+
+    def _least(self, num_samples: int) -> LeastTime:
+        flop = self.work.flop * num_samples
+        return LeastTime(num_samples, flop, flop / self.peak_flop_per_s)
 
 
-def print_work(console: Console, title: str, work: Work, assumed: WorkAssumptions) -> None:
+def print_work(console: Console, view: WorkView) -> None:
     """Print weights, work by type of layer, and the minimum time of an iteration and of the training."""
-    line = partial(print_line, console)
+    line, work = partial(print_line, console), view.work
     size = " × ".join(map(str, work.input_shape)) or "1"
-    line(f"{title}: {units.count(work.num_parameters)} weights; input of one sample: {size}")
+    line(f"{view.title}: {units.count(work.num_parameters)} weights; input of one sample: {size}")
     what = {True: "multiply-accumulates", False: "operations of layers without multiply-accumulates"}
     for is_of_macs, counted in what.items():
         layers = [layer for layer in work.layers if layer.is_of_macs is is_of_macs]
@@ -279,52 +348,15 @@ def print_work(console: Console, title: str, work: Work, assumed: WorkAssumption
         f"\nforward and backward: {scaled(work.macs, 'MAC')} = {scaled(work.flop, 'FLOP')} a sample, "
         f"{times} times the forward pass"
     )
-    line(f"peak: {scaled(assumed.peak_flops, 'FLOP/s')} ({assumed.peak_source})")
-    iteration = f"an iteration of {units.counted(assumed.batch_size, 'sample')}"
-    num_samples_of = {iteration: assumed.batch_size}
-    if assumed.num_samples is not None:
-        epochs = units.counted(assumed.epochs, "epoch")
-        training = f"training, {epochs} of {units.counted(assumed.num_samples, 'sample')}"
-        num_samples_of[training] = assumed.epochs * assumed.num_samples
-    for what_for, num_samples in num_samples_of.items():
-        least = units.seconds(work.flop * num_samples / assumed.peak_flops)
-        line(f"{what_for}: {scaled(work.flop * num_samples, 'FLOP')}, at least {least}")
-    if assumed.num_samples is None:
+    line(f"peak: {scaled(view.peak_flop_per_s, 'FLOP/s')} ({view.peak_source})")
+    least = {f"an iteration of {units.counted(view.batch_size, 'sample')}": view.iteration}
+    if view.training is not None:
+        of_samples = f"{units.counted(view.epochs, 'epoch')} of {units.counted(view.num_samples or 0, 'sample')}"
+        least[f"training, {of_samples}"] = view.training
+    for whole, each in least.items():
+        line(f"{whole}: {scaled(each.flop, 'FLOP')}, at least {units.seconds(each.least_s)}")
+    if view.training is None:
         line("training: the size of the training set is not known; give it with --samples N")
-
-
-def work_document(workload: str, title: str, work: Work, assumed: WorkAssumptions) -> WorkDocument:
-    """Return the content of `print_work` as a document."""
-
-    def least(num_samples: int) -> LeastTimeEntry:
-        flop = work.flop * num_samples
-        return {"num_samples": num_samples, "flop": flop, "least_s": flop / assumed.peak_flops}
-
-    return {
-        "schema": 1,
-        "kind": "work",
-        "workload": workload,
-        "title": title,
-        "num_parameters": work.num_parameters,
-        "layers": [
-            {
-                "kind": layer.kind,
-                "is_of_macs": layer.is_of_macs,
-                "forward": layer.forward,
-                "by_weights": layer.by_weights,
-                "by_inputs": layer.by_inputs,
-            }
-            for layer in work.layers
-        ],
-        "macs_forward": work.macs_forward,
-        "macs": work.macs,
-        "flop": work.flop,
-        "peak_flop_per_s": assumed.peak_flops,
-        "peak_source": assumed.peak_source,
-        "iteration": least(assumed.batch_size),
-        "epochs": assumed.epochs,
-        "training": None if assumed.num_samples is None else least(assumed.epochs * assumed.num_samples),
-    }
 
 
 def scaled(value: float, unit: str) -> str:

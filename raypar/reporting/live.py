@@ -37,10 +37,8 @@ from raypar.study.trial import (
     Placement,
     TrialResult,
     TrialSpec,
-    TrialState,
     is_timed_whole,
     point_label,
-    reason_of,
 )
 
 ACCURACY = Metric("accuracy")
@@ -66,10 +64,10 @@ def ended_parts(result: TrialResult, metric: Metric = ACCURACY) -> list[str]:
     """Return label, final state and figures of a trial that has ended."""
     parts = [result.spec.label]
     if result.failure and not result.is_complete:
-        parts.append(f"FAILED: {reason_of(result) or result.failure.kind}")
+        parts.append(f"FAILED: {result.reason or result.failure.kind}")
         return parts
     if not result.is_measured:
-        parts.append(f"{result.state.upper()}: {reason_of(result)}" if reason_of(result) else result.state.value)
+        parts.append(f"{result.state.upper()}: {result.reason}" if result.reason else result.state.value)
     if is_timed_whole(result):
         parts.append(f"trained {units.seconds(result.train_time_s)}")
     if (value := result.final.get(metric.name)) is not None:
@@ -123,6 +121,134 @@ class _Running:
     report: Mapping[str, float] = field(default_factory=dict)
 
 
+class _Run:
+    """Progress of a run, and when it is expected to finish."""
+
+    def __init__(
+        self,
+        num_trials: int,
+        done: Sequence[TrialResult],
+        queued: Sequence[TrialSpec],
+        is_decided: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_trials, self.num_done = num_trials, len(done)
+        self.clock, self.begun_s = clock, clock()
+        self.running: dict[str, _Running] = {}
+        self.starting: dict[Placement, float] = {}  # gangs, since when
+        self.later_s: float | None = None  # expected time of trials not decided on yet; None: unknown
+        self.is_decided = is_decided  # no trials will be added
+        self._queued = {spec.identity: trial_kind(spec) for spec in queued}
+        self._ended: list[TrialTime] = [
+            (trial_kind(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None
+        ]
+        self._num_slots = 1  # most trials seen running side by side
+        self._idle_since_s: float | None = None  # since the end of a trial that ran alone
+        self._waiting_since_s: float | None = self.begun_s  # since when no trial is running; None: one is
+        self._pauses_s: list[float] = []
+        self._gang_starts_s: dict[Placement, float] = {}
+
+    def begin(self) -> None:
+        self.begun_s = self._waiting_since_s = self.clock()
+
+    def start_gang(self, placement: Placement) -> None:
+        self._idle_since_s = None
+        self.starting[placement] = self.clock()
+
+    def end_start(self, placement: Placement, seconds: float) -> None:
+        self.starting.pop(placement, None)
+        self._gang_starts_s[placement] = seconds
+
+    def add(self, specs: Sequence[TrialSpec], later_s: float | None) -> None:
+        self.num_trials += len(specs)
+        self.later_s = later_s
+        self._queued |= {spec.identity: trial_kind(spec) for spec in specs}
+
+    def start(self, spec: TrialSpec) -> None:
+        now_s, self._waiting_since_s = self.clock(), None
+        if self._idle_since_s is not None:
+            self._pauses_s.append(now_s - self._idle_since_s)
+            self._idle_since_s = None
+        self._queued.pop(spec.identity, None)
+        self.running[spec.identity] = _Running(spec, now_s)
+        self._num_slots = max(self._num_slots, len(self.running))
+
+    def queue_again(self, spec: TrialSpec) -> None:
+        self.running.pop(spec.identity, None)
+        self._queued[spec.identity] = trial_kind(spec)
+
+    def end(self, result: TrialResult) -> None:
+        now_s, late_s = self.clock(), 0.0
+        started = self.running.pop(result.spec.identity, None)
+        self._queued.pop(result.spec.identity, None)
+        self.num_done += 1
+        if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
+            return
+        if result.is_complete:
+            seen_s = now_s - started.since_s if started else 0.0
+            took_s = seen_s if result.wall_s is None else result.wall_s
+            self._ended.append((trial_kind(result.spec), took_s))
+            late_s = max(0.0, seen_s - took_s)  # the event comes after it was stored
+        if not self.running:
+            self._idle_since_s, self._waiting_since_s = now_s - late_s, now_s
+
+    @property
+    def num_queued(self) -> int:
+        return max(0, self.num_trials - self.num_done - len(self.running))
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds until the last trial ends, from ended trials; None if unknown or nothing is left."""
+        if not self.running and not self.num_queued:  # until further trials are added
+            return None
+        now_s = self.clock()
+        queued = list(self._queued.values())[: self.num_queued]
+        queued += [TrialKind()] * (self.num_queued - len(queued))
+        started = {*self._gang_starts_s, *self.starting}
+        left_s = remaining_s(
+            queued,
+            [(trial_kind(trial.spec), now_s - trial.since_s) for trial in self.running.values()],
+            self._ended,
+            num_slots=self._num_slots,
+            overheads_s=self._pauses_s[1:],  # the first pause includes the first use of the store
+            gang_starts_s=list(self._gang_starts_s.values()),
+            num_gang_starts=len({kind.placement for kind in queued if kind.placement} - started),
+        )
+        # An unknown wait is assumed to last as long again.
+        waited_s = 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
+        return None if left_s is None else left_s + (self.later_s or 0.0) + waited_s
+
+
+class _Leading:
+    """The leading point so far, and the unit that the values of the metric show so far."""
+
+    def __init__(self, question: Question | None, done: Sequence[TrialResult]) -> None:
+        self._question, self._results = question, list(done)
+        self._extremes: list[float] = []  # of the metric
+        self.interim: Interim | None = None
+        for result in done:
+            self.see(result.final)
+
+    @property
+    def metric(self) -> Metric:
+        return (self._question.judged_by if self._question else ACCURACY).read_from(self._extremes)
+
+    @property
+    def text(self) -> str:
+        return interim_text(self.interim, self.metric) if self.interim else ""
+
+    def see(self, report: Mapping[str, float]) -> None:
+        value = report.get(self.metric.name)
+        if value is not None and math.isfinite(value):
+            seen = [*self._extremes, value]
+            self._extremes = [min(seen), max(seen)]
+
+    def add(self, result: TrialResult) -> None:
+        self._results.append(result)
+        self.see(result.final)
+        if self._question and result.is_complete:
+            self.interim = interim_best(self._question, self._results)
+
+
 class LiveView:
     """View of the events of a run; pass it to a runner as its listener.
 
@@ -149,37 +275,16 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self._console = console
-        self._num_trials = num_trials
-        self._num_done = len(done)
-        self._num_lost: Counter[TrialState] = Counter()  # trials that failed or diverged
-        self._num_skipped = 0
+        is_decided = question is None or question.max_repeats is None
+        self._console, self._now = console, now
+        self._run = _Run(num_trials, done, queued, is_decided, clock)
+        self._leading = _Leading(question, done)
+        self._num_lost: Counter[str] = Counter()  # trials that failed or diverged, by state, or were not run
         self._has_said = False
         self._errors: set[str] = set()  # already printed
-        self._clock, self._now = clock, now
-        self._begun_s = clock()
         self._starting_text = starting
         self._last: deque[TrialResult] = deque(maxlen=NUM_LAST)
-        self._running: dict[str, _Running] = {}
-        self._starting: dict[Placement, float] = {}
-        self._queued = {spec.identity: trial_kind(spec) for spec in queued}
-        self._results = list(done)
-        self._question = question
-        self._interim: Interim | None = None
-        self._extremes: list[float] = []  # of the metric so far
-        for result in done:
-            self._see(result.final)
         self._open = ""  # undecided part of a study that runs until it is settled
-        self._later_s: float | None = None  # expected time of trials not decided on yet; None: unknown
-        self._is_decided = question is None or question.max_repeats is None  # no trials will be added
-        self._ended: list[TrialTime] = [
-            (trial_kind(r.spec), r.wall_s) for r in done if r.is_complete and r.wall_s is not None
-        ]
-        self._num_slots = 1  # most trials seen running side by side
-        self._idle_since_s: float | None = None  # since the end of a trial that ran alone
-        self._waiting_since_s: float | None = self._begun_s  # since when no trial is running; None: one is
-        self._pauses_s: list[float] = []
-        self._gang_starts_s: dict[Placement, float] = {}
         self._lock = threading.RLock()
         self._live: _ResizableLive | None = None
         if console.is_terminal and not console.is_dumb_terminal:
@@ -188,7 +293,7 @@ class LiveView:
             )
 
     def __enter__(self) -> LiveView:
-        self._begun_s = self._waiting_since_s = self._clock()
+        self._run.begin()
         if self._live:
             self._live.start(refresh=True)
         elif self._starting_text:
@@ -212,34 +317,30 @@ class LiveView:
 
     def _take(self, event: runner.Event) -> str | None:
         """Update the state; return a line to print permanently, if any."""
+        run = self._run
         if not isinstance(event, (runner.Notice, runner.ClusterChanged, runner.TrialsAdded)):
             self._starting_text = ""
         match event:
             case runner.GangStarting(placement):
-                self._idle_since_s = None
-                self._starting[placement] = self._clock()
+                run.start_gang(placement)
                 return None if self._live else f"starting a gang of {placement}"
             case runner.GangReady(placement, seconds):
-                self._starting.pop(placement, None)
-                self._gang_starts_s[placement] = seconds
+                run.end_start(placement, seconds)
                 return None if self._live else f"gang of {placement} is ready after {units.seconds(seconds)}"
             case runner.TrialStarted(spec):
-                self._start(spec)
+                run.start(spec)
             case runner.TrialReported(spec, report):
-                if spec.identity not in self._running:
-                    self._start(spec)
-                self._running[spec.identity].report = report
-                self._see(report)
+                if spec.identity not in run.running:
+                    run.start(spec)
+                run.running[spec.identity].report = report
+                self._leading.see(report)
             case runner.TrialRetried(spec, reason):
-                self._running.pop(spec.identity, None)
-                self._queued[spec.identity] = trial_kind(spec)
+                run.queue_again(spec)
                 return f"{spec.label}  starting again: {reason}"
             case runner.TrialEnded(result):
                 return self._end(result)
             case runner.TrialsAdded(specs, reason, later_s):
-                self._num_trials += len(specs)
-                self._later_s = later_s
-                self._queued |= {spec.identity: trial_kind(spec) for spec in specs}
+                run.add(specs, later_s)
                 self._open = reason
                 return None if self._live else reason
             case runner.ClusterChanged(num_nodes):
@@ -248,60 +349,28 @@ class LiveView:
                 return text
         return None
 
-    def _start(self, spec: TrialSpec) -> None:
-        now_s, self._waiting_since_s = self._clock(), None
-        if self._idle_since_s is not None:
-            self._pauses_s.append(now_s - self._idle_since_s)
-            self._idle_since_s = None
-        self._queued.pop(spec.identity, None)
-        self._running[spec.identity] = _Running(spec, now_s)
-        self._num_slots = max(self._num_slots, len(self._running))
-
     def _end(self, result: TrialResult) -> str | None:
-        now_s = self._clock()
-        started = self._running.pop(result.spec.identity, None)
-        self._queued.pop(result.spec.identity, None)
-        self._num_done += 1
-        self._results.append(result)
-        self._see(result.final)
-        failed, late_s = not result.is_complete, 0.0
-        is_lost = failed or result.state.traits.is_unusable
+        run = self._run
+        run.end(result)
+        self._leading.add(result)
         if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
-            self._num_skipped += 1
+            self._num_lost["not run"] += 1
             return None  # the notice of the stopped point suffices
+        is_lost = not result.is_complete or result.state.traits.is_unusable
         self._last.append(result)
         self._num_lost[result.state] += is_lost
-        if not failed:
-            seen_s = now_s - started.since_s if started else 0.0
-            took_s = seen_s if result.wall_s is None else result.wall_s
-            self._ended.append((trial_kind(result.spec), took_s))
-            late_s = max(0.0, seen_s - took_s)  # the event comes after it was stored
-            if self._question:
-                self._interim = interim_best(self._question, self._results)
-        if not self._running:
-            self._idle_since_s, self._waiting_since_s = now_s - late_s, now_s
-        if self._live and (not is_lost or reason_of(result) in self._errors):
+        if self._live and (not is_lost or result.reason in self._errors):
             return None
-        self._errors.add(reason_of(result))
-        shown, width = ended_parts(result, self._metric()), len(str(self._num_trials))
+        self._errors.add(result.reason)
+        shown, width = ended_parts(result, self._leading.metric), len(str(run.num_trials))
         if not self._live and result.failure is not None and result.failure.log_path:
             shown.append(f"log: {result.failure.log_path}")
-        parts = [f"[{self._num_done:>{width}}/{self._num_trials}] {'  '.join(shown)}"]
-        if not failed and self._num_done < self._num_trials and (finish := self._finish_text()):
+        parts = [f"[{run.num_done:>{width}}/{run.num_trials}] {'  '.join(shown)}"]
+        if result.is_complete and run.num_done < run.num_trials and (finish := self._finish_text()):
             parts.append(finish)
-        if self._interim and not is_lost:
-            parts.append(interim_text(self._interim, self._metric()))
+        if self._leading.text and not is_lost:
+            parts.append(self._leading.text)
         return "; ".join(parts)
-
-    def _metric(self) -> Metric:
-        """Return the study's metric, with the unit that its values show so far."""
-        return (self._question.judged_by if self._question else ACCURACY).read_from(self._extremes)
-
-    def _see(self, report: Mapping[str, float]) -> None:
-        value = report.get(self._question.metric if self._question else ACCURACY.name)
-        if value is not None and math.isfinite(value):
-            seen = [*self._extremes, value]
-            self._extremes = [min(seen), max(seen)]
 
     def _say(self, line: str) -> None:
         self._has_said = True
@@ -310,41 +379,17 @@ class LiveView:
         with contextlib.suppress(OSError):  # a closed terminal must not end a trial
             self._console.print(Text(ascii_fallback(line, self._console.encoding)), soft_wrap=True)  # rich flushes
 
-    def remaining_s(self) -> float | None:
-        """Return the seconds until the last trial ends, estimated from ended trials; None before the first ends."""
-        with self._lock:
-            now_s = self._clock()
-            queued = list(self._queued.values())[: self._num_queued]
-            queued += [TrialKind()] * (self._num_queued - len(queued))
-            started = {*self._gang_starts_s, *self._starting}
-            return remaining_s(
-                queued,
-                [(trial_kind(trial.spec), now_s - trial.since_s) for trial in self._running.values()],
-                self._ended,
-                num_slots=self._num_slots,
-                overheads_s=self._pauses_s[1:],  # the first pause includes the first use of the store
-                gang_starts_s=list(self._gang_starts_s.values()),
-                num_gang_starts=len({kind.placement for kind in queued if kind.placement} - started),
-            )
-
-    @property
-    def _num_queued(self) -> int:
-        return max(0, self._num_trials - self._num_done - len(self._running))
-
     def _finish_text(self) -> str:
         """Return ``finishes at about 14:32 (35 s left)``; empty if unknown."""
-        is_idle = not self._running and not self._num_queued  # until further trials are added
-        if is_idle or (left_s := self.remaining_s()) is None:
+        run = self._run
+        if (left_s := run.remaining_s()) is None:
             return ""
-        left_s += self._later_s or 0.0
-        if self._waiting_since_s is not None:  # unknown wait: assume as long again
-            left_s += self._clock() - self._waiting_since_s
-        if left_s < 1 and self._is_decided:
+        if left_s < 1 and run.is_decided:
             return "finishes at any moment"
         now = self._now()
         finish = now + timedelta(seconds=left_s)
         clock = f"{finish:%H:%M}" if finish.date() == now.date() else f"{finish:%a %H:%M}"
-        is_least = self._later_s is None and not self._is_decided
+        is_least = run.later_s is None and not run.is_decided
         when = f"at {clock} at the earliest" if is_least else f"at about {clock}"
         return f"finishes {when} ({_whole_seconds(left_s)} left)"
 
@@ -357,59 +402,58 @@ class LiveView:
 
     def _lines(self, width: int) -> list[Text]:
         """Return as many lines of the view as fit on the terminal, each of at most `width` cells."""
-        times = [f"{_whole_seconds(self._clock() - self._begun_s)} elapsed", self._finish_text()]
-        head = [*self._summary(width), *self._wrapped(", ".join(filter(None, times)), 2)]
-        if self._open:
-            head += self._wrapped(self._open, 2)
-        if self._interim:
-            head += self._wrapped(interim_text(self._interim, self._metric()), 2)
+        run, console = self._run, self._console
+        times = [f"{_whole_seconds(run.clock() - run.begun_s)} elapsed", self._finish_text()]
+        head = self._summary(width)
+        for text in filter(None, (", ".join(filter(None, times)), self._open, self._leading.text)):
+            head += _wrapped(console, text, 2)
         running: list[Text] = []
         if self._starting_text:
-            running += self._wrapped(self._starting_text, 2)
-        for placement, since_s in self._starting.items():
-            for_s = _whole_seconds(self._clock() - since_s)
-            running += self._wrapped(f"starting a gang of {placement}, {for_s}", 2)
-        shown = list(self._running.values())
+            running += _wrapped(console, self._starting_text, 2)
+        for placement, since_s in run.starting.items():
+            running += _wrapped(console, f"starting a gang of {placement}, {_whole_seconds(run.clock() - since_s)}", 2)
+        metric, shown = self._leading.metric, list(run.running.values())
         for trial in shown[:MAX_SHOWN]:
-            running += self._fitted(
-                "running: ", progress_parts(trial.spec, trial.report, self._metric()), trial.spec.label
-            )
+            parts = progress_parts(trial.spec, trial.report, metric)
+            running += _fitted(console, "running: ", parts, trial.spec.label)
         if more := units.and_more(len(shown) - MAX_SHOWN):
-            running += self._wrapped(f"running:{more}", 2)
-        last = [line for result in self._last for line in self._ended_lines(result)]
-        num_rows = self._console.height - 1
+            running += _wrapped(console, f"running:{more}", 2)
+        last: list[Text] = []
+        for result in self._last:
+            label, *parts = ended_parts(result, metric)
+            least = label if result.is_measured else f"{label}  {result.state.upper()}"
+            last += _fitted(console, "ended:   ", [label, *parts], least)
+        num_rows = console.height - 1
         num_hidden = max(0, len(head) + len(last) + len(running) - num_rows)
         return [*head, *last[num_hidden:], *running][:num_rows]
 
     def _summary(self, width: int) -> list[Text]:
-        text = f"{self._num_done}/{self._num_trials} trials, {len(self._running)} running, {self._num_queued} queued"
-        text += "".join(f", {num} {state}" for state, num in self._num_lost.items() if num)
-        text += f", {self._num_skipped} not run" if self._num_skipped else ""
+        run = self._run
+        text = f"{run.num_done}/{run.num_trials} trials, {len(run.running)} running, {run.num_queued} queued"
+        lost = sorted(self._num_lost.items(), key=lambda entry: entry[0] == "not run")
+        text += "".join(f", {num} {state}" for state, num in lost if num)
         bar_width = min(BAR_WIDTH, width - cell_len(text) - 2)
         if bar_width < MIN_BAR_WIDTH:
-            return self._wrapped(text, 0)
-        bar = ProgressBar(max(1, self._num_trials), self._num_done, width=bar_width)
+            return _wrapped(self._console, text, 0)
+        bar = ProgressBar(max(1, run.num_trials), run.num_done, width=bar_width)
         line = Text.assemble(*((segment.text, segment.style or "") for segment in self._console.render(bar)))
         line.append(" " * (bar_width + 2 - line.cell_len) + text)
         return [line]
 
-    def _ended_lines(self, result: TrialResult) -> list[Text]:
-        label, *parts = ended_parts(result, self._metric())
-        least = label if result.is_measured else f"{label}  {result.state.upper()}"
-        return self._fitted("ended:   ", [label, *parts], least)
 
-    def _fitted(self, head: str, parts: Sequence[str], least: str) -> list[Text]:
-        """Return one line with as many parts as fit; if only one fits, `least` replaces it."""
-        for num in range(len(parts), 0, -1):
-            line = "  " + head + ("  ".join(parts[:num]) if num > 1 else least)
-            if cell_len(line := ascii_fallback(line, self._console.encoding)) <= self._console.width:
-                return [Text(line)]
-        return self._wrapped(head + least, 2)
+def _fitted(console: Console, head: str, parts: Sequence[str], least: str) -> list[Text]:
+    """Return one line with as many parts as fit; if only one fits, `least` replaces it."""
+    for num in range(len(parts), 0, -1):
+        line = "  " + head + ("  ".join(parts[:num]) if num > 1 else least)
+        if cell_len(line := ascii_fallback(line, console.encoding)) <= console.width:
+            return [Text(line)]
+    return _wrapped(console, head + least, 2)
 
-    def _wrapped(self, text: str, indent: int) -> list[Text]:
-        """Return the lines of a text; a word longer than a line is folded."""
-        lines = wrap_hanging(ascii_fallback(text, self._console.encoding), self._console.width, indent)
-        return [part for line in lines for part in Text(line).wrap(self._console, self._console.width)]
+
+def _wrapped(console: Console, text: str, indent: int) -> list[Text]:
+    """Return the lines of a text; a word longer than a line is folded."""
+    lines = wrap_hanging(ascii_fallback(text, console.encoding), console.width, indent)
+    return [part for line in lines for part in Text(line).wrap(console, console.width)]
 
 
 def _whole_seconds(value_s: float) -> str:

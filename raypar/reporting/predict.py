@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -18,6 +18,7 @@ from raypar.predict.calibration import USUAL_VARIATIONS, Calibration
 from raypar.predict.network import Algorithm, Network, Topology
 from raypar.predict.predict import JobSpec, Prediction, Sweep, job_step_times
 from raypar.predict.step_model import Communication, Limit
+from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, check_file, print_paragraph, print_table
 from raypar.reporting.vega import (
     COLOURS,
@@ -32,9 +33,6 @@ from raypar.reporting.vega import (
     quantity,
     workers_axis,
 )
-
-if TYPE_CHECKING:
-    from raypar.reporting.documents import PredictDocument, PredictionEntry
 
 AT_BEST = (
     "These are upper bounds, not estimates. The efficiency of published systems was up to 12 points lower than the "
@@ -59,17 +57,25 @@ _BEYOND = {
 
 
 @dataclass(frozen=True)
-class PredictionReport:
-    """Prediction with its context.
+class PredictView(Document):
+    """Prediction for other worker counts, with its context.
 
     Attributes:
         title: the study and point.
         asked: the requested worker counts.
+        training: the training to predict.
         network_source: origin of the network: "as given", "fitted …".
         sources: sentences on the origin of other numbers.
         caveats: warnings of the study, a sentence or two each.
     """
 
+    kind = "predict"
+    shown = (
+        "study title answer note asked predictions=sweep.predictions fastest=sweep.fastest "
+        "most_workers=sweep.most_workers job=training calibration network=communication.network "
+        "algorithm=communication.algorithm network_source assumptions caveats"
+    )
+    study: str
     title: str
     asked: tuple[int, ...]
     calibration: Calibration
@@ -80,12 +86,33 @@ class PredictionReport:
     sources: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 
+    @cached_property
+    def answer_lines(self) -> list[str]:
+        """Predictions that were asked for, and what limits the largest, in sentences."""
+        asked = [_sentence(p, self.training) for p in self.sweep.predictions if p.num_workers in self.asked]
+        return [*asked, *_with_more_variation(self), *_limits(self)]
 
-def print_prediction(console: Console, report: PredictionReport) -> None:
+    @property
+    def answer(self) -> str:
+        """Predictions that were asked for, and what limits the largest, in sentences."""
+        return " ".join(self.answer_lines)
+
+    @property
+    def note(self) -> str:
+        """Sense in which these are bounds."""
+        return AT_BEST
+
+    @cached_property
+    def assumptions(self) -> list[str]:
+        """Assumptions of the prediction, a sentence each."""
+        return _assumptions(self)
+
+
+def print_prediction(console: Console, view: PredictView) -> None:
     """Print upper bounds for other worker counts."""
-    predictions = report.sweep.predictions
-    print_paragraph(console, report.title)
-    print_paragraph(console, AT_BEST)
+    predictions = view.sweep.predictions
+    print_paragraph(console, view.title)
+    print_paragraph(console, view.note)
     console.print()
     styles = ["dim" if p.extrapolated and p.measured is None else "" for p in predictions]
     print_table(console, _columns(predictions), styles)
@@ -97,70 +124,15 @@ def print_prediction(console: Console, report: PredictionReport) -> None:
     marks = [f"{mark} {name}" for _, mark, _, name in PARTS if any(mark in bar.plain for bar in bars)]
     print_paragraph(console, "; ".join(marks))
     console.print()
-    for prediction in predictions:
-        if prediction.num_workers in report.asked:
-            print_paragraph(console, _sentence(prediction, report.training))
-    for text in (*_with_more_variation(report), *_limits(report)):
+    for text in view.answer_lines:
         print_paragraph(console, text)
-    if report.caveats:
-        console.print()
-        print_paragraph(console, "Warnings of the measured study:")
-    for text in report.caveats:
-        print_paragraph(console, f"- {text}")
-    console.print()
-    print_paragraph(console, "Assumptions:")
-    for text in assumptions(report):
-        print_paragraph(console, f"- {text}")
-
-
-def predict_document(study: str, report: PredictionReport) -> PredictDocument:
-    """Return the content of `print_prediction` as a document."""
-    predictions, calibration = report.sweep.predictions, report.calibration
-    asked = [_sentence(p, report.training) for p in predictions if p.num_workers in report.asked]
-    return {
-        "schema": 1,
-        "kind": "predict",
-        "study": study,
-        "title": report.title,
-        "answer": " ".join([*asked, *_with_more_variation(report), *_limits(report)]),
-        "note": AT_BEST,
-        "predictions": [_entry(p, report) for p in predictions],
-        "fastest": report.sweep.fastest,
-        "most_workers": report.sweep.most_workers,
-        "job": report.training,
-        "calibration": {
-            "fixed_s": calibration.fixed_s,
-            "per_sample_s": calibration.per_sample_s,
-            "variation": calibration.variation,
-            "is_variation_measured": calibration.is_variation_measured,
-            "num_layers": len(calibration.layers),
-            "num_gradient_bytes": sum(layer.num_gradient_bytes for layer in calibration.layers),
-        },
-        "network": report.communication.network,
-        "network_source": report.network_source,
-        "algorithm": Algorithm(str(report.communication.algorithm)),
-        "assumptions": assumptions(report),
-        "caveats": report.caveats,
-    }
-
-
-def _entry(p: Prediction, report: PredictionReport) -> PredictionEntry:
-    return {
-        "num_workers": p.num_workers,
-        "is_asked": p.num_workers in report.asked,
-        "text": _sentence(p, report.training),
-        "batch_size": p.batch_size,
-        "step_time_s": p.step_time_s,
-        "parts": p.step,
-        "throughput_samples_per_s": p.throughput_samples_per_s,
-        "speedup": p.speedup,
-        "efficiency": p.efficiency,
-        "epoch_s": p.epoch_s,
-        "training_s": p.training_s,
-        "limit": p.limit,
-        "measured_step_time_s": p.measured,
-        "extrapolated": p.extrapolated,
-    }
+    lists = {"Warnings of the measured study:": view.caveats, "Assumptions:": view.assumptions}
+    for heading, texts in lists.items():
+        if texts:
+            console.print()
+            print_paragraph(console, heading)
+        for text in texts:
+            print_paragraph(console, f"- {text}")
 
 
 def _columns(predictions: Sequence[Prediction]) -> list[Column]:
@@ -209,7 +181,7 @@ def _sentence(p: Prediction, training: JobSpec) -> str:
     return text
 
 
-def _with_more_variation(report: PredictionReport) -> list[str]:
+def _with_more_variation(report: PredictView) -> list[str]:
     """Return a sentence on the largest count with the higher usual variation, if none was measured."""
     calibration, last, training = report.calibration, report.sweep.predictions[-1], report.training
     if calibration.is_variation_measured or last.num_workers == 1:
@@ -227,7 +199,7 @@ def _with_more_variation(report: PredictionReport) -> list[str]:
     ]
 
 
-def _limits(report: PredictionReport) -> list[str]:
+def _limits(report: PredictView) -> list[str]:
     sweep, last = report.sweep, report.sweep.predictions[-1]
     step = last.step
     named = {
@@ -247,8 +219,7 @@ def _limits(report: PredictionReport) -> list[str]:
     return lines
 
 
-def assumptions(report: PredictionReport) -> list[str]:
-    """Return the assumptions of the prediction, a sentence each."""
+def _assumptions(report: PredictView) -> list[str]:
     calibration, how, training = report.calibration, report.communication, report.training
     size = sum(layer.num_gradient_bytes for layer in calibration.layers)
     buckets = "in buckets of 25 MiB, the first of 1 MiB (torch's own)"
@@ -318,7 +289,7 @@ def check_plot_path(path: Path) -> None:
     check_file(path)
 
 
-def plot_of(report: PredictionReport) -> Figure:
+def plot_of(report: PredictView) -> Figure:
     """Draw throughput above efficiency by number of workers; extrapolated parts are dashed."""
     sweep = report.sweep
     curve = _curve(sweep)

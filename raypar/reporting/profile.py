@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -24,6 +26,18 @@ NAMES: Mapping[str, str] = (
     | {"bubble": "pipeline bubble", "other": "other"}
 )
 _HEADS = dict(zip(NAMES, ("data", "forw.", "backw.", "opt.", "comm.", "waits", "bubble", "other"), strict=True))
+
+
+@dataclass(frozen=True)
+class PointProfile:
+    """Parts of a point's step, mean over its ranks."""
+
+    shown: ClassVar = (
+        "point num_steps=profile.num_steps step_s=profile.step_s overhead=profile.overhead parts_s=profile.mean.parts "
+        "hidden_communication_s=profile.mean.hidden_s utilisation=profile.utilisation"
+    )
+    point: Mapping[str, Value]
+    profile: Profile
 
 
 def print_profile(console: Console, title: str, profile: Profile, traces: str = "") -> None:

@@ -7,8 +7,8 @@ copying.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property
 
 from rich.console import Console
 
@@ -18,14 +18,11 @@ from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settl
 from raypar.analysis.stats import Estimate
 from raypar.analysis.time_to_target import Start, Target, TargetStatus
 from raypar.analysis.verdict import Verdict
-from raypar.reporting.documents import Spread
+from raypar.reporting.documents import Document
 from raypar.reporting.sentences import batch_lines, distrust
 from raypar.reporting.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.quantity import PACKAGES, View, limited, of_view
 from raypar.study.trial import gain, point_label
-
-if TYPE_CHECKING:
-    from raypar.reporting.documents import CandidateEntry, RecommendationEntry, RecommendDocument, SettlingEntry
 
 MAX_ROWS = 15
 MAX_TIED = 2  # tied points that a line lists
@@ -54,17 +51,11 @@ def _count(c: Candidate) -> str:
     return f"{target.num_in(TargetStatus.REACHED)}/{len(target.trials)}" if target else str(len(c.times))
 
 
-def ranked(advice: Recommendation) -> list[Candidate]:
-    """Return the chosen candidate, then other eligible ones, then the rest, each by time."""
-    return sorted(advice.candidates, key=lambda c: (c is not advice.chosen, bool(c.exclusion), c.median_s))
-
-
 def _value(estimate: Estimate | None) -> float | None:
     return estimate.value if estimate else None
 
 
 MAX_NAMED = 4
-UNPAID = "what is not in that time is not paid for here"
 _STARTS = {
     Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target; start-up, "
     "warm-up and evaluation are not in them.",
@@ -73,111 +64,91 @@ _STARTS = {
 }
 
 
-def print_recommendation(
-    console: Console, advice: Recommendation, to_settle: str = "", *, is_command: bool = True
-) -> None:
-    """Print what a study recommends.
+@dataclass(frozen=True)
+class RecommendView(Document):
+    """Recommendation of a study.
 
-    Args:
-        to_settle: the command that runs the trials that would settle the choice, or advice if there is none.
-        is_command: True if it is the command, whose line is never broken.
+    Attributes:
+        next_step: command that runs the trials that would settle the choice, or advice if there is none.
+        is_command: True if `next_step` is the command.
+        scope: the executions that ``--since`` restricts it to; empty: all.
     """
+
+    kind = "recommend"
+    shown = (
+        "study=advice.question.study_name scope metric=advice.question.metric mode=advice.question.mode "
+        "metric_unit=advice.question.unit objective answer doubt=advice.doubt time_metric=advice.time_metric "
+        "energy_source=advice.energy_source constraints=advice.constraints metric_margin=advice.metric_margin "
+        "recommendation=advice to_settle command instead candidates batches=advice.batches excluded=advice.excluded"
+    )
+    advice: Recommendation
+    next_step: str = ""
+    is_command: bool = True
+    scope: str = ""
+
+    @property
+    def objective(self) -> str:
+        """Objective in words."""
+        return objective(self.advice)
+
+    @cached_property
+    def answer_lines(self) -> list[str]:
+        """Choice, its reason and the runner-up, in sentences."""
+        return list(_answer_lines(self.advice))
+
+    @property
+    def answer(self) -> str:
+        """Recommendation in sentences."""
+        return " ".join(self.answer_lines)
+
+    @property
+    def to_settle(self) -> str:
+        """Trials that would settle the choice, in a sentence; empty if nothing is to be settled."""
+        return settling_line(self.advice.settling) if self.advice.settling else ""
+
+    @property
+    def command(self) -> str:
+        """Command that runs these trials."""
+        return self.next_step if self.is_command else ""
+
+    @property
+    def instead(self) -> str:
+        """Advice if there is no command."""
+        return "" if self.is_command else self.next_step
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        """All points: the chosen one, then other eligible ones, then the rest, each by time."""
+        chosen = self.advice.chosen
+        return sorted(self.advice.candidates, key=lambda c: (c is not chosen, bool(c.exclusion), c.median_s))
+
+
+def print_recommendation(console: Console, view: RecommendView) -> None:
+    """Print what a study recommends. The line of a command is never broken."""
+    advice = view.advice
     only = [f"{key}={','.join(map(units.value_of, values))}" for key, values in advice.constraints.only.items()]
     study = " ".join([advice.question.study_name, *only])
-    print_paragraph(console, f"Study {study}: {objective(advice)}.")
+    print_paragraph(console, f"Study {study}: {view.objective}.")
     console.print()
-    rows = ranked(advice)[:MAX_ROWS]
+    rows = view.candidates[:MAX_ROWS]
     columns = _columns(advice, rows, intervals=True)
     if not fits_at_words(columns, console.width, console.encoding):
         columns = _columns(advice, rows, intervals=False)
     print_table(console, columns, ["bold" if c is advice.chosen else "dim" if c.exclusion else "" for c in rows])
     console.print()
-    for text in answer_lines(advice):
+    for text in filter(None, (*view.answer_lines, view.to_settle)):
         print_paragraph(console, text)
-    if advice.settling is not None:
-        print_paragraph(console, settling_line(advice.settling))
-        if to_settle and is_command:
-            print_line(console, "  " + to_settle)
-        elif to_settle:
-            print_paragraph(console, to_settle)
+    if view.to_settle and view.command:
+        print_line(console, "  " + view.command)
+    elif view.to_settle and view.instead:
+        print_paragraph(console, view.instead)
     console.print()
     for group in advice.batches:
         for text in batch_lines(group):
             print_paragraph(console, text)
         console.print()
-    for text in _notes(advice):
+    for text in _notes(advice, view.candidates[MAX_ROWS:]):
         print_paragraph(console, text)
-
-
-def recommend_document(
-    advice: Recommendation, to_settle: str = "", *, is_command: bool = True, scope: str = ""
-) -> RecommendDocument:
-    """Return the content of `print_recommendation` as a document."""
-    return {
-        "schema": 1,
-        "kind": "recommend",
-        "study": advice.question.study_name,
-        "scope": scope or None,
-        "metric": advice.question.metric,
-        "mode": advice.question.mode,
-        "metric_unit": advice.question.unit or None,
-        "answer": " ".join(answer_lines(advice)),
-        "doubt": advice.doubt or None,
-        "time_metric": advice.time_metric,
-        "energy_source": advice.energy_source or None,
-        "constraints": replace(
-            advice.constraints,
-            limits=Spread({f"max_{q.key}": advice.constraints.limits.get(q.key) for q in limited()}),
-        ),
-        "metric_margin": advice.metric_margin,
-        "recommendation": recommendation_entry(advice, to_settle, is_command=is_command),
-        "candidates": list(map(_candidate, ranked(advice))),
-        "batches": advice.batches,
-        "excluded": advice.excluded or None,
-    }
-
-
-def recommendation_entry(
-    advice: Recommendation, to_settle: str = "", *, is_command: bool = True
-) -> RecommendationEntry:
-    """Return the recommended point and how to settle the choice, as in `print_recommendation`."""
-    settling: SettlingEntry | None = None
-    if advice.settling is not None:
-        settling = {
-            "points": advice.settling.points,
-            "num_repeats": advice.settling.num_repeats,
-            "spread_is_known": advice.settling.spread_is_known,
-            "text": settling_line(advice.settling),
-            "command": to_settle or None if is_command else None,
-            "instead": to_settle or None if not is_command else None,
-        }
-    return {
-        "objective": objective(advice),
-        "decision": advice.decision,
-        "chosen": _candidate(advice.chosen) if advice.chosen else None,
-        "runner_up": _candidate(advice.runner_up) if advice.runner_up else None,
-        "lead": advice.lead,
-        "rivals": [c.point for c in advice.rivals],
-        "settling": settling,
-    }
-
-
-def _candidate(c: Candidate) -> CandidateEntry:
-    return {
-        "point": c.point,
-        "num_workers": c.num_workers,
-        "num_trials": len(c.results),
-        "num_finished": len(c.samples),
-        "num_reached": c.to_target.num_in(TargetStatus.REACHED) if c.to_target else None,
-        "time_s": c.time_s,
-        "metric": c.metric,
-        "efficiency": c.efficiency,
-        "quantities": Spread({q.key: c.of(q) for q in of_view(View.CHOICE)}),
-        "exclusion": c.exclusion or None,
-        "is_close_call": c.is_close_call,
-        "is_metric_worse": c.is_metric_worse,
-        "is_on_front": c.is_on_front,
-    }
 
 
 def recommended_lines(verdict: Verdict) -> Iterator[str]:
@@ -251,7 +222,7 @@ def _target(target: Target) -> str:
     return f"{target.metric} {target.show(target.value)} {side}"
 
 
-def answer_lines(advice: Recommendation) -> Iterator[str]:
+def _answer_lines(advice: Recommendation) -> Iterator[str]:
     """Yield the choice, its reason and the runner-up."""
     chosen = advice.chosen
     if chosen is None:
@@ -271,7 +242,7 @@ def answer_lines(advice: Recommendation) -> Iterator[str]:
     if doubted := [r.candidate for r in advice.open_rivals if r.candidate.exclusion]:
         yield _doubt(advice, doubted)
     if len(advice.candidates) > 1 and len(chosen.times) < 2:
-        yield "One trial a point confirms nothing."
+        yield "One trial per point confirms nothing."
 
 
 def _doubt(advice: Recommendation, doubted: Sequence[Candidate]) -> str:
@@ -316,7 +287,7 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
 
 
 def _nothing(advice: Recommendation) -> Iterator[str]:
-    yield "No point does what is asked for."
+    yield "No point meets the constraints."
     target = advice.constraints.target
     trials = [t for c in advice.candidates if c.to_target for t in c.to_target.trials]
     if target is not None and any(t.status is TargetStatus.UNKNOWN and target.is_reached_by(t.best) for t in trials):
@@ -336,19 +307,20 @@ def settling_line(settling: Settling) -> str:
     """Return the trials that would settle which point is the fastest."""
     names, num = _named([point_label(point) for point in settling.points]), settling.num_repeats
     if num is None:
-        text = f"more than a hundred repeats of {names}. Make trials longer, or keep other load off the machine"
-    elif not settling.spread_is_known:
-        text = f"{num} repeats each, to begin with, of {names}. One trial each does not show how much they vary"
-    else:
-        text = f"about {num} repeats each of {names} (80 % power, going by the spread so far)"
-    return f"What would settle it: {text}."
+        return (
+            f"Settling this takes more than a hundred repeats of {names}. Make trials longer, or keep other load off "
+            "the machine."
+        )
+    if not settling.spread_is_known:
+        text = f"To settle this, run {num} repeats each of {names} to begin with"
+        return f"{text}. One trial each does not show how much they vary."
+    return f"To settle this, run about {num} repeats each of {names} (80 % power, by the spread so far)."
 
 
-def _notes(advice: Recommendation) -> Iterator[str]:
-    """Yield caveats and the meaning of the marks."""
+def _notes(advice: Recommendation, hidden: Sequence[Candidate]) -> Iterator[str]:
+    """Yield caveats and the meaning of the marks; `hidden`: candidates that the table leaves out."""
     if advice.excluded:
         yield advice.excluded
-    hidden = ranked(advice)[MAX_ROWS:]
     if hidden:
         num_excluded = sum(bool(c.exclusion) for c in hidden)
         yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} excluded."
@@ -364,9 +336,9 @@ def _notes(advice: Recommendation) -> Iterator[str]:
     elif advice.time_metric != TRAIN_TIME:
         yield "Times are of whole trials: raypar can't instrument this training code."
     if any(c.cost for c in advice.candidates):
-        yield f"Cost: nodes × hours × price of a node-hour, of the time shown; {UNPAID}."
+        yield "Cost: nodes × hours of the time shown × price of a node-hour."
     if any(c.energy_j for c in timed):
-        source, shared = advice.energy_source, "; a package's is that of all that runs on it, idling included"
+        source, shared = advice.energy_source, "; that of a package includes everything that runs on it, and idling"
         yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."
     close = [point_label(c.point) for c in advice.candidates if c.is_close_call]
     if close:
@@ -380,8 +352,8 @@ def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:
         if c.to_target and all(c.to_target.num_in(status) for status in (TargetStatus.REACHED, TargetStatus.MISSED))
     ]
     if some:
-        text = "the others count as longer, and there is no median where they are half or more"
-        yield f"Not every trial reached the target at {_named(some)}: {text}."
+        text = "The others count as longer. There is no median if they are half or more."
+        yield f"Not every trial reached the target at {_named(some)}. {text}"
 
 
 def _named(labels: Sequence[str]) -> str:

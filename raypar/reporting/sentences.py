@@ -21,39 +21,9 @@ from raypar.study.trial import point_label
 IndentedLine: TypeAlias = tuple[int, str]  # indentation and text
 
 
-def header(analysis: StudyAnalysis) -> str:
-    """Return a summary of the run: ``quickstart: 4 points, 12 trials, settled, 46 s``."""
-    unmeasured = {state: num for state, num in analysis.num_by_state.items() if not state.traits.is_measured}
-    parts = [
-        units.counted(len(analysis.points), "point"),
-        units.counted(analysis.num_trials, "trial"),
-        *(f"{num} {state.said_of(num)}" for state, num in unmeasured.items() if num),
-        analysis.verdict.status,
-        units.seconds(analysis.wall_s) if analysis.wall_s is not None else "",
-        analysis.scope,
-    ]
-    return f"{analysis.question.study_name or 'study'}: {', '.join(filter(None, parts))}"
-
-
-def headline(verdict: Verdict) -> str:
-    """Return the question and its answer."""
-    return f"{verdict.question} {verdict.answer}".strip()
-
-
 def distrust(doubt: str, times: str = "Times") -> str:
     """Return why times can't be trusted, and the fix."""
-    return f"{times} are not to be trusted: {doubt}. Rerun the study on an idle machine, with --fresh."
-
-
-def caveats_line(analysis: StudyAnalysis) -> str:
-    """Return the caveats in short, except those in the answer or the table; empty if there are none."""
-    named = {"few_repeats", "not_separated", *(["other_load"] if analysis.verdict.doubt else [])}
-    texts = [finding.subject for finding in analysis.warnings if finding.check not in named]
-    if not texts:
-        return ""
-    texts = [texts[0], *(text[0].lower() + text[1:] for text in texts[1:])]
-    more = units.counted(len(texts), "caveat")
-    return f"! {more}: {units.listed(texts, MAX_CAVEATS, separator='; ')}."
+    return f"{times} can't be trusted: {doubt}. Rerun the study on an idle machine, with --fresh."
 
 
 def comparison_columns(verdict: Verdict) -> list[Column]:
@@ -86,17 +56,6 @@ def _outcome(verdict: Verdict, comparison: BaselineComparison) -> str:
     return ", ".join(parts)
 
 
-def importance_line(analysis: StudyAnalysis) -> str:
-    """Return how much each hyperparameter of a search matters; empty if not applicable, or too few trials finished."""
-    importances, metric = analysis.importances, analysis.question.metric
-    if importances is None:
-        return ""
-    if not importances.shares:
-        return f"Importance for {metric}: not shown by {units.counted(importances.num_points, 'trial')}."
-    shares = ", ".join(f"{key} {units.percent(share)}" for key, share in importances.shares.items())
-    return f"Importance for {metric} (random forest, {units.counted(importances.num_points, 'trial')}): {shares}."
-
-
 def reservation(comparison: Comparison) -> str:
     """Return the note after a ratio that shows no significant difference; empty if it shows one."""
     if comparison.outcome is Outcome.UNCONFIRMED:
@@ -105,7 +64,6 @@ def reservation(comparison: Comparison) -> str:
 
 
 MAX_GOODPUT_GROUPS = 2
-MAX_CAVEATS = 4
 
 
 def batch_lines(group: BatchGroup) -> Iterator[str]:

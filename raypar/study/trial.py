@@ -337,6 +337,21 @@ class TrialResult:
         """Last report; empty if there was none."""
         return self.reports[-1] if self.reports else {}
 
+    @property
+    def reason(self) -> str:
+        """Return why a trial failed, diverged or does not fit, in a line; empty for others, or if nothing is known."""
+        if self.failure is not None:
+            return self.failure.summary
+        if not self.state.traits.is_unusable:
+            return ""
+        bad = next(((report, losses) for report in self.reports if (losses := bad_losses(report))), None)
+        if bad is None:
+            return ""
+        report, losses = bad
+        key, value = next(iter(losses.items()))
+        epoch = report.get("epoch")
+        return f"{key}={value}" + (f" at epoch {epoch:g}" if isinstance(epoch, (int, float)) else "")
+
     def to_json(self) -> str:
         raw = asdict(replace(self, conditions=Conditions(), profile=None, load=()))
         stored = {("environment" if key == "conditions" else key): value for key, value in raw.items() if key != "load"}
@@ -344,44 +359,31 @@ class TrialResult:
         stored |= {"profile": self.profile.to_stored() if self.profile else {}}
         return json.dumps(stored, separators=(",", ":"))
 
-    @classmethod
-    def from_json(cls, text: str) -> TrialResult:
-        """Restore a result from `to_json`. Raises ValueError, KeyError, TypeError or AttributeError for other texts.
 
-        Results from before the state existed count as diverged if their last loss is not finite.
-        """
-        raw = json.loads(text)
-        failure, conditions = raw["failure"], Conditions.from_stored(raw.pop("environment", {}))
-        state = end_state(TrialState(raw["state"]), raw["reports"])
-        if raw.get("warmup_s") is not None and raw.get("train_time_s") is None and state.traits.is_measured:
-            conditions = conditions.untrained()  # earlier results don't say so
-        return cls(
-            **{
-                **raw,
-                "spec": spec_from_dict(raw["spec"]),
-                "state": state,
-                "reports": tuple(raw["reports"]),
-                "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
-                "conditions": conditions,
-                "profile": Profile.from_stored(raw.get("profile", {})),
-                "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
-            }
-        )
+def result_from_json(text: str) -> TrialResult:
+    """Restore a result from `TrialResult.to_json`.
 
+    Raises ValueError, KeyError, TypeError or AttributeError for other texts.
 
-def reason_of(result: TrialResult) -> str:
-    """Return why a trial failed, diverged or does not fit, in a line; empty for others, or if nothing is known."""
-    if result.failure is not None:
-        return result.failure.summary
-    if not result.state.traits.is_unusable:
-        return ""
-    bad = next(((report, losses) for report in result.reports if (losses := bad_losses(report))), None)
-    if bad is None:
-        return ""
-    report, losses = bad
-    key, value = next(iter(losses.items()))
-    epoch = report.get("epoch")
-    return f"{key}={value}" + (f" at epoch {epoch:g}" if isinstance(epoch, (int, float)) else "")
+    Results from before the state existed count as diverged if their last loss is not finite.
+    """
+    raw = json.loads(text)
+    failure, conditions = raw["failure"], Conditions.from_stored(raw.pop("environment", {}))
+    state = end_state(TrialState(raw["state"]), raw["reports"])
+    if raw.get("warmup_s") is not None and raw.get("train_time_s") is None and state.traits.is_measured:
+        conditions = conditions.untrained()  # earlier results don't say so
+    return TrialResult(
+        **{
+            **raw,
+            "spec": spec_from_dict(raw["spec"]),
+            "state": state,
+            "reports": tuple(raw["reports"]),
+            "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
+            "conditions": conditions,
+            "profile": Profile.from_stored(raw.get("profile", {})),
+            "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
+        }
+    )
 
 
 def timed_work(result: TrialResult) -> str | None:

@@ -19,7 +19,7 @@ from raypar.study.trial import (
     TrialResult,
     TrialSpec,
     TrialState,
-    reason_of,
+    result_from_json,
 )
 from raypar.track.names import (
     MAX_NAME_LENGTH,
@@ -169,7 +169,7 @@ def result_from_tags(tags: Mapping[str, str]) -> TrialResult | None:
 def parse_result(stored: object) -> TrialResult | None:
     """Return a result from its JSON, decoded or not; None if damaged."""
     try:
-        return TrialResult.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+        return result_from_json(stored if isinstance(stored, str) else json.dumps(stored))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -282,9 +282,7 @@ def _tags(result: TrialResult) -> dict[str, str]:
         "raypar.state": result.state.value,
     }
     if result.state.traits.is_unusable:
-        tags["mlflow.note.content"] = (
-            f"{result.state}: {reason_of(result)}" if reason_of(result) else result.state.value
-        )
+        tags["mlflow.note.content"] = f"{result.state}: {result.reason}" if result.reason else result.state.value
     if (failure := result.failure) and not result.is_complete:
         tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
         tags["raypar.failure_kind"] = failure.kind.value

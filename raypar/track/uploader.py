@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from raypar.errors import RayparError, StoreError
 from raypar.masking import masked
-from raypar.study.trial import TrialResult, TrialSpec
+from raypar.study.trial import TrialSpec, result_from_json
 from raypar.track import journal
 from raypar.track.check import check_address
 from raypar.track.client import Failing, Rejected, Unreachable, has_server, reachable, unreachable
@@ -107,7 +107,7 @@ class Uploader:
 
     def _trial(self, record: Record, is_new: bool) -> None:
         text = json.dumps(record["result"], separators=(",", ":"))
-        result = TrialResult.from_json(text)
+        result = result_from_json(text)
         child = child_run(result, result_json=text, recorded_at=record["at"])
         study, uid, execution = record["study"], _quotable(record["uid"]), _quotable(record["execution"])
         parent, point = self._parent(record), record.get("point")

@@ -35,7 +35,7 @@ from raypar import __version__
 from raypar.cli.app import app
 from raypar.cli.demo import put_demo
 from raypar.study.loader import load_study
-from raypar.study.trial import TrialResult
+from raypar.study.trial import result_from_json
 from raypar.track.client import Unreachable
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
@@ -169,7 +169,7 @@ def journal(folder, stored):
     recorder = Recorder(execution, tracking_uri=_uri(folder), project_dir=folder, **clocks)
     recorder.start()
     for result in stored["results"]:
-        recorder.record(TrialResult.from_json(json.dumps(result)))
+        recorder.record(result_from_json(json.dumps(result)))
     for name, text in stored.get("artifacts", {}).items():
         recorder.add_artifact(name, text)
     recorder.close("finished")

@@ -36,17 +36,18 @@ from raypar.predict.network import Network, Topology
 from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
 from raypar.reporting import figures as report_figures
-from raypar.reporting.compare import print_comparison, print_gate
+from raypar.reporting.compare import CompareView, print_comparison
 from raypar.reporting.console import print_report
 from raypar.reporting.export import markdown_of
 from raypar.reporting.figures import figures_of
 from raypar.reporting.fit import scaling_lines
 from raypar.reporting.live import STARTING_RAY, LiveView
-from raypar.reporting.predict import PredictionReport, plot_of, print_prediction
+from raypar.reporting.predict import PredictView, plot_of, print_prediction
 from raypar.reporting.profile import print_profile
-from raypar.reporting.recommend import print_recommendation
+from raypar.reporting.recommend import RecommendView, print_recommendation
 from raypar.reporting.sentences import effect_lines
 from raypar.reporting.vega import OmittedFigure
+from raypar.reporting.view import StudyView
 from raypar.run import runner
 from raypar.study.options import OPTIONS
 from raypar.study.profile import PARTS, Breakdown, Profile
@@ -179,7 +180,7 @@ def reports():
     }
 
     def shown(title, width=80, **how):
-        return printed(lambda console: print_report(analyse(*cases[title]), console, **how), width=width)
+        return printed(lambda console: print_report(StudyView(analyse(*cases[title])), console, **how), width=width)
 
     at_widths = {f"{width} columns": shown("six repeats", width) for width in (100, 50, 30)}
     verbose = {f"{title}, verbose": shown(title, verbose=True) for title in cases}
@@ -257,10 +258,10 @@ def batch_sizes():
 def markdown():
     every = {"version.torch": ("2.15", "2.16"), "host": ("n1",), "cpu": ("Xeon",), "cores": ("2",), "gpu": ("H200",)}
     origin = {**every, "git.commit": ("abc",), "git.dirty": ("yes",)}
-    analysis = analyse(WORKERS, at_workers({1: 4.0, 2: 2.0}))
-    few = analyse(Question("mnist", {}, ("x",), num_repeats=2), [make_result({"x": 1})])
+    view = StudyView(analyse(WORKERS, at_workers({1: 4.0, 2: 2.0})))
+    few = StudyView(analyse(Question("mnist", {}, ("x",), num_repeats=2), [make_result({"x": 1})]))
     return {
-        "with an origin": markdown_of(analysis, origin, "Does it *scale*?"),
+        "with an origin": markdown_of(view, origin, "Does it *scale*?"),
         "one of two repeats, no baseline, no origin": markdown_of(few, {}),
     }
 
@@ -374,7 +375,7 @@ def tables():
 
 def recommendations():
     def advice(results, limits=ANY, question=WORKERS, width=80):
-        return printed(print_recommendation, recommend(question, results, limits), COMMAND, width=width)
+        return printed(print_recommendation, RecommendView(recommend(question, results, limits), COMMAND), width=width)
 
     three = at_workers({1: 40.0, 2: 22.0, 4: 12.0})
     two = at_workers({1: 40.0, 2: 22.0})
@@ -405,7 +406,7 @@ def recommendations():
         "a tie, as many workers": advice(alike, question=lr),
         "unclear": advice(at_workers({1: 90.0, 2: 13.0, 4: 12.0}, (1.0, 1.12, 0.93))),
         "too noisy": advice(at_workers({1: 900.0, 2: 13.0, 4: 12.0}, (1.0, 1.5, 0.7))),
-        "one trial each, no command": printed(print_recommendation, once, instead, is_command=False),
+        "one trial each, no command": printed(print_recommendation, RecommendView(once, instead, is_command=False)),
         "no point reaches the target": advice(two, Constraints(target=Target("accuracy", 0.999))),
         "no point is fast enough": advice(two, Constraints(max_time_s=1.0)),
         "a train loop's target": advice([replace(r, train_time_s=None) for r in two], reached),
@@ -433,8 +434,8 @@ def comparisons():
         sides = [Side(Question(n, {}, keys), tuple(r), o) for n, r, o in zip(names, (a, b), origins, strict=True)]
         comparison = compare(*sides, allowed)
         codes = {Gate.PASSED: 0, Gate.FAILED: 1, Gate.INCONCLUSIVE: 3}
-        gate = "" if allowed is None else printed(print_gate, comparison, codes[comparison.gate])
-        return printed(print_comparison, comparison, width=width) + gate
+        code = None if allowed is None else codes[comparison.gate]
+        return printed(print_comparison, CompareView(comparison, exit_code=code), width=width)
 
     five = [r for n in (1, 2, 4, 8, 16) for r in trials(n)]
     changed = [*trials(1, 1.2), *trials(2, 1.4), *trials(4, 0.5), *trials(8), *trials(16, num=1)]
@@ -476,7 +477,7 @@ def prediction(job=JOB, asked=16, variation=0.0, **how):
     calibration = calibrate(points, layer_costs, variation)
     communication = replace(Communication(Network(1e-5, 1e10)), **how)
     sweep = predict(calibration, job, communication, [2**i for i in range(asked.bit_length())])
-    return PredictionReport("Study wide", (asked,), calibration, job, communication, sweep, "as given")
+    return PredictView("wide", "Study wide", (asked,), calibration, job, communication, sweep, "as given")
 
 
 def predictions():

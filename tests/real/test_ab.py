@@ -101,7 +101,7 @@ def test_each_revision_runs_its_own_code_and_the_verdict_is_printed_and_stored(r
     values = {result.spec.point["revision"]: result.final["value"] for result in results}
     assert values == {document["a"]: 11.0, document["b"]: 33.0}  # the package's and the module's, of each
     (point,) = document["points"]
-    assert point["metric_result"] == "different" and point["has_equal_losses"] is True
+    assert point["metric_result"] == "higher" and point["has_equal_losses"] is True
     assert point["num_pairs"] in (3, 4) and len(results) == 2 * point["num_pairs"]
     assert {frozenset(r.code) for r in results} == {frozenset({"whose.py", "beside.py"})}
     assert len({r.code["beside.py"] for r in results}) == 2

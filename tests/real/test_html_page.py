@@ -18,6 +18,7 @@ from html_studies import question, results
 from raypar.analysis.analyse import analyse
 from raypar.execution.stored import read_study
 from raypar.reporting.html import Origin, html_report
+from raypar.reporting.view import StudyView
 
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
 UNFOLD = "document.querySelectorAll('details').forEach(d => d.open = true)"
@@ -56,7 +57,9 @@ def golden_pages(tmp_path_factory):
             study = read_study(name, f"sqlite:///{folder}/mlflow.db", folder)
             origin = Origin(study.tags, study.description, study.source)
             pages[name] = made / f"{name}.html"
-            pages[name].write_text(html_report(study.analysis, study.analysis.evidence.results, origin), "utf-8")
+            pages[name].write_text(
+                html_report(StudyView(study.analysis), study.analysis.evidence.results, origin), "utf-8"
+            )
     return pages
 
 
@@ -67,7 +70,7 @@ def written(path, name, text):
     ]
     asked = replace(question(name, keys=("lr", "num_workers", "note")), text=text)
     path.write_text(
-        html_report(analyse(asked, trials), trials, Origin({"command": text}, text, text)), encoding="utf-8"
+        html_report(StudyView(analyse(asked, trials)), trials, Origin({"command": text}, text, text)), encoding="utf-8"
     )
     return path
 

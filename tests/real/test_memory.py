@@ -27,7 +27,8 @@ def test_every_command_handles_a_point_that_does_not_fit(cli):
     assert {(t["point"]["batch_size"], t["state"]) for t in shown} == {(64, "finished"), (512, "does not fit")}
     assert all(t["reason"].endswith("more than max_memory=6.00 MB") for t in shown if t["state"] == "does not fit")
     (listed,) = json.loads(cli.done("list", "--json"))["studies"]
-    assert (listed["num_finished"], listed["num_does_not_fit"], listed["num_failed"]) == (2, 2, 0)
+    counts = listed["counts"]
+    assert (counts["num_finished"], counts["num_does_not_fit"], counts["num_failed"]) == (2, 2, 0)
     needed = max(t["peak_memory_bytes"] for t in shown if t["state"] == "finished")
     for limit, reasons in ((needed, {64: None, 512: "does not fit"}), (needed - 1, {512: "does not fit"})):
         advice = json.loads(cli.done("recommend", "batches", "--max-memory", f"{limit}B", "--json"))
@@ -50,7 +51,7 @@ def test_fit_batch_finds_the_largest_batch_of_each_point_once(cli):
     points = {point["point"]["hidden_size"]: point for point in found["points"]}
     assert set(points) == {256, 512} and points[256]["batch_size"] > points[512]["batch_size"]
     for point in points.values():
-        assert point["peak_bytes"] <= 6e6 and (point["is_final"], point["failure"]) == (True, "")
+        assert point["peak_bytes"] <= 6e6 and (point["is_final"], point["failure"]) == (True, None)
         assert point["batch_size"] < point["too_large"] <= point["batch_size"] / 0.875 + 1
     shown = json.loads(cli.done("store", "show", "batches-fit-batch", "--json"))["trials"]
     assert len(shown) == sum(point["num_trials"] for point in points.values())

@@ -15,7 +15,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from raypar.study.trial import TrialResult
+from raypar.study.trial import result_from_json
 
 NUM_CPUS = 4
 
@@ -108,7 +108,7 @@ def test_trials_use_separate_machines_that_join_and_survive_the_loss_of_one(tmp_
                     descendant.kill()
     assert code == 0, (tmp_path / "log").read_text()
     outcome = json.loads((tmp_path / "trials.json").read_text())
-    results = {r.spec.point["name"]: r for r in map(TrialResult.from_json, outcome["trials"])}
+    results = {r.spec.point["name"]: r for r in map(result_from_json, outcome["trials"])}
     assert outcome["changes"][0] == outcome["changes"][-1] == [3, 3]
     too_wide = results.pop("too wide").failure
     assert too_wide is not None and "needs 16 CPUs in one gang, the cluster has 12" in too_wide.message

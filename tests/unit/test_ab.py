@@ -27,7 +27,7 @@ from raypar.cli.ab import split_words
 from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags
 from raypar.execution.revisions import StudyRequest, check_environment, comparison
-from raypar.reporting.ab import ab_document, verdict_lines
+from raypar.reporting.ab import AbView, verdict_lines
 from raypar.run.forkserver import replaced
 from raypar.study.blocks import block
 from raypar.study.trial import Failure, FailureKind, TrialState
@@ -413,7 +413,7 @@ def test_disturbed_pairs_are_excluded_if_enough_others_are_left():
     (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=busy))).points
     assert (point.time.outcome, point.num_pairs, point.num_blocks, point.num_disturbed) == (Outcome.SLOWER, 6, 8, 2)
     lines = verdict_lines(compare_revisions(evidence_of(question(), results(0.05, busy=busy))))
-    assert lines[1] == "Other load met 2 of 8 pairs; compared are 6 of trials that it did not meet."
+    assert lines[1] == "Other load disturbed 2 of 8 pairs; 6 pairs of undisturbed trials are compared."
     (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=(0, 3, 5)))).points
     assert point.num_pairs == 8 and point.time.outcome is Outcome.INCONCLUSIVE
 
@@ -460,11 +460,9 @@ def test_the_document_matches_the_schema():
     schema = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
     from raypar.reporting.documents import to_json
 
-    document = json.loads(
-        to_json(ab_document(compare_revisions(evidence_of(question(), results(0.05))), "s", 0.02, 1, 0))
-    )
+    document = json.loads(to_json(AbView(compare_revisions(evidence_of(question(), results(0.05))), "s", 0.02, 1)))
     assert not list(Draft202012Validator(schema).iter_errors(document))
-    assert document["gate"] == {"allowed_share": 0.02, "result": "failed", "exit_code": 1}
+    assert document["gate"] == {"allowed_share": 0.02, "result": "failed", "exit_code": 1, "points": ["failed"]}
 
 
 # ---- the action

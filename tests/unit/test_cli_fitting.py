@@ -104,7 +104,7 @@ def test_a_studys_config_decides_between_strong_and_weak_scaling(store):
 def test_disturbed_trials_support_no_claim(store):
     code, out, _ = raypar("fit", "disturbed", "--tracking-uri", store)
     why = "other processes used up to 50 % of the cores in 12 of 12 trials."
-    assert code == 0 and joined(out).startswith(f"Times are not to be trusted: {why} Rerun the study on an idle")
+    assert code == 0 and joined(out).startswith(f"Times can't be trusted: {why} Rerun the study on an idle")
     assert f"Where to stop is inconclusive: {why}" in joined(out)
     assert not any(claim in out for claim in ("fits better", "fits as well", "Stop at", "doubling gains"))
 

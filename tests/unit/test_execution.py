@@ -39,7 +39,7 @@ from raypar.run.runner import Notice, TrialEnded, TrialsAdded, TrialStarted
 from raypar.scratch import LOCK_FILE, PREFIX
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.options import Auto
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState, result_from_json
 from raypar.train.affinity import Core
 
 
@@ -205,7 +205,7 @@ def test_kept_trials_of_changed_code_cause_a_notice(stage):
     (finding,) = [each for each in stage.execute(a_study()).analysis.warnings if each.check == "other_code"]
     assert finding.subject == "8 of 8 trials ran other code than the study has now"
     assert notices(finished(first, code=stage.code), finished(second)) == []
-    assert notices(TrialResult.from_json(of_functions.to_json())) == []  # of an earlier store: unknown, not changed
+    assert notices(result_from_json(of_functions.to_json())) == []  # of an earlier store: unknown, not changed
 
 
 def test_missing_data_and_impossible_placements_are_refused_before_anything_starts(stage):

@@ -16,6 +16,7 @@ from raypar.execution.results import note_of, point_runs, speedup_curves
 from raypar.reporting.console import print_report
 from raypar.reporting.export import answer_markdown
 from raypar.reporting.html import Origin, html_report
+from raypar.reporting.view import StudyView
 from raypar.study.conditions import Conditions
 from raypar.study.trial import TrialState
 
@@ -157,9 +158,10 @@ def test_the_first_point_with_the_best_median_is_chosen(mode, second, lr):
 def test_a_stored_final_test_is_reported():
     analysis = with_final_test(analysis_of("max", x1=(0.5,)), read(json.dumps(asdict(FINAL))))
     sentence = analysis.verdict.final_test
-    print_report(analysis, console := Console(file=io.StringIO(), width=300))
-    page = html_report(analysis, [], Origin({})).replace("\N{NO-BREAK SPACE}", " ")
-    assert all(sentence in view for view in (console.file.getvalue(), answer_markdown(analysis), page))
+    view = StudyView(analysis)
+    print_report(view, console := Console(file=io.StringIO(), width=300))
+    page = html_report(view, [], Origin({})).replace("\N{NO-BREAK SPACE}", " ")
+    assert all(sentence in text for text in (console.file.getvalue(), answer_markdown(view), page))
     assert "seen once, by the 2 models" in sentence and "lr=2" in sentence and "85.0 %" in sentence
     again = replace(FINAL, look=2, metric="val_loss").sentence()
     assert "seen once" not in again and "used 2 times" in again and "loss 0.45" in again

@@ -4,8 +4,8 @@ import pytest
 from results import stored_conditions
 
 from raypar import Study, Workload, grid
-from raypar.cli.fit_batch import answer_line
 from raypar.execution.fit_batch import TOLERANCE, Attempted, BatchSearch, next_batch
+from raypar.reporting.fit_batch import answer_line
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 
 WEIGHTS = 30e6

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from contextlib import chdir
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,10 +62,15 @@ study = Study(workload=digits, space=space, baseline={"num_workers": 1}, num_rep
 """
 
 
+def definitions():
+    """The definition of each document by its kind."""
+    names = [of["$ref"].rpartition("/")[2] for of in SCHEMA["oneOf"]]
+    return {SCHEMA["$defs"][name]["properties"]["kind"]["const"]: name for name in names}
+
+
 def errors_of(document):
     """What is wrong with a document, by the schema of its kind; it is as valid by that of all."""
-    of_kind = {**SCHEMA, "oneOf": [], "$ref": f"#/$defs/{document['kind'].title()}Document"}
-    del of_kind["oneOf"]
+    of_kind = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{definitions()[document['kind']]}"}
     errors = [f"{e.json_path}: {e.message}" for e in Draft202012Validator(of_kind).iter_errors(document)]
     assert bool(errors) != Draft202012Validator(SCHEMA).is_valid(document)
     return errors
@@ -119,15 +125,15 @@ def run(folder):
 
 def sentences(document):
     """Yield all that a document says in sentences."""
-    for key in ("question", "answer", "recommended", "doubt", "note", "excluded"):
+    for key in ("question", "answer", "doubt", "note", "excluded", "header", "importance", "legend", "to_settle"):
         if document.get(key):
             yield from re.split(r"(?<=[.?]) (?=[A-Z])", document[key])
-    for key in ("statements", "notes", "assumptions"):
+    for key in ("recommended", "statements", "notes", "assumptions"):
         yield from document.get(key, ())
     for caveat in document.get("caveats", ()):
         yield from (caveat["detail"], caveat["advice"]) if isinstance(caveat, dict) else (caveat,)
     for group in document.get("groups", ()):
-        yield from filter(None, (group["answer"], group["better"], *(law["text"] for law in group["laws"])))
+        yield from filter(None, (group["answer"], group["better"], *group["texts"]))
 
 
 def estimates(value, key=""):
@@ -195,7 +201,7 @@ def allowing_less(node):
 
 
 def test_every_verb_has_a_document_and_the_docs_an_example():
-    kinds = [SCHEMA["$defs"][of["$ref"].rpartition("/")[2]]["properties"]["kind"]["const"] for of in SCHEMA["oneOf"]]
+    kinds = definitions()
     with_json = [verb for verb, command in VERBS.items() if "as_json" in {p.name for p in command.params}]
     verbs = {verb.split()[-1]: verb for verb in with_json}
     assert sorted(kinds) == sorted(verbs) == sorted(KINDS)
@@ -205,7 +211,7 @@ def test_every_verb_has_a_document_and_the_docs_an_example():
     assert sorted(of_kind) == sorted(kinds)
     for kind, example in of_kind.items():
         assert f"raypar {verbs[kind]} " in page and example["schema"] == 1
-        schema = {"$defs": allowing_less(SCHEMA["$defs"]), "$ref": f"#/$defs/{kind.title().replace('-', '')}Document"}
+        schema = {"$defs": allowing_less(SCHEMA["$defs"]), "$ref": f"#/$defs/{kinds[kind]}"}
         assert [f"{e.json_path}: {e.message}" for e in Draft202012Validator(schema).iter_errors(example)] == []
 
 
@@ -218,19 +224,27 @@ def test_the_schema_of_the_docs_is_that_of_the_code():
 def test_documents_that_lack_a_key_or_have_another_value_are_invalid(run):
     document = parsed(run("report", "quickstart", "--json")[1])
     point = document["points"][0]
-    for change in ({"schema": 2}, {"kind": "plan"}, {"answer": None}, {"points": [{**point, "num_trials": "3"}]}):
+    for change in ({"schema": 2}, {"kind": "plan"}, {"answer": 1}, {"points": [{**point, "num_trials": "3"}]}):
         assert errors_of({**document, **change})
     assert errors_of({key: value for key, value in document.items() if key != "doubt"})
     assert errors_of({**document, "points": [{**point, "outcome": "unheard of"}]})
     assert not errors_of({**document, "a_later_key": 1})
 
 
-def test_numbers_that_json_lacks_are_null_and_all_else_is_plain():
+def test_what_json_lacks_is_null_and_all_else_is_plain():
+    @dataclass(frozen=True)
+    class Any(documents.Document):
+        kind = "any"
+        shown = "value num=values.# values"
+        value: float
+        values: dict
+
     inf = Estimate(1.5, 1.25, math.inf, 3, 0.95, Method.RANKS)
-    value = {"a": math.nan, "b": inf, "c": (1, None, True), TrialState.FAILED: TrialState.STOPPED, "d": "\udc80\x7f×"}
-    text = documents.to_json(value)
+    values = {"c": (1, None, True), TrialState.FAILED: TrialState.STOPPED, "d": "\udc80\x7f×", "e": ""}
+    text = documents.to_json(Any(math.nan, {**values, "b": inf}))
     bounds = {"value": 1.5, "low": 1.25, "high": None, "num_samples": 3, "level": 0.95, "method": Method.RANKS.value}
-    assert json.loads(text) == {"a": None, "b": bounds, "c": [1, None, True], "failed": "stopped", "d": "?\x7f×"}
+    plain = {"c": [1, None, True], "failed": "stopped", "d": "?\x7f×", "e": "", "b": bounds}
+    assert json.loads(text) == {"schema": 1, "kind": "any", "value": None, "num": 5, "values": plain}
     assert text.isascii() and "\x7f" not in text
 
 
@@ -239,12 +253,11 @@ def test_a_report_has_every_trial_and_the_best_point_of_a_search_first(run):
     others = {"stopped": 0, "diverged": 0, "does not fit": 0}
     assert scaling["num_by_state"] == {"finished": 29, **others, "failed": 1}
     assert scaling["num_trials"] == sum(p["num_trials"] for p in scaling["points"]) == 30
-    assert scaling["recommendation"]["settling"]["command"] is None
-    recommended = parsed(run("recommend", "scaling", "--json")[1])["recommendation"]
-    assert recommended["chosen"] == scaling["recommendation"]["chosen"]
-    assert recommended["settling"]["command"].startswith("raypar study ")
+    recommended = parsed(run("recommend", "scaling", "--json")[1])
+    assert recommended["recommendation"] == scaling["recommendation"]
+    assert recommended["command"].startswith("raypar study ") and recommended["instead"] is None
     search = parsed(run("report", "search", "--json")[1])
-    assert search["recommendation"] is None and search["recommended"] is None
+    assert search["recommendation"] is None and search["recommended"] == []
     values = [p["metric"]["value"] for p in search["points"] if p["metric"] and not p["outcome"]]
     assert values == sorted(values, reverse=True)
 

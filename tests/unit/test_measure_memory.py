@@ -15,7 +15,7 @@ from raypar.measure import memory as memory_module
 from raypar.measure.memory import MemoryMonitor
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.run.runner import StoppedPoints, is_retried
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState
+from raypar.study.trial import Failure, FailureKind, TrialSpec, TrialState, result_from_json
 from raypar.train import worker
 
 WIDTH, BATCH, NUM_LAYERS = 256, 512, 6
@@ -94,7 +94,7 @@ def test_does_not_fit_is_a_result_and_ends_its_point():
     failure = Failure(FailureKind.DOES_NOT_FIT, "needs 2.00 GB of memory", 0)
     result = trial_result(spec(), {0: RankEnd(failure=failure)}, failure=failure)
     assert (result.state, result.is_complete, result.state.traits.is_unusable) == (TrialState.DOES_NOT_FIT, True, True)
-    assert TrialResult.from_json(result.to_json()) == result
+    assert result_from_json(result.to_json()) == result
     assert not is_retried(failure, 1, 5)
     stopped = StoppedPoints()
     stopped.note(spec(), failure, has_reported=False)

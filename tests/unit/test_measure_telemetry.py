@@ -22,7 +22,7 @@ from raypar.measure.gpu import GpuMonitor
 from raypar.measure.telemetry import RankCounters, Telemetry, energy, other_loads, stalls
 from raypar.run.ranks import RankEnd, trial_result
 from raypar.study.conditions import Conditions
-from raypar.study.trial import TrialResult
+from raypar.study.trial import result_from_json
 from raypar.train.job import RankOutcome
 
 
@@ -355,8 +355,8 @@ def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
     result = merged(replace(RANK, package_j=100.0))
     assert (result.energy_j, result.conditions.energy_of) == (100.0, "CPU packages")
     stored = result.to_json()
-    assert TrialResult.from_json(stored).energy_j == 100.0
-    assert TrialResult.from_json(stored.replace('"energy_j":100.0,', "")).energy_j is None  # of before it was measured
+    assert result_from_json(stored).energy_j == 100.0
+    assert result_from_json(stored.replace('"energy_j":100.0,', "")).energy_j is None  # of before it was measured
     unreadable = merged(replace(RANK, package_j=100.0), replace(RANK, machine="b", no_energy=("may not be read",)))
     assert unreadable.energy_j is None
     assert unreadable.conditions.no_energy == "may not be read" and not unreadable.conditions.energy_of

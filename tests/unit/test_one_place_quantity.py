@@ -20,15 +20,16 @@ from raypar.analysis.recommend import Constraints, front_of, recommend
 from raypar.errors import RayparError
 from raypar.execution.results import point_runs
 from raypar.measure.telemetry import Telemetry
-from raypar.reporting.console import print_report, report_document
+from raypar.reporting.console import print_report
 from raypar.reporting.documents import schema, to_json
 from raypar.reporting.export import frame_of, markdown_of, rows_of
 from raypar.reporting.html import Origin, html_report
-from raypar.reporting.listings import print_trials, show_document
-from raypar.reporting.recommend import print_recommendation, recommend_document
+from raypar.reporting.listings import TrialsView, print_trials
+from raypar.reporting.recommend import RecommendView, print_recommendation
+from raypar.reporting.view import StudyView
 from raypar.study.conditions import Conditions
 from raypar.study.quantity import GROUP, quantities
-from raypar.study.trial import TrialResult
+from raypar.study.trial import result_from_json
 from raypar.track.runs import child_run, parse_result
 
 MODULE = """
@@ -93,7 +94,7 @@ def trial(num_workers, repeat):
     ranks = [{"sent_bytes": 100.0 + repeat}] * num_workers
     result = replace(result, conditions=Conditions.from_stored({"quantities": ranks}))
     result = replace(result, reports=({**result.final, "norm": 7.0},))
-    return TrialResult.from_json(result.to_json())
+    return result_from_json(result.to_json())
 
 
 def printed(show, *args, width=200):
@@ -118,8 +119,9 @@ def test_a_rank_measures_it_over_its_timed_regions(package):
 def test_a_trial_has_it_from_the_store_in_its_table_json_export_and_metrics(results):
     question = replace(QUESTION, unit="share")
     assert [q.of(results[-1]) for q in quantities() if q.key in ("sent_bytes", "norm")] == [7.0, 204.0]
-    assert "204 octets" in printed(print_trials, Console, results, question.judged_by)
-    document = json.loads(to_json(show_document("s", results, "accuracy")))
+    view = TrialsView.of("s", results, question.judged_by)
+    assert "204 octets" in printed(print_trials, Console, view)
+    document = json.loads(to_json(view))
     assert (document["trials"][-1]["sent_bytes"], document["trials"][-1]["norm"]) == (204.0, 7.0)
     assert (rows_of(question, results)[-1]["sent_bytes"], rows_of(question, results)[-1]["norm"]) == (204.0, 7.0)
     assert list(frame_of(question, results)["sent_bytes"])[:3] == [100.0, 101.0, 102.0]
@@ -128,27 +130,27 @@ def test_a_trial_has_it_from_the_store_in_its_table_json_export_and_metrics(resu
 
 
 def test_a_point_has_it_in_the_report_page_json_markdown_and_metrics(results):
-    analysis = analyse(QUESTION, results)
-    report = printed(print_report, analysis, Console)
+    view = StudyView(analyse(QUESTION, results))
+    report = printed(print_report, view, Console)
     assert "202 octets" in report and "sent" in report
-    assert "sent" not in printed(print_report, analysis, Console, width=60).partition("Median")[0]
-    html = html_report(analysis, results, Origin({}))
+    assert "sent" not in printed(print_report, view, Console, width=60).partition("Median")[0]
+    html = html_report(view, results, Origin({}))
     assert "sent: by all ranks" in html and "202 octets" in html.replace("\N{NO-BREAK SPACE}", " ")
-    document = to_json(report_document(analysis))
+    document = to_json(view)
     two = json.loads(document)["points"][1]
     assert two["sent_bytes"]["value"] == 202.0 and two["norm"]["value"] == 7.0
     Draft202012Validator(schema()).validate(json.loads(document))
-    assert schema()["$defs"]["PointEntry"]["properties"]["sent_bytes"]["description"].startswith("that the ranks")
-    assert "202 octets" in markdown_of(analysis, {})
-    assert point_runs(analysis)[1].metrics["median_sent_bytes"] == 202.0
+    assert schema()["$defs"]["PointAnalysis"]["properties"]["sent_bytes"]["description"].startswith("that the ranks")
+    assert "202 octets" in markdown_of(view, {})
+    assert point_runs(view.analysis)[1].metrics["median_sent_bytes"] == 202.0
 
 
 def test_recommend_shows_and_limits_it_and_it_is_on_the_front(results):
     advice = recommend(QUESTION, results, Constraints(limits={"sent_bytes": 150.0}))
     assert [c.exclusion for c in advice.candidates] == ["", "sent above 150 octets"]
-    text = printed(print_recommendation, Console, advice)
+    text = printed(print_recommendation, Console, RecommendView(advice))
     assert "sending 150 octets at most" in text and "202 octets" in text and "accuracy and sent" in text
-    document = json.loads(to_json(recommend_document(advice)))
+    document = json.loads(to_json(RecommendView(advice)))
     assert document["constraints"]["max_sent_bytes"] == 150.0
     assert document["candidates"][0]["sent_bytes"]["value"] == 101.0
     analysis = analyse(QUESTION, results)

@@ -21,6 +21,7 @@ from raypar.reporting.figures import figures_of
 from raypar.reporting.html import Origin, brief, html_report
 from raypar.reporting.text import as_utf8, no_break_values
 from raypar.reporting.vega import Figure, for_page, static_svg
+from raypar.reporting.view import StudyView
 from raypar.study.trial import TrialState
 
 
@@ -55,7 +56,7 @@ class Page(HTMLParser):
 
 
 def report(trials, asked=None, origin=None):
-    return html_report(analyse(asked or question(), trials), trials, origin or Origin({}))
+    return html_report(StudyView(analyse(asked or question(), trials)), trials, origin or Origin({}))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
     advice = analysis.verdict.recommendation
     advice = replace(advice, candidates=tuple(replace(advice.candidates[0], **vars(p)) for p in points))
     analysis = replace(analysis, points=tuple(points), verdict=replace(analysis.verdict, recommendation=advice))
-    every, table = html_tables.trials_table(analysis, trials), html_tables.points_table(analysis)
+    every, table = html_tables.trials_table(analysis, trials), html_tables.points_table(StudyView(analysis))
     assert table is not None and every.num_rows == html_tables.MAX_TRIALS
     figures = [f for f in figures_of(analysis, trials) if isinstance(f, Figure)]
     drawn = sum(len(static_svg(f)) + len(json.dumps(for_page(f))) + len(f.caption) for f in figures)

@@ -60,7 +60,7 @@ def test_a_terminal_that_was_closed_stops_no_study():
             console.file = Closed()
             view(Notice("nobody reads it"))
             view(TrialEnded(make_result(POINT, 0)))
-        assert view._num_done == 1
+        assert view._run.num_done == 1
 
 
 def test_events_may_come_from_many_threads_while_the_view_is_drawn():
@@ -83,7 +83,7 @@ def test_events_may_come_from_many_threads_while_the_view_is_drawn():
         for thread in threads:
             thread.join(timeout=120)
         assert not any(thread.is_alive() for thread in threads)
-        assert (view._num_done, view._running) == (400, {})
+        assert (view._run.num_done, view._run.running) == (400, {})
 
 
 def test_the_view_draws_seldom_and_events_draw_nothing(monkeypatch):

@@ -19,9 +19,9 @@ from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Decision
 from raypar.reporting.console import print_report
-from raypar.reporting.listings import print_trials
-from raypar.reporting.sentences import header
+from raypar.reporting.listings import TrialsView, print_trials
 from raypar.reporting.text import Column, TerminalConsole, strip_control, terminal_table, wrap, wrap_hanging
+from raypar.reporting.view import StudyView
 from raypar.run.runner import SKIPPED
 from raypar.study.metric import Metric
 from raypar.study.trial import Failure, FailureKind, TrialState
@@ -38,8 +38,8 @@ def test_escape_sequences_of_a_store_do_not_reach_the_terminal():
     ]
     results.append(make_result({"optimizer": "sgd"}, 0, state=TrialState.FAILED, failure=EVIL))
     terminal = TerminalConsole(file=(file := io.StringIO()), width=80)
-    print_report(analyse(Question("mnist", {}, ("optimizer",)), results), terminal)
-    print_trials(terminal, results, Metric("accuracy"))
+    print_report(StudyView(analyse(Question("mnist", {}, ("optimizer",)), results)), terminal)
+    print_trials(terminal, TrialsView.of("mnist", results, Metric("accuracy")))
     terminal.print(EVIL, highlight=False, markup=False, soft_wrap=True)
     assert "a?[2J?]0;owned" in file.getvalue()
     assert not STEERING.search(file.getvalue())
@@ -49,7 +49,7 @@ def test_a_trial_that_did_not_run_has_not_failed():
     failed = make_result({"num_workers": 2}, 0, state=TrialState.FAILED, failure="boom")
     skipped = replace(failed, failure=Failure(FailureKind.SKIPPED, SKIPPED.format(2, "boom")))
     terminal = TerminalConsole(file=(file := io.StringIO()), width=100)
-    print_trials(terminal, [failed, skipped], Metric("accuracy"))
+    print_trials(terminal, TrialsView.of("mnist", [failed, skipped], Metric("accuracy")))
     assert "failed: boom" in file.getvalue()
     assert " 1  not run: the first 2 attempts" in file.getvalue()
 
@@ -97,7 +97,7 @@ def analysis():
 def shown(analysis, width=80, encoding="utf-8", **more):
     buffer = io.BytesIO()
     file = io.TextIOWrapper(buffer, encoding=encoding)  # raises where a character can't be encoded
-    print_report(analysis, Console(file=file, width=width, **more))
+    print_report(StudyView(analysis), Console(file=file, width=width, **more))
     file.flush()
     return buffer.getvalue().decode(encoding)
 
@@ -142,8 +142,8 @@ def test_trials_that_do_not_fit_are_counted_in_plain_english():
     results = [make_result({"batch_size": 64}, 0, 1.0)]
     results += [make_result({"batch_size": b}, 0, state=TrialState.DOES_NOT_FIT) for b in (512, 1024)]
     question = Question("mnist", {}, ("batch_size",))
-    assert "3 trials, 2 do not fit" in header(analyse(question, results))
-    assert "2 trials, 1 does not fit" in header(analyse(question, results[:2]))
+    assert "3 trials, 2 do not fit" in StudyView(analyse(question, results)).header
+    assert "2 trials, 1 does not fit" in StudyView(analyse(question, results[:2])).header
 
 
 def tied_study(num_points):

@@ -10,7 +10,7 @@ from results import stored_conditions
 from raypar import workloads
 from raypar.study.options import OPTIONS, resolve
 from raypar.study.strategy import STRATEGIES
-from raypar.study.trial import Failure, FailureKind, TrialResult, TrialSpec, TrialState, latest
+from raypar.study.trial import Failure, FailureKind, TrialSpec, TrialState, latest, result_from_json
 from raypar.track.names import MAX_TAG_LENGTH, MAX_TAG_PARTS
 from raypar.track.runs import (
     SECTIONS,
@@ -40,7 +40,7 @@ def test_a_result_is_restored_from_its_tags_or_its_file(num_reports):
     else:
         assert max(map(len, tags.values())) <= MAX_TAG_LENGTH and len(tags) <= MAX_TAG_PARTS
         assert result_from_tags(run.tags) == without_step_times(result)
-    assert TrialResult.from_json(run.files["trial.json"]) == result
+    assert result_from_json(run.files["trial.json"]) == result
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", "[]", '{"spec": 1}', "zlib;!!", '{"failure": null}'])

@@ -12,7 +12,7 @@ import pytest
 from results import make_spec
 
 from raypar.run.ranks import RankEnd, RankProcess, supervise, trial_result
-from raypar.study.trial import TrialResult
+from raypar.study.trial import result_from_json
 from raypar.track import system_metrics
 from raypar.track.system_metrics import system_sampled
 from raypar.train.job import RankContext, RankOutcome, RunSettings, TrialJob
@@ -89,4 +89,4 @@ def test_the_load_of_all_machines_is_in_a_result_and_not_in_its_json():
     }
     result = trial_result(make_spec({"num_workers": 2}), ends)
     assert [key for key, *_ in result.load] == ["system/a/cpu", "system/b/cpu"]
-    assert "load" not in json.loads(result.to_json()) and TrialResult.from_json(result.to_json()).load == ()
+    assert "load" not in json.loads(result.to_json()) and result_from_json(result.to_json()).load == ()

@@ -37,6 +37,7 @@ from raypar.study.trial import (
     best_first,
     end_state,
     point_label,
+    result_from_json,
 )
 from raypar.train import loop, training
 from raypar.train.job import RankOutcome, RunSettings
@@ -93,7 +94,7 @@ def test_a_trial_is_diverged_by_its_last_report_unless_it_failed():
 def test_a_stored_trial_whose_last_loss_is_not_finite_reads_as_diverged(state):
     stored = replace(make_result({"lr": 1e9}, state=state), reports=({"train_loss": NAN, "accuracy": 0.1},))
     assert json.loads(stored.to_json())["state"] == state.value
-    read = TrialResult.from_json(stored.to_json())
+    read = result_from_json(stored.to_json())
     assert read.state is DIVERGED and read.is_complete and not read.is_measured
     assert read.spec.identity == stored.spec.identity
 
