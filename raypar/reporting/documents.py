@@ -150,7 +150,7 @@ def schema() -> dict[str, Any]:
             return False
 
     _object.cache_clear()  # of other quantities
-    views: tuple[type[Document], ...] = (
+    views: tuple[Any, ...] = (
         *(StudiesView, TrialsView, StudyView, RecommendView, CompareView, AbView, FitView, PredictView, PlanView),
         *(DoctorView, WorkView, FitBatchView),
     )
@@ -214,9 +214,9 @@ def _attribute(hint: Any, path: str) -> tuple[Any, str]:
     name, _, rest = path.removesuffix("+1").partition(".")
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
-        found = [_attribute(each, path) for each in args if each is not NoneType]
-        types = [each for each, _ in found] + [None] * (NoneType in args)
-        return reduce(or_, types), found[0][1]
+        attributes = [_attribute(each, path) for each in args if each is not NoneType]
+        types = [each for each, _ in attributes] + [None] * (NoneType in args)
+        return reduce(or_, types), attributes[0][1]
     if name == "#":
         return int, ""
     if issubclass(origin, (tuple, Sequence)):
@@ -242,8 +242,8 @@ def _names() -> dict[str, Any]:
 def _described(cls: type, name: str) -> str:
     """Return the description of an attribute in a class's docstring."""
     for each in cls.__mro__:
-        if found := re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", cleandoc(each.__doc__ or ""), re.MULTILINE):
-            return " ".join(found[1].split())
+        if match := re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", cleandoc(each.__doc__ or ""), re.MULTILINE):
+            return " ".join(match[1].split())
     return ""
 
 

@@ -81,7 +81,7 @@ class ScalingView:
 
     @property
     def answer(self) -> str:
-        """Where to stop, in a sentence."""
+        """Sentence on where to stop."""
         return _where_to_stop(self.analysis, self.doubt)
 
 

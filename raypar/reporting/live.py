@@ -121,7 +121,7 @@ class _Running:
     report: Mapping[str, float] = field(default_factory=dict)
 
 
-class _Run:
+class _Progress:
     """Progress of a run, and when it is expected to finish."""
 
     def __init__(
@@ -277,7 +277,7 @@ class LiveView:
     ) -> None:
         is_decided = question is None or question.max_repeats is None
         self._console, self._now = console, now
-        self._run = _Run(num_trials, done, queued, is_decided, clock)
+        self._run = _Progress(num_trials, done, queued, is_decided, clock)
         self._leading = _Leading(question, done)
         self._num_lost: Counter[str] = Counter()  # trials that failed or diverged, by state, or were not run
         self._has_said = False

@@ -126,7 +126,7 @@ def run(folder):
 def sentences(document):
     """Yield all that a document says in sentences."""
     for key in ("question", "answer", "doubt", "note", "excluded", "header", "importance", "legend", "to_settle"):
-        if document.get(key):
+        if isinstance(document.get(key), str):
             yield from re.split(r"(?<=[.?]) (?=[A-Z])", document[key])
     for key in ("recommended", "statements", "notes", "assumptions"):
         yield from document.get(key, ())

@@ -151,7 +151,7 @@ def test_recommend_shows_and_limits_it_and_it_is_on_the_front(results):
     text = printed(print_recommendation, Console, RecommendView(advice))
     assert "sending 150 octets at most" in text and "202 octets" in text and "accuracy and sent" in text
     document = json.loads(to_json(RecommendView(advice)))
-    assert document["constraints"]["max_sent_bytes"] == 150.0
+    assert document["constraints"]["limits"]["sent_bytes"] == 150.0
     assert document["candidates"][0]["sent_bytes"]["value"] == 101.0
     analysis = analyse(QUESTION, results)
     assert front_of(analysis.points, "max", analysis.family) == {0, 1}  # the slower one sends less
