@@ -63,14 +63,14 @@ def print_fit_batch(console: Console, view: FitBatchView) -> None:
 
 
 def answer_line(answer: Largest, limit: str) -> str:
-    """Return the answer: ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: peak 1.93 GB; …``."""
+    """Return the answer, for example ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: …``."""
     at = f" at {point_label(answer.point)}" if answer.point else ""
     where = f"in {limit or 'the GPU'} on {counted(answer.num_workers, 'worker')}{at}"
     trials = f" ({counted(answer.num_trials, 'trial')})"
     if answer.failure:
         return f"No answer {where}: a trial failed: {answer.failure}"
     if not answer.is_final:
-        fits = f"{answer.batch_size} fits" if answer.batch_size else "none that was run fits"
+        fits = f"{answer.batch_size} fits" if answer.batch_size else "nothing that was run fits"
         return f"Not finished {where}: so far {fits}{trials}"
     if answer.batch_size is None:
         reason = f": {answer.too_large} {answer.reason}" if answer.reason else ""
