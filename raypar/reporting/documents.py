@@ -154,7 +154,7 @@ def schema() -> dict[str, Any]:
         *(StudiesView, TrialsView, StudyView, RecommendView, CompareView, AbView, FitView, PredictView, PlanView),
         *(DoctorView, WorkView, FitBatchView),
     )
-    documents: Any = reduce(or_, [_object(view) for view in views])  # type: ignore[arg-type]
+    documents: Any = reduce(or_, [_object(view) for view in views])
     made = TypeAdapter(documents).json_schema(mode="serialization", schema_generator=Schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
