@@ -1,7 +1,7 @@
 """Findings of `raypar ab` for a slower revision, and for one revision against itself, on quiet and busy machines.
 
 The benchmark makes a repository of two commits: the second does 5 % more work in every step, calibrated beforehand on a
-core of its own. `raypar ab` then compares the first with itself and with the second. Beside half of the runs, or all, a
+separate core. `raypar ab` then compares the first with itself and with the second. Beside half of the runs, or all, a
 process takes a core for random periods from 0.5 to 4 s, with breaks as long. A miss has to be "inconclusive": "no
 difference" would be false. At last, the time of a verdict on `mnist_mlp`, from the start of its first trial, with both
 gangs warm. With 20 runs it takes one to two hours.

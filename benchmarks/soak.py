@@ -8,7 +8,7 @@ five minutes the driver is killed. At the end every trial must be in the store, 
 any more, and the temporary folder must be empty. Locked out is a driver that fails though neither it nor a process of
 its own got a signal; ended without a message is one that got none itself and does not say why it failed.
 
-Then the memory: a study of its own that nothing disturbs, of which the driver and Ray's head (gcs_server and raylet)
+Then the memory, in a separate study that nothing disturbs: the driver and Ray's head (gcs_server and raylet)
 must not grow from the 100th trial to the last.
 
 Needs two cores.

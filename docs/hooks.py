@@ -1,7 +1,7 @@
 """Steps of building the documentation's site (mkdocs.yml): parts that come from the code, and links that leave docs/.
 
 A page holds a marker where a part goes, ``<!-- commands -->``. On GitHub the marker is invisible, and links to files
-outside of docs/ open them; on the site such a file is a page of its own.
+outside of docs/ open them; on the site, each such file is a page.
 """
 
 from __future__ import annotations

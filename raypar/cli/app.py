@@ -57,7 +57,7 @@ def command(
 
     Args:
         where: place of its function in this package: ``module:function``.
-        summary: line in the list of commands, and the first of its own help.
+        summary: line in the list of commands, and the first line of its help.
         name: None: that of the function.
         panel: panel of the first screen.
         of: its group.

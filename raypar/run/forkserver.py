@@ -224,7 +224,7 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
             os.close(fd)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        os.setpgid(0, 0)  # a group of its own: loader processes can be ended with the rank
+        os.setpgid(0, 0)  # its own group: loader processes can be ended with the rank
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

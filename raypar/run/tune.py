@@ -209,7 +209,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self._num_events = 0
         self._reply: Any = None
         self.num_ended = 0
-        self.error: RayparError | None = None  # the listener's, which Tune wraps into one of its own
+        self.error: RayparError | None = None  # the listener's; Tune wraps it into its own error
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore, which raypar doesn't use

@@ -123,7 +123,7 @@ class Quantity:
         legend: below the table of points; ``{energy_source}`` and ``{price}`` are the study's.
         spoken: a value in a sentence, ``{}``.
         page_head: of the page's column, which has numbers without unit.
-        min_ratio: between two points: less is no reason to show the quantity in a brief table.
+        min_ratio: ratio of two points from which a brief table shows the quantity.
         importance: where a terminal is too narrow, those of 0 go first, those of 1 after the ±% of times; others stay.
     """
 

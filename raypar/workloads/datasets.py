@@ -214,7 +214,7 @@ def prepared(
                     torch.save(tensors, part := Path(folder) / path.name)
                     part.replace(path)
             return tensors
-    except OSError:  # an unwritable cache is no reason not to train
+    except OSError:  # training needs no writable cache
         return make()
 
 

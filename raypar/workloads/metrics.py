@@ -45,7 +45,7 @@ def accuracy(outputs: Tensor, targets: Tensor, ignore_index: int = IGNORED_CLASS
         and of all that are counted.
 
     Raises:
-        RayparError: these are no scores of classes with their targets.
+        RayparError: these are not scores of classes with their targets.
     """
     outputs, targets = _entry(outputs, "logits"), _entry(targets, "labels")  # of models that compute their loss
     shapes = [tuple(getattr(each, "shape", ())) for each in (outputs, targets)]

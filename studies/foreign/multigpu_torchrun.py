@@ -19,7 +19,7 @@ torchrun = Workload.from_command(
         *("torchrun", "--standalone", "--nproc-per-node={num_workers}", str(HERE / SCRIPT)),
         *("{total_epochs}", "{save_every}", "--batch_size", "{batch_size}"),
     ],
-    folder="{output_dir}",  # it goes on from a snapshot.pt of its folder: each trial gets an empty one
+    folder="{output_dir}",  # it continues from a snapshot.pt in its folder, so each trial gets an empty one
     name="multigpu_torchrun.py",
     prepare=cloned(EXAMPLES, SCRIPT),
 )
