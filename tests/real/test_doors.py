@@ -60,7 +60,7 @@ REFUSED = (
     ({}, ("requires a token, and none was found", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")),
     ({"RAY_AUTH_TOKEN": "wrong-" * 4}, ("rejects the token from RAY_AUTH_TOKEN", "ray get-auth-token")),
     ({"RAY_AUTH_MODE": "token"}, ("RAY_AUTH_MODE=token needs a token, and there is none",)),
-    ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": TOKEN}, ("leave RAY_AUTH_MODE=disabled out",)),
+    ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": TOKEN}, ("unset RAY_AUTH_MODE=disabled",)),
 )
 
 
@@ -101,7 +101,7 @@ def test_mlflows_page_accepts_only_host_names_of_this_machine(tmp_path, monkeypa
 def test_a_page_admits_its_link_and_its_users_commands_and_warns_of_a_network(cli, tmp_path):
     with cli.start("ui", "--host", "0.0.0.0", "--port", "23400") as process, contextlib.ExitStack() as stack:
         stack.callback(process.terminate)
-        cli.wait(process, lambda: "opens once" in cli.output())
+        cli.wait(process, lambda: "works once" in cli.output())
         link, warning = ((tmp_path / name).read_text().splitlines()[0] for name in ("stdout", "stderr"))
         server, port = link.partition("/?")[0], urlsplit(link).port
         assert warning.startswith("warning: --host 0.0.0.0: ") and "not encrypted" in warning
