@@ -153,8 +153,7 @@ def _quantile(num_freedom: float, level: float) -> float:
 def censored_median_estimate(values: Sequence[float], num_longer: int) -> Estimate | None:
     """Estimate the median if some values are censored: larger than all others by an unknown amount.
 
-    From six values on, the interval comes from order statistics, and its upper bound may be infinite. With fewer there
-    is no interval.
+    The interval comes from order statistics, and its upper bound may be infinite. It needs at least six values.
 
     Args:
         values: the observed values, greater than 0.
