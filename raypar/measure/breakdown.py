@@ -106,7 +106,7 @@ def _arrivals(collectives: Sequence[Sequence[Span]], matches: bool) -> list[list
             matched = matches and all(len(peer) == len(spans) for peer in peers)
             for k, (_, start, end) in enumerate(spans):
                 starts = [peer[k][1] for peer in peers] if matched else [start]
-                # Clocks of several machines agree only roughly: nothing is complete after it is over.
+                # Clocks of several machines agree only roughly, so this limits the time to the end.
                 complete = min(max(starts), end)
                 mine.append(_Collective(start, complete, end, starts.index(max(starts)) if matched else rank))
         arrivals.append(sorted(mine, key=lambda c: c.start_s))
@@ -145,7 +145,7 @@ def _steps(spans: Sequence[Span], collectives: Sequence[_Collective]) -> Iterato
         rest = without(left, messages)
         parts[BUBBLE] = _length(left) - _length(rest)
         parts[COMMUNICATION] += _length(rest)  # in calls that start something
-        # Rounding may leave less than nothing.
+        # Rounding may make it negative.
         parts[OTHER] = max(0.0, end - start - sum(parts.values()))
         hidden = without(_clipped(moving, step), waiting)
         yield Breakdown(end - start, parts, _length(hidden), waits_for)

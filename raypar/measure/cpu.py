@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import psutil
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
-FORK_SERVER = "raypar.run.forkserver"  # in the command line of the process that ranks are forked from
-RAY_FILES = ("/ray/core/", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/")  # in those of Ray's processes
+# Parts of command lines: of the process that ranks are forked from, and of Ray's processes.
+FORK_SERVER = "raypar.run.forkserver"
+RAY_FILES = ("/ray/core/", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/")
 
 
 def study_processes() -> list[psutil.Process]:
@@ -87,7 +88,10 @@ class CpuMonitor:
 
     def summary(self) -> dict[str, float]:
         """Return fields of `raypar.study.conditions.CpuConditions`, where the system has the counters."""
-        shares, sums = {}, self.sums
+        shares: dict[str, float] = {}
+        sums = self.sums
+        if not sums.at_s:  # no region, as in a trial that is stopped while it resumes
+            return shares
         if sums.ran_s + sums.waited_s > 0:
             shares["cpu_wait_share"] = sums.waited_s / (sums.ran_s + sums.waited_s)
         if self._cores:

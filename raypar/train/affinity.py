@@ -16,7 +16,7 @@ CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
 @dataclass(frozen=True)
 class Core:
-    """Core as the system counts them (a hardware thread).
+    """Core as the system counts cores (a hardware thread).
 
     Attributes:
         number: the system's number, for pinning.
@@ -63,7 +63,7 @@ def topology(numbers: Iterable[int], folder: Path = TOPOLOGY) -> tuple[Core, ...
 def _core(number: int, folder: Path) -> Core:
     try:
         package = int((folder / "physical_package_id").read_text())
-        # The first sibling identifies a physical core. `core_id` is not unique: some sockets count anew on every die.
+        # The first sibling identifies a physical core. `core_id` is not unique: some sockets restart it on every die.
         first = re.match(r"\d+", (folder / "thread_siblings_list").read_text().strip())
         return Core(number, package, int(first[0]) if first else number)
     except (OSError, ValueError):  # macOS; some containers and virtual machines

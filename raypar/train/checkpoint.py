@@ -8,6 +8,7 @@ always have a common checkpoint. If a node is lost with its file, all ranks star
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import random
 import time
@@ -101,15 +102,36 @@ class Checkpoints:
 
 
 def local_weights(module: nn.Module) -> dict[str, Any]:
-    """Return this rank's part of the weights and of the module's other state."""
-    return {key: _local_part(value).detach() for key, value in module.state_dict().items()}
+    """Return this rank's part of the weights and of all buffers, and copies of the extra states."""
+    state = _state_of(module)
+    return {key: copy.deepcopy(v) if _is_extra(key) else _local_part(v).detach() for key, v in state.items()}
 
 
 def load_local_weights(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Restore `local_weights`."""
+    """Restore `local_weights`, except buffers that the model has created or enlarged since, such as caches."""
     with torch.no_grad():
-        for key, value in module.state_dict().items():
-            _local_part(value).copy_(saved[key])
+        for key, value in _state_of(module).items():
+            if key in saved and not _is_extra(key) and saved[key].shape == (part := _local_part(value)).shape:
+                restore(part, saved[key])
+    if extra := {key: value for key, value in saved.items() if _is_extra(key)}:
+        module.load_state_dict(extra, strict=False)
+
+
+def restore(tensor: Tensor, before: Tensor) -> None:
+    """Write earlier values, except to an expanded tensor, which torch can't write to."""
+    is_expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    if not is_expanded:
+        tensor.copy_(before)
+
+
+def _state_of(module: nn.Module) -> dict[str, Any]:
+    """Return the module's state, including buffers that are not persistent: training may change these too."""
+    return {**dict(module.named_buffers()), **module.state_dict()}
+
+
+def _is_extra(key: str) -> bool:
+    """Return whether a key is torch's for a value of `nn.Module.get_extra_state`, which need not be a tensor."""
+    return key.rpartition(".")[2] == "_extra_state"
 
 
 def _local_part(value: Tensor) -> Tensor:

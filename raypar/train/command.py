@@ -1,4 +1,4 @@
-"""Command as a trial: started once on each machine, its output read, its processes ended together.
+"""Command as a trial: raypar starts it once on each machine, reads its output, and ends its processes together.
 
 The first rank of a machine runs it, on the cores of all ranks of that machine. The other ranks only hold their cores.
 The fork server ends all processes that a rank leaves behind, in any session.
@@ -152,6 +152,8 @@ def run_command(
             if events is not None:
                 process.report_events(events)
         laps = process.laps.result()
+    load = telemetry.summary()
+    load.pop("cpu_wait_share", None)  # of this process, which only reads the output
     conditions = RankConditions(
         cores=cores,
         num_threads=int(str(job.spec.config["num_threads"])),
@@ -159,7 +161,7 @@ def run_command(
         peak_rss_bytes=children_peak_bytes() or None,  # of the largest of the command's processes
         steps_from=laps.source,
         laps_cover=laps.cover,
-        **telemetry.summary(),
+        **load,
     )
     return RankOutcome(
         stopped=process.is_stopped,
@@ -173,7 +175,7 @@ def run_command(
 
 
 def _values(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> dict[str, Any]:
-    """Return the values of the names in braces in a command."""
+    """Return the values of a command's placeholders."""
     return {
         **job.spec.config,
         **dict.fromkeys(PLACES),

@@ -283,7 +283,7 @@ def _dataloader(data: Data, config: Config, split: Splitter, feed: Feed) -> _Str
     if dataset is None:
         assert data.train is not None
         dataset, transform, collate = SplitDataset(data.train), data.transform, None
-    indices: list[list[int]] = []  # of the current epoch, which the loader outlives
+    indices: list[list[int]] = []  # of the current epoch; the loader serves all epochs
     num_loader_workers = config["num_loader_workers"]
     loader: DataLoader[Any] = DataLoader(
         dataset,

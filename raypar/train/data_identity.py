@@ -153,9 +153,9 @@ def different_data(data: Data, config: Config, context: DistContext) -> Mistake 
 
 
 def splits_differ(shown: str) -> Mistake:
-    """Return the mistake of a ``data`` function that returns other samples each time."""
+    """Return the mistake of a ``data`` function that returns different samples each time."""
     problem = (
-        "data(config) gives other samples each time it is called, so training samples of one rank or trial are "
+        "data(config) returns different samples each time it is called, so training samples of one rank or trial are "
         "validation samples of another"
     )
     hint = "seed the generator that draws or splits them: numpy.random.default_rng(0), torch.Generator().manual_seed(0)"

@@ -74,7 +74,7 @@ class Evaluation:
         sums: dict[str, Tensor] = {}
         whole: list[tuple[Any, Any]] = []
         model.eval()
-        with torch.inference_mode():
+        with torch.no_grad():  # not in inference mode, because the model may cache tensors that it trains with later
             for x, y, size in self._batches():
                 with self._numerics.autocast():
                     outputs = call(model, x)
@@ -116,7 +116,7 @@ class Evaluation:
 
     def _sums(self, value: Value, size: int) -> Tensor:
         """Return the sum and the weight of the losses of a batch, shape ``(2,)``."""
-        noted = self._loss.noted(value)[None]
+        noted = _in_double(self._loss.noted(value)[None])
         return torch.cat(self._loss.sums(noted, torch.tensor([size], device=noted.device)))
 
     def _from_memory(self, split: Split, batch_size: int) -> Iterator[tuple[Any, Any, int]]:
@@ -136,9 +136,14 @@ class Evaluation:
 def _collected(metric: Callable[[Any, Any], Any] | Statistic, outputs: Any, targets: Any, size: int) -> Tensor:
     """Return a tensor to add up over batches: that of a statistic, or sum and weight of scores, shape ``(2,)``."""
     if isinstance(metric, Statistic):
-        return metric.collect(outputs, targets).double()
+        return _in_double(metric.collect(outputs, targets))
     total, weight = sum_and_weight(metric(outputs, targets), size)
-    return torch.stack([total.double(), torch.as_tensor(weight, device=total.device).double()])
+    return torch.stack([_in_double(total), _in_double(torch.as_tensor(weight, device=total.device))])
+
+
+def _in_double(values: Tensor) -> Tensor:
+    """Return values in float64; on the CPU if the device is Apple's GPU, which has no float64."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def _joined(batches: Sequence[tuple[Any, Any]]) -> Any:

@@ -123,8 +123,8 @@ class LayerWork:
     Attributes:
         kind: one of `KINDS`. "attention" is every product of two activations.
         forward: multiply-accumulates (MACs), or plain operations if `kind` is not in `OF_MACS`.
-        by_weights: the same for the gradient by weights and biases.
-        by_inputs: the same for the gradient by the layer's inputs; the first layer needs none.
+        by_weights: the same for the gradient with respect to weights and biases.
+        by_inputs: the same for the gradient with respect to the layer's inputs; the first layer needs none.
     """
 
     kind: str
@@ -169,9 +169,10 @@ class Work:
 def count_work(model: nn.Module, inputs: Tensor) -> Work:
     """Count the work of one sample in training mode, by the formulas of `_OPERATIONS`.
 
-    Runs one forward pass and three backward passes: by weights and the network's input, by the input alone, and by
-    weights alone (as in training). The gradient by weights is the first minus the second. The gradient by inputs is
-    the rest of the training pass. Dropout, residual sums, embeddings, biases and the loss are not counted.
+    Runs one forward pass and three backward passes, for the gradients with respect to the weights and the network's
+    input, to the input alone, and to the weights alone (as in training). The work of the weights' gradients is the
+    first minus the second; that of the layers' inputs is the rest of the third. Dropout, residual sums, embeddings,
+    biases and the loss are not counted.
 
     Args:
         model: its running statistics, if any, move by one batch.
@@ -252,7 +253,7 @@ def _counted(run: Callable[[], T]) -> tuple[T, dict[str, int]]:
 
 
 def _conv_backward(*args: Any, **_: Any) -> int:
-    """Return the FLOP of the gradients in the output mask; torch's formula ignores groups in that by weights."""
+    """Return the FLOP of the gradients in the output mask; torch's formula for the weights ignores groups."""
     (grad, x, w), transposed, output_mask = args[:3], args[7], args[-1]
     return int(sum(output_mask[:2]) * conv_flop_count(x, w, grad, transposed))
 

@@ -154,7 +154,7 @@ class TimedTraining:
         context.barrier()
         telemetry.start()
         training.memory.start()
-        context.barrier()  # reading counters takes each rank another time
+        context.barrier()  # ranks take different times to read their counters
         timer, stepper = self._timer, self._stepper
         strategy.module.train()
         losses: list[Tensor] = []
@@ -179,12 +179,15 @@ class TimedTraining:
         totals.num_samples += sum(sizes)
         totals.num_steps += len(sizes)
         numerators, weights = training.loss.sums(noted, torch.tensor(sizes))
+        is_sum = training.loss.kind is Kind.SUM
+        if is_sum:  # the report has the mean over the steps
+            weights = torch.full_like(numerators, counts)
         if stepper.skips_overflows:  # the loss of a skipped step says nothing about the weights
             numerators, weights = numerators[numerators.isfinite()], weights[numerators.isfinite()]
         sums = [numerators.sum(), weights.sum(), sum(sizes)]
         loss_sum, loss_weight, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        if training.loss.kind is Kind.SUM:
-            loss_weight = len(sizes)
+        if is_sum:
+            loss_weight /= strategy.share[1]  # every share counts each step
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
         epoch = totals.num_steps / training.batches.steps_per_epoch
         report = {

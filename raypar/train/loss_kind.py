@@ -122,10 +122,10 @@ def _are_close(one: Any, other: Any) -> bool:
     tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
     if any(a.shape != b.shape for a, b in tensors):
         return False
-    scales = (COUPLED * float(a.double().abs().mean().nan_to_num()) for a, _ in tensors)
+    tensors = [(a.cpu().double(), b.cpu().double()) for a, b in tensors]  # Apple's GPUs have no float64
+    scales = (COUPLED * float(a.abs().mean().nan_to_num()) for a, _ in tensors)
     return all(
-        torch.allclose(a.double(), b.double(), COUPLED, scale, equal_nan=True)
-        for (a, b), scale in zip(tensors, scales, strict=True)
+        torch.allclose(a, b, COUPLED, scale, equal_nan=True) for (a, b), scale in zip(tensors, scales, strict=True)
     )
 
 
@@ -195,12 +195,16 @@ def _kind_by_outputs(loss: Callable[..., Any], probe: Probe) -> Kind:
         return _kind_by_model(loss, probe)
     if probe.num_samples > 2 and probe.couples_samples:
         return Kind.WHOLE
-    precise = mapped(lambda each: each.double() if each.is_floating_point() else each, probe.outputs)
-    targets = mapped(lambda each: each.double() if each.is_floating_point() else each, probe.targets)
-    for pair in ((precise, targets), (probe.outputs, probe.targets)):
-        with contextlib.suppress(Exception):  # constants of the loss may be of another type
-            return find_kind(partial(_loss_of_part, loss, pair), probe.num_samples)
+    pair = probe.outputs, probe.targets
+    for convert in (_in_double, lambda given: given):
+        # Constants of the loss may be of another type, and Apple's GPUs have no float64.
+        with contextlib.suppress(Exception):
+            return find_kind(partial(_loss_of_part, loss, convert(pair)), probe.num_samples)
     return Kind.MEAN
+
+
+def _in_double(tree: Any) -> Any:
+    return mapped(lambda each: each.double() if each.is_floating_point() else each, tree)
 
 
 def kind_of_batch(loss: Callable[..., Any], outputs: Any, targets: Any) -> Kind:

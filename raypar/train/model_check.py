@@ -21,6 +21,7 @@ from raypar.parallel.loss import Loss
 from raypar.parallel.strategy import Batch, DistContext, ForwardBackward, Gradients, parts_of
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Workload
+from raypar.train.checkpoint import restore
 from raypar.train.data import Feed, TrainBatches
 from raypar.train.optim import own_optimizer_mistakes
 from raypar.units import counted
@@ -113,7 +114,7 @@ def _kept(model: nn.Module) -> Iterator[None]:
         model.zero_grad()
         with torch.no_grad():
             for buffer, before in buffers:
-                buffer.copy_(before)
+                restore(buffer, before)
         for module, mode in modes:
             module.training = mode
 

@@ -206,6 +206,10 @@ class _Read(dict[str, Any]):
         self.read.add(key)
         return super().get(key, default)
 
+    def pop(self, key: str, *default: Any) -> Any:
+        self.read.add(key)
+        return super().pop(key, *default)
+
     def __iter__(self) -> Iterator[str]:  # also of dict(config) and **config: all of it may be used
         self.read.update(SETTINGS)
         return super().__iter__()

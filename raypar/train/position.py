@@ -31,7 +31,7 @@ class Position:
 
     Attributes:
         calls: collective operations that it has begun, by process group.
-        is_out: it begins no further operations, because it has left its loop or waits for another rank in another way.
+        is_out: it begins no further operations, because it has left its loop, or waits for another rank by other means.
         has_left: it has left its loop, without being stopped at a report.
         stands_s: seconds since its last movement; 0: it moves.
         operation: torch's name of the operation that it waits in (``backward``, ``barrier``); empty: not in torch.

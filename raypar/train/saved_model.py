@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +28,7 @@ class BestWeights:
     def __init__(self, workload: Workload, config: Config, folder: Path | None) -> None:
         self._workload, self._config, self._folder = workload, config, folder
         self._best: float | None = None
-        self._weights: dict[str, Tensor] = {}
+        self._weights: dict[str, Any] = {}  # tensors and extra states
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best so far; a report without the metric counts as best."""
@@ -37,7 +38,10 @@ class BestWeights:
             return
         if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):
             self._best = score
-            self._weights = {key: value.detach().to("cpu", copy=True) for key, value in model.state_dict().items()}
+            self._weights = {
+                key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+                for key, value in model.state_dict().items()
+            }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score and weights, for a checkpoint."""

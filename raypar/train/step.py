@@ -61,7 +61,8 @@ class Stepper:
         with self._span("combine"):
             self._strategy.sync_gradients()
             if self._is_ratio:
-                self._strategy.scale_gradients(self._strategy.gradient_factor(batch, loss[1]))
+                weight = loss[1] * (batch.num_samples > 0)  # without samples, the rank has run one of another rank
+                self._strategy.scale_gradients(self._strategy.gradient_factor(batch, weight))
         if self._strategy.runs_optimizer:
             with self._span("optimizer"):
                 self._update()
@@ -73,9 +74,16 @@ class Stepper:
         return loss
 
     def take_grad_norm(self) -> dict[str, float]:
-        """Return ``grad_norm``, the mean norm before clipping since the last call; empty without clipping."""
-        norms, self._grad_norms = self._grad_norms, []
-        return {"grad_norm": float(torch.stack(norms).double().mean())} if norms else {}
+        """Return ``grad_norm``, the mean norm before clipping since the last call; empty without clipping.
+
+        Skipped steps, whose norm is not finite, do not count.
+        """
+        if not self._grad_norms:
+            return {}
+        norms, self._grad_norms = torch.stack(self._grad_norms).cpu().double(), []
+        if self.skips_overflows:
+            norms = norms[norms.isfinite()]
+        return {"grad_norm": float(norms.mean())} if len(norms) else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state of the steps so far except the weights, for a checkpoint."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raypar.errors import WorkloadError
 from raypar.measure.memory import NUM_COUNTED_STEPS, MemoryMonitor
@@ -29,7 +29,7 @@ from raypar.parallel.strategy import (
 )
 from raypar.study.workload import Config, Workload
 from raypar.train import checkpoint
-from raypar.train.data import TrainBatches
+from raypar.train.data import TrainBatches, mapped
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import flop_per_sample, peak_flops
 from raypar.train.model_check import model_facts
@@ -97,8 +97,8 @@ class Training:
             module, batches = self.strategy.module, self._warmup_batches()
             with self.memory.counting():
                 stepper = self.new_stepper()
-                initial = {key: value.clone() for key, value in checkpoint.local_weights(module).items()}
-                self.memory.exclude(sum(value.nbytes for value in initial.values()))
+                initial = mapped(Tensor.clone, checkpoint.local_weights(module))
+                self.memory.exclude(sum(each.nbytes for each in initial.values() if isinstance(each, Tensor)))
                 module.train()
                 num_left = NUM_COUNTED_STEPS
                 for batch in islice(batches, NUM_COUNTED_STEPS):

@@ -138,7 +138,7 @@ def main(connection: Connection, listen_fd: int | None = None) -> None:
             _ignore_loaders()
         connection.send(("done", outcome))
     except BaseException as caught:
-        _ignore_loaders()  # again: torch's handler may have come before it
+        _ignore_loaders()  # again, because torch's handler may have raised before the first call
         error = _loader_error(caught) or caught
         text = masked("".join(traceback.format_exception(error)))  # it may quote a password or a key
         print(text, file=sys.stderr)

@@ -18,6 +18,7 @@ from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Kind, Loss
 from raypar.parallel.strategy import Batch, ForwardBackward, Task
 from raypar.study.options import resolve
+from raypar.train import loss_kind
 from raypar.train.data import Feed, shares
 from raypar.train.loss_kind import find_kind, loss_of
 from raypar.train.precision import numerics_of
@@ -47,12 +48,21 @@ def test_the_kind_of_a_loss_is_found_by_comparing_a_batch_with_parts_of_it(name,
     assert recognised(KINDS[name].workload, precision=precision).kind is FOUND[name]
 
 
+@pytest.mark.parametrize("name", ["sum", "contrastive"])
+def test_the_kind_of_a_loss_is_found_on_a_device_without_float64(monkeypatch, name):
+    def unavailable(tree):
+        raise TypeError("the MPS framework doesn't support float64")
+
+    monkeypatch.setattr(loss_kind, "_in_double", unavailable)
+    assert recognised(KINDS[name].workload).kind is FOUND[name]
+
+
 def reports_of(kind, **config):
     return trained(kind.workload, **{**TRAINING, "lr": kind.lr, **config})[1]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_training_gives_the_losses_of_plain_torch_whatever_the_evaluation_batch(name):
+def test_a_training_gives_the_losses_of_plain_torch_for_any_evaluation_batch(name):
     kind = KINDS[name]
     right = kind.plain.train(kind.workload, {**TRAINING, "lr": kind.lr}).reports
     assert right[1] != right[0]  # it learns
@@ -61,7 +71,7 @@ def test_a_training_gives_the_losses_of_plain_torch_whatever_the_evaluation_batc
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_in_double_precision_a_training_gives_the_losses_of_plain_torch_to_the_last_digits(name):
+def test_in_double_precision_the_losses_equal_those_of_plain_torch_to_the_last_digits(name):
     kind = KINDS[name]
     plain = replace(kind.plain, dtype=torch.float64)
     right = plain.train(kind.workload, {**TRAINING, "lr": kind.lr}).reports
@@ -78,7 +88,7 @@ def test_accumulated_gradients_are_those_of_the_batch(name, num_parts):
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.has_one_tensor])
-def test_a_last_batch_of_an_own_loader_counts_as_one_of_its_size(name, num_parts):
+def test_a_short_last_batch_of_the_workloads_loader_counts_by_its_size(name, num_parts):
     kind = KINDS[name]
     if num_parts > 1 and not kind.cuts:
         return
@@ -140,7 +150,7 @@ def test_gradients_and_losses_of_all_parts_are_those_of_the_batch(name, indices,
     plain = copy.deepcopy(model)
     outputs, targets = kind.plain.call(plain, rows(data.train.inputs, index)), rows(data.train.targets, index)
     if not torch.isfinite(right := kind.plain.objective.loss(outputs, targets)):
-        return  # all targets are ignored, so there is no mean
+        return  # all targets are ignored, so the mean is undefined
     right.backward()
 
     do = ForwardBackward(loss, numerics_of(resolve(kind.workload, {}), ALONE.device).autocast, lambda value: value)
@@ -166,32 +176,32 @@ def test_means_and_sums_are_told_apart(values):
     x = torch.tensor(values, dtype=torch.float64)
     kinds = {Kind.MEAN: lambda part: x[part].mean(), Kind.SUM: lambda part: x[part].sum()}
     if float(x.abs().max()) < 0.1 or abs(float(x.mean())) < 1e-3 * float(x.abs().max()):
-        return  # of almost nothing, mean and sum are the same
+        return  # mean and sum of tiny values are the same
     for kind, loss in kinds.items():
         assert find_kind(loss, len(x)) is kind
     assert find_kind(lambda part: (x[part].sum(), len(x[part])), len(x)) is Kind.RATIO
 
 
 @given(VALUES, st.integers(0, 11), st.floats(1.1, 50))
-def test_a_weighted_mean_is_not_a_mean_even_with_a_single_other_weight(values, place, weight):
+def test_a_weighted_mean_is_not_a_mean_even_with_a_single_different_weight(values, place, weight):
     x = torch.tensor(values, dtype=torch.float64).abs() + 0.1
     weights = torch.ones_like(x)
     weights[place % len(x)] = weight
     others = torch.cat([x[: place % len(x)], x[place % len(x) + 1 :]])
     if float((others - x[place % len(x)]).abs().max()) < 0.1:
-        return  # of equal values any mean is the same
+        return  # all means of equal values are the same
     assert find_kind(lambda part: (x * weights)[part].sum() / weights[part].sum(), len(x)) is Kind.WHOLE
 
 
 def of_targets(loss, y):
-    """Return the kind of a loss with such targets in the training set."""
+    """Return the kind of a loss with these targets in the training set."""
     x = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(0))
     data = Data(train=Split(x, y), val=Split(x[:5], y[:5]))
     return recognised(Workload(name="own", model=lambda _: nn.Linear(4, 3), data=lambda _: data, loss=loss)).kind
 
 
 @pytest.mark.parametrize("place", [0, 1, 777, 1999, 60_000])
-def test_one_sample_among_many_that_a_loss_weights_is_looked_at(place):
+def test_one_weighted_sample_among_many_is_found(place):
     classes = torch.arange(max(2000, place + 1000)) % 2
     assert of_targets(lambda o, y: F.cross_entropy(o, y, ignore_index=2), classes) is Kind.MEAN
     classes[place] = 2
@@ -240,7 +250,7 @@ def weighted_by_target(outputs, targets):
     return (losses * targets["weights"]).sum() / targets["weights"].sum()
 
 
-def test_a_weight_is_found_though_the_model_begins_with_equal_losses_and_the_weight_is_rare():
+def test_a_rare_weight_is_found_even_if_all_losses_are_equal_at_first():
     x, y = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)), torch.arange(2000) % 3
     weight = torch.tensor([1.0, 1.0, 9.0])
     model = ZeroHead(4, 3)
@@ -267,7 +277,7 @@ def test_finding_the_kind_leaves_model_and_generators_as_they_were():
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_a_pair_without_weight_leaves_no_trace():
+def test_a_pair_without_samples_does_not_count():
     pair = Loss(lambda o, y: (o.sum(), (y != 0).sum()), Kind.RATIO)
     value = pair(torch.ones(3, requires_grad=True), torch.zeros(3))
     numerators, weights = pair.sums(torch.stack([pair.noted(value), pair.noted(value, 0.0)]), torch.tensor([3, 0]))

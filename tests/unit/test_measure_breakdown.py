@@ -129,7 +129,7 @@ def test_the_parts_add_up_to_the_step_whatever_happens_and_so_do_their_means(ran
     [
         # The fastest and the slowest quarter don't count.
         ({"strategy": "ddp"}, (1, 2, 10, 0.1), 2, 1.5),
-        # Averages now and then: all of the last whole periods count.
+        # With periodic averages, all steps of the last whole periods count.
         ({"strategy": "local_sgd", "sync_every": 3}, (9, 1, 1, 8, 1, 1, 8), 6, 20 / 6),
     ],
 )
@@ -165,5 +165,5 @@ def test_ranks_of_a_mesh_are_not_matched():
 
 
 @pytest.mark.parametrize("raw", [{}, {"ranks": []}, {"ranks": [{"parts": 1}]}, {"recorded": []}, {"ranks": 3}])
-def test_a_mapping_that_is_no_profile_gives_none(raw):
+def test_a_mapping_without_a_profile_gives_none(raw):
     assert Profile.from_stored(raw) is None

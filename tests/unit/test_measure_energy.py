@@ -31,7 +31,7 @@ def measured(open_counters, *changes):
     return monitor
 
 
-def test_packages_are_added_up_over_the_regions_and_their_parts_and_the_board_are_not(tmp_path):
+def test_packages_add_up_over_regions_without_their_parts_and_the_board(tmp_path):
     def count(joules):
         write_zone(tmp_path, "intel-rapl:0", "package-0", 10 + joules)
         write_zone(tmp_path, "intel-rapl:1", "package-1", 90 + joules // 2)
@@ -47,9 +47,9 @@ def test_packages_are_added_up_over_the_regions_and_their_parts_and_the_board_ar
     assert (monitor.joules, monitor.why_not) == (pytest.approx(1.5 * 200), "")
 
 
-def test_a_counter_that_wraps_around_goes_on_from_its_range_unless_it_may_have_done_so_twice(tmp_path):
+def test_a_counter_may_wrap_around_once_in_a_region_but_not_twice(tmp_path):
     counter_file = write_zone(tmp_path, "intel-rapl:0", "package-0", 59_990, range_j=60_000)
-    (counter_file.parent / "constraint_0_power_limit_uw").write_text("100000000\n")  # 100 W, and some room
+    (counter_file.parent / "constraint_0_power_limit_uw").write_text("100000000\n")  # 100 W, without the margin
     monitor = measured(partial(package_counters, tmp_path), lambda: counter_file.write_text("15000000\n"))
     assert monitor.joules == pytest.approx(25)
     (counter,) = package_counters(tmp_path)
@@ -58,12 +58,12 @@ def test_a_counter_that_wraps_around_goes_on_from_its_range_unless_it_may_have_d
         counter.used(1, 11, elapsed_s=401)
 
 
-def test_counters_that_are_absent_lost_or_may_not_be_read_are_reported(tmp_path, monkeypatch):
+def test_missing_lost_and_unreadable_counters_are_reported(tmp_path, monkeypatch):
     open_counters = partial(package_counters, tmp_path)
     assert EnergyMonitor(open_counters).why_not == f"no CPU package has an energy counter in {tmp_path}"
     counter = write_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     lost = measured(open_counters, lambda: None, lambda: counter.write_text("lost\n"), lambda: None)
-    assert lost.joules is None and "not a number: 'lost'" in lost.why_not  # and with it the sum
+    assert lost.joules is None and "not a number: 'lost'" in lost.why_not  # so the sum is unknown
 
     def forbidden(path, read_text=Path.read_text):
         if path == counter:
@@ -91,7 +91,7 @@ def timed(monitor, clock, card, *, seconds, joules):
 
 
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])  # torch leaves the prefix out
-def test_a_gpus_energy_is_what_its_counter_went_up_by(monkeypatch, clock, uuid):
+def test_the_energy_of_a_gpu_is_the_increase_of_its_counter(monkeypatch, clock, uuid):
     library = nvml.install(monkeypatch, card := Card(1, millijoules=7000))
     monitor = EnergyMonitor(partial(gpu_counters, uuid))
     for joules in (2, 4):
@@ -107,7 +107,7 @@ def test_a_gpus_energy_is_what_its_counter_went_up_by(monkeypatch, clock, uuid):
     assert "pip install 'raypar[train]'" in EnergyMonitor(partial(gpu_counters, uuid)).why_not
 
 
-def test_of_regions_that_are_short_against_the_counters_updates_there_is_no_energy(monkeypatch, clock):
+def test_regions_that_are_too_short_for_the_counters_updates_have_no_energy(monkeypatch, clock):
     nvml.install(monkeypatch, card := Card(1))
     monitor = EnergyMonitor(partial(gpu_counters, "1234"))
     assert monitor.why_not == ""  # nothing is timed yet
@@ -119,7 +119,7 @@ def test_of_regions_that_are_short_against_the_counters_updates_there_is_no_ener
     assert (monitor.joules, monitor.why_not) == (pytest.approx(1000.0), "")
 
 
-def test_a_package_is_always_up_to_date(tmp_path, clock):
+def test_a_short_region_has_the_energy_of_packages(tmp_path, clock):
     write_zone(tmp_path, "intel-rapl:0", "package-0", 10)
     monitor = EnergyMonitor(partial(package_counters, tmp_path))
     monitor.start()
@@ -129,17 +129,17 @@ def test_a_package_is_always_up_to_date(tmp_path, clock):
     assert (monitor.joules, monitor.why_not) == (pytest.approx(2.0), "")
 
 
-def test_a_part_of_a_gpu_has_no_energy_of_its_own(monkeypatch):
+def test_a_mig_slice_has_no_energy(monkeypatch):
     nvml.install(monkeypatch, Card(1, [Card(1, uuid="MIG-a5")]))
     monitor = EnergyMonitor(partial(gpu_counters, "a5"))  # as torch has it
     assert (monitor.joules, "a slice of one (MIG)" in monitor.why_not) == (None, True)
     assert EnergyMonitor(partial(gpu_counters, "77")).why_not == "NVML has no GPU 77: Not Supported"
 
 
-def test_this_machines_gpu_counts_upwards():
+def test_the_counter_of_a_real_gpu_increases():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available() or torch.version.hip:
-        pytest.skip("no GPU of NVIDIA's")
+        pytest.skip("no NVIDIA GPU")
     (counter,) = gpu_counters(str(torch.cuda.get_device_properties(0).uuid))
     try:
         before = counter.read()

@@ -81,7 +81,7 @@ REFUSED = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total cap
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True, FailureKind.OUT_OF_MEMORY),
     ],
 )
-def test_a_refusal_is_a_result_where_nobody_else_has_the_memory(monkeypatch, error, is_alone, kind):
+def test_out_of_memory_is_a_result_if_nobody_else_uses_the_memory(monkeypatch, error, is_alone, kind):
     monkeypatch.setattr(memory_module, "has_gpu_alone", lambda: is_alone)
     assert worker.failure_kind(error) is kind
 
@@ -135,7 +135,7 @@ def test_on_a_gpu_neither_warm_up_copies_nor_evaluations_count(monkeypatch):
     monkeypatch.setattr(memory_module.torch, "cuda", gpu)
     monitor = MemoryMonitor(torch.device("cuda", 0))
     with monitor.counting():
-        gpu.use(most=300, after=100)  # of it the copy of the first weights: 40
+        gpu.use(most=300, after=100)  # including 40 for the copy of the first weights
         monitor.exclude(40)
     assert monitor.peak_bytes == 260
     for most in (250, 270):
@@ -153,7 +153,7 @@ def stochastic(config):
 
 @pytest.fixture
 def one_thread():
-    """As a rank has it; how a busy machine shares sums out among several threads shows in the last bit."""
+    """Use one thread, as a rank does: with several, the order of summation changes the last bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -161,7 +161,7 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_counting_changes_no_loss(monkeypatch):
+def test_counting_does_not_change_losses(monkeypatch):
     workload = Workload(name="stochastic", model=stochastic, data=data, defaults={"batch_size": 64, "lr": 1e-2})
 
     def losses():
@@ -177,7 +177,7 @@ def test_counting_changes_no_loss(monkeypatch):
     assert (was_counted, is_counted) == (True, False)
 
 
-# In a process where nothing was counted before: what stays behind stays only once.
+# Run in a new process, because a thread that counting leaves behind would already be in this one.
 LEFT_BEHIND = """
 import os, torch
 import test_measure_memory as tests

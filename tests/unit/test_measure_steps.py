@@ -1,4 +1,4 @@
-"""The clock of a region's steps, on the host and by events of a GPU."""
+"""Clock of a region's steps, on the host and with events of a GPU."""
 
 import itertools
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from raypar.measure.steps import StepTimer
 
 
 @pytest.mark.parametrize("step_times_s", [[0.5, 1.5, 0.25], []])
-def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(monkeypatch, step_times_s):
+def test_step_times_are_the_times_between_laps_and_the_total_is_the_region(monkeypatch, step_times_s):
     timer = StepTimer(torch.device("cpu"))
     for start_s in (10.0, 100.0):  # a timer that is started again drops the steps before
         clock = itertools.accumulate([start_s, *step_times_s, 0.25])
@@ -25,7 +25,7 @@ def test_step_times_are_the_distances_of_the_laps_and_the_total_is_the_region(mo
 
 @pytest.fixture
 def events(monkeypatch):
-    """Stand-ins for CUDA's events, and those that were made: the n-th record is at n² ms."""
+    """Replace CUDA's events, and return the list of all that are made; the n-th record is at n² ms."""
     made, times_ms = [], iter(n * n for n in range(1000))
 
     class Event:
@@ -44,7 +44,7 @@ def events(monkeypatch):
     return made
 
 
-def test_the_steps_of_each_segment_are_timed_with_the_events_of_those_before(events):
+def test_segments_reuse_the_events_of_earlier_segments(events):
     timer, first = StepTimer(torch.device("cuda")), 0
     for num_steps in (3, 5, 2, 5):
         timer.start()

@@ -46,13 +46,13 @@ def machine(monkeypatch):
 
 
 def region(monitor, machine, rank, children):
-    """Time four seconds, after which rank and children have used so much."""
+    """Time a region of four seconds, at the end of which rank and children have these CPU times."""
     monitor.start()
     machine.now_s, machine.rank, machine.children = machine.now_s + 4, rank, children
     monitor.stop()
 
 
-def test_use_by_a_rank_and_its_loader_processes_is_not_foreign(machine):
+def test_load_by_a_rank_and_its_loader_processes_is_not_foreign(machine):
     monitor = CpuMonitor((0, 1))
     region(monitor, machine, (1, 0, 0, 0), [(0.75, 0.25, 0, 0)])
     machine.now_s, machine.children = machine.now_s + 50, []  # between the regions
@@ -60,7 +60,7 @@ def test_use_by_a_rank_and_its_loader_processes_is_not_foreign(machine):
     assert monitor.summary()["foreign_cpu_share"] == pytest.approx((4 - 1 - 1) / 4 / 2)
 
 
-def test_what_raypar_and_ray_use_is_not_foreign_but_counted_by_itself(machine):
+def test_load_by_raypar_and_ray_is_counted_separately(machine):
     of_raypar = [SimpleNamespace(cpu_times=lambda share=share: (share * machine.now_s, 0)) for share in (0.2, 0.1)]
     monitor = CpuMonitor((0, 1), of_raypar)
     region(monitor, machine, (1, 0, 0, 0), [])
@@ -78,9 +78,7 @@ def test_what_raypar_and_ray_use_is_not_foreign_but_counted_by_itself(machine):
         ("-bash", "sshd", []),
     ],
 )
-def test_raypars_processes_are_its_driver_and_its_private_ray_not_what_else_the_driver_started(
-    monkeypatch, server, driver, found
-):
+def test_raypars_processes_are_its_driver_and_its_private_ray(monkeypatch, server, driver, found):
     def process(command, parent=None):
         return SimpleNamespace(cmdline=command.split, parent=lambda: parent, name=lambda: command)
 
@@ -92,14 +90,14 @@ def test_raypars_processes_are_its_driver_and_its_private_ray_not_what_else_the_
     assert [of_all.index(each) for each in module.raypar_processes()] == found
 
 
-def test_loader_processes_that_end_within_the_region_stay_the_ranks(machine):
+def test_loader_processes_that_end_within_the_region_still_count(machine):
     machine.children = [(1.5, 0, 0, 0)]
     monitor = CpuMonitor((0, 1))
     region(monitor, machine, (1, 0, 4.5, 0), [])  # the child used 3 more, and then it was waited for
     assert (monitor.sums.own_s, monitor.summary()["foreign_cpu_share"]) == (pytest.approx(4.0), 0)
 
 
-def test_a_rank_without_cores_of_its_own_is_measured_on_the_machine_with_its_hypervisors_share(machine):
+def test_a_rank_that_is_not_pinned_has_only_the_machines_load_including_steal(machine):
     monitor = CpuMonitor(())
     region(monitor, machine, (1, 0, 0, 0), [])
     assert (monitor.sums.at_s, monitor.sums.machine_busy_s, monitor.sums.own_s) == pytest.approx((4.0, 8.0, 1.0))
@@ -129,7 +127,7 @@ def test_clocks_are_the_mean_of_the_ranks_cores_at_the_regions_ends_and_throttle
     assert monitor.summary() == pytest.approx({**clocks, "throttles": 3 * (2 + 2 + 3)})
 
 
-def test_figures_that_a_machine_does_not_show_are_absent(tmp_path):
+def test_unreadable_clocks_are_absent(tmp_path):
     write_core(tmp_path, 0, scaling_cur_freq="<unknown>")
     monitor = ClockMonitor((0,), tmp_path)
     monitor.start()
@@ -151,7 +149,7 @@ def gpu(monkeypatch):
 
 
 def watched(monitor, card, **by_region):
-    """Time regions, after each of which the card has these values."""
+    """Time regions, at the end of which the card has these values, and return the summary."""
     for values in zip(*by_region.values(), strict=True):
         vars(card).update(mhz=210)  # idle between the regions
         monitor.start()
@@ -161,7 +159,7 @@ def watched(monitor, card, **by_region):
 
 
 @pytest.mark.parametrize("driver", ["580.65.06", "525.60.13"])
-def test_a_gpus_clock_and_heat_are_read_at_the_end_of_each_region(monkeypatch, driver):
+def test_clock_and_temperature_of_a_gpu_are_read_at_the_end_of_each_region(monkeypatch, driver):
     nvml.install(monkeypatch, card := Card(1, pids=[os.getpid()]), driver=driver)
     reasons = (AT_ITS_POWER_LIMIT, HOT, CHANGING, BRAKED | CHANGING)
     figures = watched(GpuMonitor("1234"), card, mhz=(1900, 1700, 1500, 1500), reasons=reasons, celsius=(60, 88, 87, 80))
@@ -169,14 +167,14 @@ def test_a_gpus_clock_and_heat_are_read_at_the_end_of_each_region(monkeypatch, d
     assert figures == pytest.approx({**clocks, "gpu_slowdowns": 2, "gpu_celsius": 88, "gpu_other_processes": 0})
 
 
-def test_of_a_part_of_a_gpu_clock_and_heat_are_its_cards_and_the_processes_its_own(monkeypatch):
+def test_a_mig_slice_has_the_clock_and_temperature_of_its_card_but_not_its_processes(monkeypatch):
     part = Card(1, uuid="MIG-a5", pids=[os.getpid()])
     nvml.install(monkeypatch, card := Card(1, [part], pids=[1, 2, 3, os.getpid()]))
     figures = watched(GpuMonitor("a5"), card, mhz=(1400,), celsius=(60,))
     assert (figures["gpu_mhz_mean"], figures["gpu_celsius"], figures["gpu_other_processes"]) == (1400, 60, 0)
 
 
-def test_what_a_gpu_does_not_show_is_absent(monkeypatch):
+def test_unreadable_values_of_a_gpu_are_absent(monkeypatch):
     nvml.install(monkeypatch, card := Card(1, max_mhz=None, pids=None))
     figures = watched(GpuMonitor("1234"), card, mhz=(None,), reasons=(None,), celsius=(50,))
     assert figures == {"gpu_celsius": 50}
@@ -186,7 +184,7 @@ def test_what_a_gpu_does_not_show_is_absent(monkeypatch):
         assert unknown.summary() == {}
 
 
-def test_a_trial_on_the_cpu_leaves_nvml_alone(monkeypatch):
+def test_a_trial_on_the_cpu_does_not_use_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(gpu_module, "open_nvml", lambda: pytest.fail("NVML was asked"))
     telemetry = Telemetry((0,), torch.device("cpu"))
@@ -225,20 +223,20 @@ def processes(monkeypatch):
     return all_of_them
 
 
-def test_processes_of_others_on_a_gpu_are_counted_and_the_studys_are_not(gpu, processes):
+def test_foreign_processes_on_a_gpu_are_counted_but_not_those_of_the_study(gpu, processes):
     me = os.getpid()
     fresh = {4: (2, STUDY), 5: (4, STUDY), 6: (me, "a loader"), 7: (3, STUDY)}  # ranks beside this one, its loaders
     processes.update({**fresh, 8: (1, "jupyter"), 9: (1, STUDY), 10: (1, "nvidia-cuda-mps-server")})
     pids = [me, 5, 6, 7, 10]
     assert watched(GpuMonitor("1234"), gpu, pids=(pids,))["gpu_other_processes"] == 0
-    # Another study's ranks are others' too; 77 has ended, or can't be seen.
+    # Ranks of another study are foreign too; 77 has ended, or can't be seen.
     assert watched(GpuMonitor("1234"), gpu, pids=([me], [*pids, 8, 9, 77], [me]))["gpu_other_processes"] == 2
 
 
-def test_where_nvml_gives_the_ids_of_another_namespace_nobody_is_accused(gpu, processes):
+def test_process_ids_of_another_namespace_are_not_counted(gpu, processes):
     processes[8], gpu.pids = (1, "jupyter"), [8, 123456]
     assert "gpu_other_processes" not in watched(GpuMonitor("1234"), gpu, celsius=(50,))
-    processes[os.getpid()] = (1, "pytest")  # of no study: whose the others are is unknown
+    processes[os.getpid()] = (1, "pytest")  # outside of a study, the owners of the others are unknown
     assert watched(GpuMonitor("1234"), gpu, pids=([os.getpid(), 8],))["gpu_other_processes"] == 0
 
 
@@ -256,12 +254,12 @@ def rank(machine="a", **times):
         ([rank(machine_busy_s=3.0)], [0.5]),
         ([rank(machine_busy_s=1.98)], [0.0]),  # ticks round
         ([rank(machine_busy_s=5.2, raypar_s=0.2), rank(machine_busy_s=5.2, raypar_s=0.1)], [0.5, 0.5]),
-        ([rank(machine_busy_s=0.0)], [None]),  # a sandbox that counts nothing
+        ([rank(machine_busy_s=0.0)], [None]),  # a sandbox without counters
         ([rank(at_s=0.05, machine_busy_s=0.1, own_s=0.0)], [None]),  # five ticks
         ([RANK, rank("b", machine_busy_s=5.0), rank(own_s=3.0)], [0.5, 1.5, 0.5]),
     ],
 )
-def test_each_machine_has_its_load_less_the_work_of_all_ranks_on_it_and_the_worst_is_the_trials(ranks, expected):
+def test_other_load_of_a_machine_excludes_all_its_ranks_and_a_trial_has_the_largest(ranks, expected):
     assert other_loads(ranks) == expected
     result = merged(*ranks)
     assert result.conditions.to_stored().get("other_load_cores") == (None if None in expected else expected)
@@ -283,7 +281,7 @@ def test_a_trials_times_are_those_of_its_slowest_rank():
 
 
 def steps(num, *, usual_s=0.02, **at):
-    """Step times that waver by a fifth, but for those at some index."""
+    """Return step times that vary by a fifth, except those at the given indices."""
     times = [usual_s * (1 + 0.1 * (i % 3)) for i in range(num)]
     for i, time_s in at.items():
         times[int(i.removeprefix("at"))] = time_s
@@ -303,17 +301,17 @@ AVERAGES = {f"at{i}": 4.0 for i in range(99, 300, 100)}  # over a slow network
         (steps(200, at120=1.4), []),  # a busy machine
         (steps(20, usual_s=1.0, at5=4.0), []),
         (steps(50_000, at120=10.4), []),  # 1 % of all
-        (steps(200, at0=10.0), []),  # done once
-        (steps(30, at7=4.0, at15=4.0, at23=4.0), []),  # regular, as loaders that fetch ahead
-        (steps(4, at3=10.0), []),  # what is usual?
+        (steps(200, at0=10.0), []),  # one-time work
+        (steps(30, at7=4.0, at15=4.0, at23=4.0), []),  # regular, as with data loaders that prefetch
+        (steps(4, at3=10.0), []),  # too few to know what is usual
         (steps(0), []),
     ],
 )
-def test_a_step_is_a_stall_if_it_is_far_longer_than_all_but_a_few(step_times_s, stalls_s):
+def test_a_step_is_a_stall_if_it_is_far_longer_than_most(step_times_s, stalls_s):
     assert stalls(step_times_s) == stalls_s
 
 
-def test_averages_of_local_sgd_are_no_stalls_and_a_stall_among_them_is():
+def test_averages_of_local_sgd_are_not_stalls_but_a_longer_one_is():
     assert stalls(steps(600, **AVERAGES), 100) == []
     assert stalls(steps(600, **AVERAGES, at250=10.0), 100) == [10.0]
     assert stalls(steps(600, **AVERAGES)) == [4.0] * 3
@@ -343,20 +341,21 @@ NO_GPU = [replace(RANK, package_j=j, machine=m) for j, m in ((100.0, "a"), (101.
         ([replace(RANK, package_j=100.0), replace(RANK, machine="b")], None),
         ([GPU, SHARED, replace(GPU, gpu="H", gpu_j=60.0), OTHER], (180.0, "GPUs")),
         (WITH_PACKAGES, (140.0, "CPU packages and GPUs")),
-        ([*WITH_PACKAGES[:2], OTHER], (120.0, "GPUs")),  # packages that not all machines show
+        ([*WITH_PACKAGES[:2], OTHER], (120.0, "GPUs")),  # not all machines have readable packages
         ([WITH_PACKAGES[0], replace(WITH_PACKAGES[0], gpu="H", gpu_j=None)], None),
     ],
 )
-def test_packages_and_gpus_count_once_each_and_all_that_are_used_are_needed(ranks, expected):
+def test_packages_and_gpus_count_once_each_and_all_must_be_readable(ranks, expected):
     assert energy(ranks) == expected
 
 
-def test_a_trials_energy_is_in_its_result_or_the_reason_why_it_is_not():
+def test_a_result_has_the_energy_or_the_reason_why_it_is_unknown():
     result = merged(replace(RANK, package_j=100.0))
     assert (result.energy_j, result.conditions.energy_of) == (100.0, "CPU packages")
     stored = result.to_json()
     assert result_from_json(stored).energy_j == 100.0
-    assert result_from_json(stored.replace('"energy_j":100.0,', "")).energy_j is None  # of before it was measured
+    before_energy = stored.replace('"energy_j":100.0,', "")  # stored by an earlier version
+    assert result_from_json(before_energy).energy_j is None
     unreadable = merged(replace(RANK, package_j=100.0), replace(RANK, machine="b", no_energy=("may not be read",)))
     assert unreadable.energy_j is None
     assert unreadable.conditions.no_energy == "may not be read" and not unreadable.conditions.energy_of

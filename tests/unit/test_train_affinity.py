@@ -11,7 +11,7 @@ from raypar.gpus import Gpu
 from raypar.train import affinity
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, cores_near_gpu, host_cores, topology
 
-# In a fresh interpreter: to pin this one would pin every test after it.
+# Run in a new interpreter, because pinning this one would pin all later tests.
 PINNED = """
 import json, os
 from raypar.train.affinity import allowed_cores, pin
@@ -38,7 +38,7 @@ def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path):
     assert tuple(core.number for core in host_cores()) == allowed_cores()
 
 
-def test_cores_near_a_gpu_are_those_of_the_one_that_a_process_sees_by_this_number(tmp_path, monkeypatch):
+def test_cores_near_a_gpu_follow_the_visible_devices(tmp_path, monkeypatch):
     cards = tuple(Gpu(i, f"GPU-{i}", "card", f"0000:{i:02x}:00.0") for i in range(3))
     monkeypatch.setattr(gpus, "all_gpus", lambda: cards)
     for card, cores in zip(cards[:2], ("0-3,8-11", "4-7,12-15"), strict=True):

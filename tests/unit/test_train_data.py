@@ -90,7 +90,7 @@ def test_resident_and_dataloader_serve_the_same_batches_to_the_bit(
         assert (a.weight, a.num_samples) == (b.weight, b.num_samples)
 
 
-def test_a_data_set_of_single_samples_gets_no_transform_on_top():
+def test_samples_of_a_data_set_are_not_transformed():
     data, samples = data_of(10), [(torch.full((2,), float(i)), i) for i in range(10)]
     data = Data(data.train, data.val, data.transform, train_dataset=samples)
     batches = batches_of(data, loader="dataloader")
@@ -124,7 +124,7 @@ def test_full_batches_continue_from_epoch_to_epoch_without_end():
     assert targets(islice(batches_of(data_of(3)).full(5), 1)) == [epoch_order(3, 7, 5).tolist()]
 
 
-def test_a_warm_up_has_its_own_order_and_on_request_a_batch_of_the_short_size():
+def test_a_warm_up_has_its_own_order_and_optionally_a_short_batch():
     order = epoch_order(10, 7, 0).tolist()
     batches = batches_of(data_of(10))
     assert targets(batches.warm_up(with_short_batch=False)) == [order[:4], order[4:8]]
@@ -155,7 +155,7 @@ def test_a_fingerprint_has_name_source_sizes_and_types():
     assert from_disk["splits"] == {"train": {"num_samples": 4}, "val": {"num_samples": 5}}
 
 
-def test_the_same_samples_have_the_same_digest_and_any_others_another():
+def test_only_the_same_samples_have_the_same_digest():
     assert digest(split(8)) == digest(split(8)) == digest(split(9), 8) != digest(split(9), 9)
     others = [split(8, start=1), split(7), Split(split(8).inputs, torch.zeros(8))]
     others += [split(8, dtype=dtype) for dtype in (torch.int16, torch.bfloat16, torch.bool, torch.float64)]
@@ -223,7 +223,7 @@ def test_a_sample_without_a_target_is_refused(sample):
         paired(sample)
 
 
-def test_samples_of_a_data_set_are_collated_by_the_workloads_own_function():
+def test_samples_of_a_data_set_are_collated_with_the_workloads_function():
     texts = [([1, 2, 3], 0), ([4], 1), ([5, 6], 0)]
 
     def collate(samples):
@@ -269,7 +269,7 @@ def test_batches_of_the_workloads_loader_are_weighted_by_their_sizes():
     assert [b.num_samples for b in rest] == [4, 2]
 
 
-def test_a_loader_that_ends_before_its_length_is_named():
+def test_a_loader_that_ends_before_its_length_is_reported():
     class Short(list):
         def __len__(self):
             return 5

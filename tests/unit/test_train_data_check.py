@@ -281,7 +281,7 @@ def test_errors_of_the_model_are_left_to_the_training():
 
     with pytest.raises(ValueError, match="no such width"):
         reports_of(Data(train=GOOD, val=GOOD), model=model)
-    with pytest.raises(WorkloadError, match="5 targets"):  # which may be why
+    with pytest.raises(WorkloadError, match="5 targets"):  # which may be the cause
         reports_of(Data(train=SHORT, val=GOOD), model=model)
 
 
@@ -342,7 +342,7 @@ def test_losses_that_add_up_are_taken_for_any_cut(loss):
 
 
 class Rare(TensorDataset):
-    """Labels of which one in 200 is rare, read one by one."""
+    """Samples of which one in 200 has a rare label."""
 
     def __init__(self, has_targets):
         targets = torch.zeros(2000, dtype=torch.int64)
@@ -353,7 +353,7 @@ class Rare(TensorDataset):
 
 
 class Hidden(torch.utils.data.Dataset):
-    """The same, of which only single samples can be seen."""
+    """The same samples, which can only be read one by one."""
 
     def __init__(self):
         self._rare = Rare(has_targets=False)
@@ -439,7 +439,7 @@ def test_data_that_differs_from_call_to_call_is_refused(data, num):
     workload = Workload(name="mine", model=Net, data=data)
     found = mistakes_of_points(workload, [("p", resolve(workload, {"batch_size": 4, "epochs": 1}))], 0)
     assert len(found) == num
-    assert all("other samples each time" in str(each) and "default_rng(0)" in str(each) for each in found)
+    assert all("different samples each time" in str(each) and "default_rng(0)" in str(each) for each in found)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,11 @@ def test_loaders_of_training_and_evaluation_pin_memory_for_a_gpu_unless_the_conf
     TrainBatches(ONE_BY_ONE, config, 0, (0, 1), Feed(numerics))
     Evaluation(WORKLOAD, ONE_BY_ONE, config, DistContext(0, 1, numerics.device), Loss(cross_entropy), Feed(numerics))
     assert made == 2 * [device == "cuda" if pin_memory is None else pin_memory]
+
+
+def test_scores_of_a_device_without_float64_are_added_up_on_the_cpu():
+    on_mps = SimpleNamespace(device=torch.device("mps"), cpu=lambda: torch.ones(2))
+    assert evaluate._in_double(on_mps).dtype == torch.float64
 
 
 class Channel(list):

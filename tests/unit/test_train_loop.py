@@ -1,4 +1,4 @@
-"""Warm-up leaves no trace, however long it is. The clock is a stand-in, and "cpu" plays a device to be warmed."""
+"""Warm-up leaves no trace, however long it is. The clock is a stand-in, and "cpu" stands for a GPU."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -93,7 +93,7 @@ def test_all_ranks_warm_up_until_the_slowest_is_warm(monkeypatch):
     assert warmed_up(monkeypatch, step_s=5.0, other=(0.9, 0.5, -0.1), num_warmup_steps=2) == [2, 2, 2]
 
 
-def test_without_warm_up_steps_and_on_a_cpu_there_is_no_longer_warm_up(monkeypatch):
+def test_the_warm_up_is_not_extended_without_warm_up_steps_or_on_a_cpu(monkeypatch):
     assert warmed_up(monkeypatch, step_s=0.1, num_warmup_steps=0) == []
     assert set(training_module.MIN_WARMUP_S) == {"cpu"}  # the stand-in's
     monkeypatch.undo()

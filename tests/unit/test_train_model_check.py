@@ -1,4 +1,4 @@
-"""What the first batch shows of a model: batch norm over single samples, optimizers that can't be used, types of input.
+"""Checks of a model by its first batch: batch norm over single samples, unusable optimizers, types of inputs.
 
 Parameters without a gradient need several ranks: `tests/real/test_strategies_and_models.py`.
 """
@@ -33,14 +33,14 @@ def normalised(_=None):
 
 
 def seeing(_=None):
-    """Batch norm over a row of values of each channel, of which a single sample has several."""
+    """Return a model with batch norm over channels of which a single sample has several values."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 12)), nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(40, 3)
     )
 
 
 class Functional(nn.Module):
-    """Batch norm without a module of torch's."""
+    """Batch norm by torch's function instead of its module."""
 
     def __init__(self, _=None):
         super().__init__()
@@ -130,7 +130,7 @@ def test_the_check_leaves_the_model_and_the_generators_as_they_were():
         ({"strategy": "hybrid", "pipeline_size": 2}, 4, 8),
     ],
 )
-def test_batch_norm_sees_a_batch_in_as_many_parts_as_go_through_the_model(chosen, num_workers, expected):
+def test_number_of_parts_in_which_a_batch_passes_through_the_model(chosen, num_workers, expected):
     config = resolve(Workload(name="own"), {**chosen, "num_workers": num_workers})
     assert parts_per_batch(config, num_workers) == expected
 
@@ -138,7 +138,7 @@ def test_batch_norm_sees_a_batch_in_as_many_parts_as_go_through_the_model(chosen
 @pytest.mark.parametrize(
     "sizes", [{}, {"tensor_size": 2}, {"pipeline_size": 2}, {"pipeline_size": 2, "tensor_size": 2}]
 )
-def test_the_ranks_of_a_batch_take_all_of_it_once(sizes):
+def test_the_shares_of_the_ranks_are_the_batch(sizes):
     strategy = "hybrid" if sizes else "ddp"
     config = resolve(Workload(name="own"), {"num_workers": 4, "strategy": strategy, **sizes})
     every = [share_of(config, DistContext(rank, 4, CPU)) for rank in range(4)]
@@ -153,14 +153,14 @@ def test_the_ranks_of_a_batch_take_all_of_it_once(sizes):
     assert taken == list(range(9))
 
 
-def test_a_model_with_batch_norm_says_in_how_many_parts_it_sees_a_batch():
+def test_conditions_have_the_parts_of_a_batch_for_models_with_batch_norm():
     assert training(normalised, batch_size=8, num_samples=16, accumulation_steps=4).facts.conditions({}) == {
         "batch_norm_parts": 4
     }
     assert training(lambda _: nn.Linear(12, 3), batch_size=7).facts.conditions({}) == {}
 
 
-# ---- optimizers of a workload's own
+# ---- a workload's own optimizer
 
 UNREAD = "has no effect: the workload's optimizer= does not read config["
 REFUSED = {
@@ -187,7 +187,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "config", "words"), REFUSED.values(), ids=REFUSED)
-def test_an_optimizer_that_can_not_train_the_model_is_refused(make, config, words):
+def test_an_unusable_optimizer_is_refused(make, config, words):
     with pytest.raises(WorkloadError) as caught:
         training(normalised, more={"optimizer": make}, batch_size=7, **config)
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -196,6 +196,7 @@ def test_an_optimizer_that_can_not_train_the_model_is_refused(make, config, word
 READS = {
     "by key": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c["lr"], weight_decay=c["weight_decay"]),
     "by get": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c.get("lr"), weight_decay=c.get("weight_decay", 0)),
+    "by pop": lambda m, c: torch.optim.AdamW(m.parameters(), lr=c.pop("lr"), weight_decay=c.pop("weight_decay", 0)),
     "a copy": lambda m, c: torch.optim.AdamW(
         m.parameters(), copy.deepcopy(c)["lr"], weight_decay=(c | {})["weight_decay"]
     ),
@@ -220,7 +221,7 @@ def test_an_optimizer_may_read_raypars_settings(make):
     assert (group["lr"], group["weight_decay"]) == (1.5, 0.25) and built.config["optimizer"] == "own"
 
 
-# ---- inputs of whole numbers
+# ---- integer inputs
 
 
 def reading(_=None):
@@ -228,7 +229,7 @@ def reading(_=None):
 
 
 class Both(nn.Module):
-    """One-hot vectors, which take int64 alone."""
+    """Model of one-hot vectors, whose function takes only int64."""
 
     def __init__(self, _=None):
         super().__init__()
@@ -240,8 +241,8 @@ class Both(nn.Module):
 
 @pytest.mark.parametrize("model", [normalised, reading, Both], ids=["numbers", "an embedding", "one-hot"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
-def test_whole_numbers_reach_the_model_as_it_takes_them(model, dtype, tmp_path):
-    """Pixels are turned to floats and tokens to whole numbers, whichever type holds them."""
+def test_integers_are_cast_to_the_type_that_the_model_takes(model, dtype, tmp_path):
+    """Pixels become floats and tokens become int64, whatever their type is."""
     inputs = IMAGES % 100  # fit into int8
     config = {"batch_size": 7, "num_warmup_steps": 1, "channels_last": False}
     built = training(model, inputs.to(dtype), **config)
@@ -260,7 +261,7 @@ def test_whole_numbers_reach_the_model_as_it_takes_them(model, dtype, tmp_path):
     assert outputs.shape == (4, 3)
 
 
-def test_inputs_that_are_no_whole_numbers_are_cast_as_ever():
+def test_inputs_are_cast_by_their_type_without_a_model():
     numerics = numerics_of({"precision": "fp64", "channels_last": False}, CPU)
     for dtype in (torch.float16, torch.float32, torch.uint8):
         assert numerics.cast(torch.ones(2, dtype=dtype)).dtype == torch.float64

@@ -19,7 +19,7 @@ def named(name, lr, weight_decay=0.0):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_that_a_study_may_name_takes_lr_and_weight_decay_and_makes_the_loss_smaller(name):
+def test_every_optimizer_takes_lr_and_weight_decay_and_reduces_the_loss(name):
     weights = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = build_optimizer([weights], named(name, 0.05, 0.01))
     (group,) = optimizer.param_groups
@@ -85,7 +85,7 @@ def test_biases_and_norms_are_neither_adapted_nor_decayed():
 
 
 @pytest.mark.parametrize("optimizer", [LARS, LAMB])
-def test_weights_that_start_at_0_move_and_a_gradient_of_0_breaks_nothing(optimizer):
+def test_weights_that_start_at_0_move_and_a_gradient_of_0_is_harmless(optimizer):
     zeros, ones = np.zeros((2, 2)), np.ones((2, 2))
     assert (stepped(optimizer, zeros, [ones], lr=0.1) < 0).all()
     assert (stepped(optimizer, ones, [zeros], lr=0.1) == ones).all()
@@ -97,7 +97,7 @@ def scaled(how, lr, batch, base):
 
 
 @given(st.floats(1e-6, 10), st.integers(1, 100_000), st.integers(1, 100_000), st.integers(1, 64))
-def test_k_times_the_batch_has_k_times_the_lr_or_its_square_root(lr, batch, base, k):
+def test_k_times_the_batch_has_k_or_sqrt_k_times_the_lr(lr, batch, base, k):
     assert scaled("none", lr, batch, base) == lr
     assert all(scaled(how, lr, batch, batch) == lr for how in LR_SCALINGS)
     assert scaled("linear", lr, k * batch, base) == pytest.approx(k * scaled("linear", lr, batch, base))
@@ -129,7 +129,7 @@ def test_the_lr_rises_evenly_through_the_warm_up_and_then_falls_to_0_just_after_
         assert later[-1] == late == pytest.approx(1 if name == "constant" else 0, abs=1e-12)
 
 
-def test_linear_and_cosine_are_the_textbooks():
+def test_factors_of_linear_and_cosine_schedules():
     assert factors("linear", 2, 6) == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0])
     half = math.sqrt(0.5)
     assert factors("cosine", 0, 4) == pytest.approx([1, (1 + half) / 2, 0.5, (1 - half) / 2, 0])

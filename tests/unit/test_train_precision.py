@@ -1,4 +1,4 @@
-"""A trial's precision applies to torch, with any switches set before or after."""
+"""A trial's precision sets all of torch's switches, whatever was set before."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 OLDER = "matmul", "float32_matmul", "cudnn"
-# Forks of one process that has imported torch: each has the switches of a fresh one, and none takes seconds to start.
+# Forks of one process that has imported torch: each starts with torch's default switches, and without delay.
 IN_FORKS = """
 import json, os, sys
 import torch, torch._dynamo, torch.export

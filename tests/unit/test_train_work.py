@@ -1,4 +1,4 @@
-"""The work of a network is as computed by hand, layer by layer, and as published of well-known networks."""
+"""Work of a network, compared with counts by hand for each layer and published counts of well-known networks."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_other_layers_take_operations_per_element(kind, layer, counts):
     assert counted(nn.Sequential(nn.Conv2d(1, 4, 1), layer), 1, 8, 8)[kind] == tuple(counts)
 
 
-def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs_and_frozen_weights_none():
+def test_the_layer_after_an_embedding_needs_a_gradient_by_inputs_and_frozen_weights_need_none():
     model = nn.Sequential(nn.Embedding(10, 6), nn.Flatten(), nn.Linear(24, 3))
     work = count_work(model, torch.zeros(2, 4, dtype=torch.int64))
     assert work.layers == (LayerWork("fully connected", 72, 72, 72),) and work.num_parameters == 60 + 75
@@ -76,7 +76,7 @@ def test_the_layer_behind_an_embedding_needs_its_gradient_by_inputs_and_frozen_w
     assert work.layers == (LayerWork("fully connected", 32, 20, 0),) and work.num_parameters == 25
 
 
-def test_counts_are_of_a_sample_and_leave_the_model_in_its_mode_without_gradients():
+def test_counts_are_per_sample_and_leave_mode_and_gradients_of_the_model_unchanged():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
     assert count_work(model, torch.zeros(2, 3, 8, 8)) == count_work(model, torch.zeros(7, 3, 8, 8))
     assert not model.training and all(p.grad is None for p in model.parameters())
@@ -94,7 +94,7 @@ def test_published_networks_have_the_published_work(architecture, millions, leas
     assert 2.9 < work.macs / work.macs_forward < 3 and work.flop == 2 * work.macs
 
 
-def test_a_network_that_looks_at_numbers_is_counted_on_the_cpu():
+def test_a_network_that_reads_values_is_counted_on_the_cpu():
     class Looking(nn.Linear):
         def forward(self, x):
             assert float(x.detach().sum()) >= 0
