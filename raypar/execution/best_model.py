@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
@@ -41,14 +43,14 @@ class FinalTest:
     look: int = 1
 
     def sentence(self, unit: str = "") -> str:
-        """Return the sentence for reports; empty if no model has the metric. `unit`: the metric's unit in trials."""
+        """Return the sentence for reports; empty without a finite score. `unit`: the metric's unit in trials."""
         key = self.metric.removeprefix("val_")
-        values = [score[key] for score in self.scores if key in score]
+        values = [score[key] for score in self.scores if math.isfinite(score.get(key, math.nan))]
         if not values:
             return ""
         estimate = median_estimate(values, log_scale=False)
         shown = Metric(key, unit=unit).read_from(values).show_interval(estimate)
-        seen = "seen once" if self.look == 1 else f"used {self.look} times, each less reliable"
+        seen = "seen once" if self.look == 1 else f"used {self.look} times, less reliable each time"
         return (
             f"Test set, {seen}, by the {units.counted(len(values), 'model')} of the point that is best on the "
             f"validation set ({point_label(self.point)}): {key} {shown}."
@@ -56,12 +58,22 @@ class FinalTest:
 
 
 def last_final_test(store: Store, study_name: str) -> FinalTest | None:
-    """Return the final test of the latest execution that had one."""
+    """Return the final test of the latest execution that had one; None if there is none, or it is damaged."""
+    raw = _stored_json(store, study_name, FINAL_TEST_FILE)
     try:
-        raw = json.loads(store.artifact(study_name, FINAL_TEST_FILE) or "")
-        return FinalTest(dict(raw["point"]), raw["metric"], tuple(raw["scores"]), raw["look"])
-    except (ValueError, KeyError, TypeError):
+        scores = tuple({key: float(value) for key, value in score.items()} for score in raw["scores"])
+        return FinalTest(dict(raw["point"]), str(raw["metric"]), scores, int(raw["look"]))
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def _stored_json(store: Store, study_name: str, file: str) -> dict[str, Any]:
+    """Return a JSON object from the files of a study's executions; empty if missing or damaged."""
+    try:
+        value = json.loads(store.artifact(study_name, file) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def with_final_test(analysis: StudyAnalysis, final: FinalTest | None) -> StudyAnalysis:
@@ -110,8 +122,8 @@ def other_trials(stored: Sequence[TrialResult], missing: Sequence[TrialSpec]) ->
 def is_logged(study: Study, analysis: StudyAnalysis, results: Mapping[str, TrialResult], store: Store) -> bool:
     """Return whether the model of the current best trial is already logged."""
     best = _best(analysis, results)
-    logged = store.artifact(study.name, FINAL_MODEL_FILE)
-    return bool(best and logged and json.loads(logged).get("identity") == best.spec.identity)
+    logged = _stored_json(store, study.name, FINAL_MODEL_FILE)
+    return best is not None and logged.get("identity") == best.spec.identity
 
 
 def log_final_model(

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse
-from raypar.errors import StoreError
+from raypar.errors import StoreError, cut, message_of
 from raypar.execution.best_model import (
     final_test,
     is_logged,
@@ -58,9 +58,10 @@ from raypar.train.affinity import allowed_cores
 REPORT_FILE = "report.html"
 CHANGED_CODE = "{} in the store ran other code: {} changed since. They are kept; --fresh runs all trials again"
 OPEN_CLUSTER = (
-    "everybody who reaches the Ray at {} can run code there and see yours: it requires no token "
+    "anyone who can reach the Ray at {} can run code there and see yours: it requires no token "
     "(start it with RAY_AUTH_MODE=token)"
 )
+NOT_TESTED = "the chosen models were not evaluated on the test set, {}: {}; fix it, then run the study again"
 NO_REPORT = "the report was not stored as HTML, {}; `raypar report {} --html FILE` writes it"
 STOPPED_BEFORE = "{} failed before, and the code has not changed: {} are not run again (--retry-failed runs them)"
 NO_PROFILE = "the store has {} without a profile: `raypar model profile` profiles one of them, --fresh runs them again"
@@ -201,11 +202,19 @@ class _Execution:
                 recorder.close("failed")
 
     def choose_model(self, handler: ResultHandler) -> None:
-        """Test the chosen models and log the best one, if the study and its flags ask for it."""
+        """Test the chosen models and log the best one, if the study and its flags ask for it.
+
+        An error in the test only causes a notice.
+        """
         study, outcome = self.loaded.study, handler.outcome
         if study.workload.has_test and not outcome.failures:
             given = (study, outcome.analysis, outcome.results, self.store, handler.recorder)
-            outcome.analysis = self.services.final_test(*given)
+            try:
+                outcome.analysis = self.services.final_test(*given)
+            except StoreError:
+                raise
+            except Exception as error:  # the user's code
+                handler(Notice(NOT_TESTED.format(type(error).__name__, cut(message_of(error)))))
         if self.options.flags.log_model:
             self.log_model(outcome, handler.recorder, handler)
 

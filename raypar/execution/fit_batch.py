@@ -48,7 +48,7 @@ def next_batch(
     """Return the batch size to run next; None: the largest that fits is known within `TOLERANCE`, or none fits.
 
     Args:
-        unit: number of which batch sizes are multiples.
+        unit: divisor of all batch sizes.
         most: largest batch size that the training set allows; None: no limit.
     """
     most = most and max(unit, most // unit * unit)

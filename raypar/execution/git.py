@@ -98,7 +98,7 @@ class Repository:
         folder = file.resolve().parent
         top = _run_git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
         if top is None or top.returncode:
-            problem = f"{file}: is in no git repository"
+            problem = f"{file}: is not in a git repository"
             hint = "`raypar ab` compares revisions of the study file's repository; "
             raise RayparError(problem, hint=f"{hint}`raypar compare` compares stored studies")
         return cls(Path(top.stdout.strip()).resolve())
@@ -107,7 +107,7 @@ class Repository:
         """Look up a revision. Raises RayparError if it does not exist."""
         if name == WORKING_TREE:
             head = self.look_up("HEAD")
-            return Version(name, head.commit, head.tree, self._changes())
+            return Version(name, head.commit, head.tree, self._changes(head.commit))
         ends = f"{name}^{{commit}}", f"{name}^{{tree}}"
         hashes = [_run_git(self.folder, "rev-parse", "--verify", "--end-of-options", end) for end in ends]
         if any(done.returncode for done in hashes):
@@ -120,11 +120,15 @@ class Repository:
         commit, tree = (done.stdout.split()[-1] for done in hashes)
         return Version(name, commit, tree)
 
-    def _changes(self) -> str:
-        """Return a digest of the uncommitted changes of the working tree and its new files; empty if there are none."""
+    def _changes(self, head: str) -> str:
+        """Return a digest of the working tree's uncommitted changes and new files; empty if there are none.
+
+        Args:
+            head: commit that the changes are based on. The same changes to another commit have another digest.
+        """
         changed = _git(self.folder, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", *CODE)
         new = _git(self.folder, "ls-files", "-z", "--others", "--exclude-standard", "--", *CODE)
-        parts = [changed, new]
+        parts = [head, changed, new]
         for path in filter(Path.is_file, (self.folder / name for name in new.split("\0"))):
             with path.open("rb") as file:
                 parts.append(hashlib.file_digest(file, "sha256").hexdigest())
@@ -142,7 +146,7 @@ class Repository:
             return
         if version.changes:
             raise RayparError(
-                f"--patch {version.patch}: the working tree has changes that no commit has",
+                f"--patch {version.patch}: the working tree has uncommitted changes",
                 hint="commit them, or name a revision: `raypar ab HEAD --patch FILE -- study …`",
             )
         try:
@@ -177,8 +181,9 @@ class Repository:
         path = str(folder.relative_to(self.folder))
         if b.patch is not None and path in b.patch.read_text(errors="replace"):
             return True
-        commits = [version.commit for version in (a, b) if not version.changes] or [a.commit]
-        return _run_git(self.folder, "diff", "--quiet", *commits, "--", path).returncode != 0
+        # With one commit, git compares it with the working tree. Without any, both versions are the working tree.
+        commits = [version.commit for version in (a, b) if not version.changes]
+        return bool(commits) and _run_git(self.folder, "diff", "--quiet", *commits, "--", path).returncode != 0
 
     def link_target(self, link: Path) -> Path:
         """Return the path in the repository of a file or folder to link. Raises RayparError if it can't be linked."""

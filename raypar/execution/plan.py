@@ -85,7 +85,9 @@ class ExecutionPlan:
 
     @property
     def num_missing(self) -> int:
-        return max(0, self.num_trials - len(self.done))
+        if self.study.is_search:
+            return max(0, self.num_trials - len(self.done))
+        return len(self.missing)  # points such as device=auto and device=cpu may share their trials
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -193,8 +193,9 @@ class ResultHandler:
         artifact_dir = folder if folder.is_dir() else None
         profile = event.result.profile
         if profile is not None and artifact_dir is not None:
-            (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
-            (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_stored(), indent=1))
+            with contextlib.suppress(OSError):  # a full disk must not lose the result, which has the profile too
+                (artifact_dir / PROFILE_FOLDER).mkdir(exist_ok=True)
+                (artifact_dir / PROFILE_FOLDER / BREAKDOWN_FILE).write_text(json.dumps(profile.to_stored(), indent=1))
         self.recorder.record(event.result, artifact_dir=artifact_dir)
         result = replace(event.result, load=())
         if not result.is_complete:

@@ -146,7 +146,8 @@ def make_database(tracking_uri: str) -> None:
         return
     if not path.absolute().parent.is_dir():  # MLflow would create it
         raise Unreachable(f"no such folder: {path.parent}")
-    for draft in path.parent.glob(f".{glob.escape(path.name)}-*"):  # of a process that was killed
+    draft_prefix = f".{path.name}-draft-"
+    for draft in path.parent.glob(f"{glob.escape(draft_prefix)}*"):  # of a process that was killed
         with suppress(OSError):
             if time.time() - draft.stat().st_mtime > _ABANDONED_DRAFT_S:
                 draft.unlink()
@@ -161,7 +162,7 @@ def make_database(tracking_uri: str) -> None:
     engine = create_engine("sqlite://")
     try:
         utils._initialize_tables(engine)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-") as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=draft_prefix) as file:
             with closing(engine.raw_connection()) as made, closing(sqlite3.connect(file.name)) as target:
                 made.driver_connection.backup(target)  # type: ignore[union-attr]
             with suppress(OSError):  # another process was faster; or the disk has no links, and MLflow creates it
@@ -215,7 +216,7 @@ def sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def store_identity(tracking_uri: str) -> str:
-    """Return a name of a store that is the same in all processes of this machine, whatever their folder."""
+    """Return a name of a store that is the same in all processes of this machine, in any current folder."""
     database = sqlite_path(tracking_uri)
     return str(database.resolve()) if database else tracking_uri
 

@@ -46,7 +46,7 @@ def journal_dir(project_dir: Path) -> Path:
 
 
 def journal_path(project_dir: Path, study: str, execution_uid: str) -> Path:
-    """Return an execution's journal, which is in `journal_dir` whatever the study's name."""
+    """Return the path of an execution's journal, which is in `journal_dir` for every name of a study."""
     return journal_dir(project_dir) / f"{safe_name(study)}-{safe_name(execution_uid)}{SUFFIX}"
 
 
@@ -62,10 +62,9 @@ def journal_paths(project_dir: Path, tracking_uri: str | None = None) -> tuple[P
 
 
 def study_of(path: Path) -> str:
-    """Return the study in a journal's first record; empty if that can't be read."""
+    """Return the study of a journal, from its first readable record; empty if there is none."""
     with suppress(OSError):
-        first = next(read_lines(path), None)
-        return str(first.record.get("study", "")) if first and first.record else ""
+        return next((str(line.record.get("study", "")) for line in read_lines(path) if line.record), "")
     return ""
 
 

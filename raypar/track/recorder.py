@@ -38,8 +38,8 @@ class Execution:
     Attributes:
         uid: unique over all executions.
         started_at: Unix time.
-        params: settings common to all trials, to show.
-        tags: any; `Store.question` reads ``raypar.question`` (JSON).
+        params: settings common to all trials, which MLflow shows.
+        tags: any tags; `Store.question` reads ``raypar.question`` (JSON).
         description, about: the study's question, and further Markdown about it.
         answer: the question and the answer so far, in Markdown.
         score, mode: report key that trials are judged by, and "max" or "min".
@@ -176,7 +176,7 @@ class Recorder:
             self._write("trial_inputs", by_identity={t.spec.identity: t.data for t in trials}, contexts=contexts)
 
     def record_model(self, identity: str, folder: Path) -> None:
-        """Add a folder of `raypar.track.client.save_model`, which has to stay there, as model of the trial's run."""
+        """Add a folder of `raypar.track.client.save_model` as a model of the trial's run; the folder has to stay."""
         self._write("model", uid=uuid.uuid4().hex, identity=identity, folder=str(folder))
 
     def add_artifact(self, path_in_run: str, text: str) -> None:

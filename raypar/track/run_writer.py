@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from raypar.track.runs import Input, Point
 
 # Limits of one log_batch call.
 _MAX_POINTS, _MAX_PAIRS = 1000, 100
+_MAX_RUNS = 1000  # of one search
 
 
 class RunRef(NamedTuple):
@@ -86,27 +87,27 @@ class RunWriter:
         every = import_mlflow().entities.ViewType.ALL
         order = ["attributes.start_time DESC"]
         runs = self._search(study, tags, run_view_type=every, max_results=1, order_by=order)
-        return _ref(runs[0]) if runs else None
+        return next(map(_ref, runs), None)
 
     @store_errors()
     def find_running(self, study: str, kind: str, **tags: str) -> list[RunRef]:
         """Return the study's unfinished runs of this kind with these ``raypar.`` tags."""
-        runs = self._search(study, {"kind": kind, **tags}, " AND attributes.status = 'RUNNING'")
-        return [_ref(run) for run in runs]
+        return [_ref(run) for run in self._search(study, {"kind": kind, **tags}, " AND attributes.status = 'RUNNING'")]
 
     @store_errors()
     def point_runs(self, study: str) -> dict[str, RunRef]:
         """Return the runs of the study's points, by identity."""
-        page = runs = self._search(study, {"kind": "point"})
-        while page.token:
-            page = self._search(study, {"kind": "point"}, page_token=page.token)
-            runs += page
-        return {run.data.tags["raypar.point"]: _ref(run) for run in runs}
+        return {run.data.tags["raypar.point"]: _ref(run) for run in self._search(study, {"kind": "point"})}
 
-    def _search(self, study: str, tags: Mapping[str, str], condition: str = "", **how: Any) -> Any:
-        """Return a page of the study's runs with these ``raypar.`` tags."""
+    def _search(self, study: str, tags: Mapping[str, str], condition: str = "", **how: Any) -> Iterator[Any]:
+        """Yield the study's runs with these ``raypar.`` tags."""
         query = tag_filter({f"raypar.{key}": value for key, value in tags.items()}) + condition
-        return self._client.search_runs([self.experiment(study)], query, **{"max_results": 1000, **how})
+        ids, token = [self.experiment(study)], None
+        while True:
+            page = self._client.search_runs(ids, query, page_token=token, **{"max_results": _MAX_RUNS, **how})
+            yield from page
+            if not (token := page.token):
+                return
 
     @store_errors()
     def create(self, study: str, name: str, start_ms: int, tags: Mapping[str, str]) -> RunRef:
@@ -194,9 +195,9 @@ class RunWriter:
         self._client.rename_experiment(experiment_id, experiment_name(study))
 
     def _free_name(self, name: str) -> Any:
-        """Return the experiment of this name; None if it is missing or deleted, and its name free.
+        """Return the active experiment of this name; None if there is none, in which case the name is free.
 
-        MLflow reserves the name of a deleted experiment until it is purged. So it is renamed and stays deleted.
+        MLflow reserves the name of a deleted experiment until it is purged, so this renames it. It stays deleted.
         """
         client, experiment = self._client, self._client.get_experiment_by_name(name)
         if experiment is None or experiment.lifecycle_stage == "active":

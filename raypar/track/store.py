@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from raypar.study.trial import COUNTERS, TrialResult, latest
 from raypar.track import check, journal
@@ -19,6 +21,9 @@ from raypar.track.stored_runs import EmbeddedRuns, StoredRun, StoredRuns, Unfami
 from raypar.train.job import MODEL_FOLDER
 
 log = logging.getLogger(__name__)
+
+_Timed: TypeAlias = tuple[float, dict[str, Any] | StoredRun]
+_time = itemgetter(0)
 
 
 def default_tracking_uri(project_dir: Path) -> str:
@@ -163,19 +168,20 @@ class Store:
 
     def study_source(self, study_name: str) -> str | None:
         """Return the study file of the latest execution; None if not stored."""
-        for record in self._pending_executions(study_name):
-            return str(record["study_source"]) or None
-        for run in self.runs(study_name, kind="execution"):
-            return self._runs.text(run, SOURCE_FILE)
-        return None
+        latest_one = next(self._latest_first("execution", study_name), None)
+        if isinstance(latest_one, StoredRun):
+            return self._runs.text(latest_one, SOURCE_FILE)
+        return None if latest_one is None else str(latest_one["study_source"]) or None
 
     def artifact(self, study_name: str, name: str) -> str | None:
         """Return the text of this name in the latest execution that has one, else None."""
-        texts = [r["text"] for r in self._pending("artifact", study_name) if r["path"] == name]
-        if texts:
-            return str(texts[-1])
-        texts_of_runs = (self._runs.text(run, name) for run in self.runs(study_name, kind="execution"))
-        return next((text for text in texts_of_runs if text is not None), None)
+        for each in self._latest_first("artifact", study_name):
+            if isinstance(each, StoredRun):
+                if (text := self._runs.text(each, name)) is not None:
+                    return text
+            elif each["path"] == name:
+                return str(each["text"])
+        return None
 
     def question(self, study_name: str) -> dict[str, Any]:
         """Return the JSON in the latest execution's tag ``raypar.question``; empty if missing."""
@@ -195,16 +201,17 @@ class Store:
 
     def origins(self, study_name: str) -> Iterator[tuple[dict[str, str], str]]:
         """Yield tags and description of each execution, the latest first."""
-        for record in self._pending_executions(study_name):
-            yield dict(record["tags"]), str(record["description"])
-        for run in self.runs(study_name, kind="execution"):
-            tags = {key: join_tag(run.tags, key) or "" for key in run.tags}
-            yield tags, tags.get("mlflow.note.content", "")
+        for each in self._latest_first("execution", study_name):
+            if isinstance(each, StoredRun):
+                tags = {key: join_tag(each.tags, key) or "" for key in each.tags}
+                yield tags, tags.get("mlflow.note.content", "")
+            else:
+                yield dict(each["tags"]), str(each["description"])
 
     def executions(self, study_name: str) -> tuple[ExecutionRef, ...]:
         """Return all executions, the oldest first."""
         every: dict[str, ExecutionRef] = {}
-        for record in self._pending_executions(study_name):
+        for record in self._pending("execution", study_name):
             every[record["execution"]] = ExecutionRef(record["execution"], "", float(record["at"]))
         for run in self.runs(study_name, kind="execution"):
             uid = run.tags.get("raypar.uid", run.run_id)
@@ -234,5 +241,12 @@ class Store:
             log.warning("%d unreadable pending results of %s skipped", results.count(None), study_name)
         return [result for result in results if result is not None]
 
-    def _pending_executions(self, study_name: str) -> list[dict[str, Any]]:
-        return sorted(self._pending("execution", study_name), key=lambda r: float(r["at"]), reverse=True)
+    def _latest_first(self, kind: str, study_name: str) -> Iterator[dict[str, Any] | StoredRun]:
+        """Yield the pending records of a kind and the runs of executions, the latest first.
+
+        A journal may be older than a stored execution: an outage kept it from being uploaded.
+        """
+        pending: Iterable[_Timed] = ((float(r["at"]), r) for r in self._pending(kind, study_name))
+        stored: Iterable[_Timed] = ((run.start_ms / 1000, run) for run in self.runs(study_name, kind="execution"))
+        in_order = heapq.merge(sorted(pending, key=_time, reverse=True), stored, key=_time, reverse=True)
+        return (each for _, each in in_order)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -175,15 +175,18 @@ class Uploader:
 
     def _close(self, record: Record, _is_new: bool) -> None:
         parent, end_ms = self._parent(record), round(record["at"] * 1000)
-        if record["status"] != "FINISHED":
+        study, execution, status = record["study"], _quotable(record["execution"]), record["status"]
+        if status != "FINISHED":
             # Trials whose upload broke off and that are in no journal count as not run.
-            for run in self._writer.find_running(record["study"], "trial", execution=_quotable(record["execution"])):
+            for run in self._writer.find_running(study, "trial", execution=execution):
                 self._writer.log(run, tags={"raypar.kind": INCOMPLETE})
                 self._writer.end(run, "KILLED", end_ms)
-        for run in self._writer.find_running(record["study"], "point", execution=_quotable(record["execution"])):
+        for run in self._writer.find_running(study, "point", execution=execution):
             self._writer.end(run, "FINISHED", end_ms)
-        self._writer.log(parent, tags=_totals(record))
-        self._writer.end(parent, record["status"], end_ms)
+        # If a full disk kept the end out of the journal, the journal looks as if its process had been killed.
+        if status != "KILLED" or self._writer.find_running(study, "execution", uid=execution):
+            self._writer.log(parent, tags=_totals(record))
+            self._writer.end(parent, status, end_ms)
 
     def _view(self, record: Record) -> None:
         """Update the study's saved views if the record has any. Failures are ignored."""
@@ -304,7 +307,7 @@ def replay(
 
 
 def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> UploadReport:
-    """Upload every pending journal. Can be repeated, also beside a running study and another sync.
+    """Upload every pending journal. This can be repeated, even while a study or another sync is running.
 
     Args:
         tracking_uri: the store to upload to; None: each journal's own store.
@@ -318,31 +321,38 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
     total, uploaders, outages = UploadReport(), dict[str, Uploader](), dict[str, str]()
     if not journal.journal_paths(project_dir):
         return total
-    try:
-        with journal.upload_lock(project_dir).acquire(timeout=lock_timeout_s):
-            for path in journal.journal_paths(project_dir):
-                uri = tracking_uri or journal.read_ack(path)[0] or default_tracking_uri(project_dir)
-                if uri not in outages:
-                    uploader = uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir), gives_up=True))
-                    done = _sync_one(path, uploader, uri)
-                    total.num_uploaded += done.num_uploaded
-                    total.num_rejected += done.num_rejected
-                    total.problems += done.problems
-                    if done.outage:
-                        outages[uri] = done.outage
-                total.num_left += journal.num_pending(path, uri)
-    except TimeoutError as e:
-        problem, hint = f"another upload from {project_dir} is still running", "wait for its end, then try again"
-        raise StoreError(problem, hint=hint) from e
-    except OSError as e:
-        problem = f"the journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}"
-        raise StoreError(problem, hint="make the folder writable, then try again") from e
+    with _only_upload(project_dir, lock_timeout_s):
+        for path in journal.journal_paths(project_dir):
+            uri = tracking_uri or journal.read_ack(path)[0] or default_tracking_uri(project_dir)
+            if uri not in outages:
+                uploader = uploaders.setdefault(uri, Uploader(RunWriter(uri, project_dir), gives_up=True))
+                done = _sync_one(path, uploader, uri)
+                total.num_uploaded += done.num_uploaded
+                total.num_rejected += done.num_rejected
+                total.problems += done.problems
+                if done.outage:
+                    outages[uri] = done.outage
+            total.num_left += journal.num_pending(path, uri)
     total.problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
     return total
 
 
+@contextmanager
+def _only_upload(project_dir: Path, timeout_s: float) -> Iterator[None]:
+    """Lock a project's journals for an upload. Raises StoreError if they are in use, or can't be read or written."""
+    try:
+        with journal.upload_lock(project_dir).acquire(timeout=timeout_s):
+            yield
+    except TimeoutError as e:
+        problem = f"another upload from {project_dir} is still running"
+        raise StoreError(problem, hint="wait until it ends, then try again") from e
+    except OSError as e:
+        problem = f"the journals in {journal.journal_dir(project_dir)} can't be read or written: {e.strerror or e}"
+        raise StoreError(problem, hint="make the folder writable, then try again") from e
+
+
 def end_abandoned(project_dir: Path, tracking_uri: str) -> None:
-    """Upload the journals of executions whose process was killed, and change the status of their runs to KILLED.
+    """Upload the journals of executions whose process has ended; the runs of killed processes become KILLED.
 
     A journal's lock is free once its process has ended, so running executions, here or on other machines, are left
     alone. What fails is left to `sync`.
@@ -440,22 +450,18 @@ def _settled_experiment(study: str, tracking_uri: str, project_dir: Path) -> str
     """Upload all that this project has of a study; return the id of its experiment."""
     paths = journal.journal_paths(project_dir, tracking_uri)
     uploader = Uploader(RunWriter(tracking_uri, project_dir))
-    try:
-        with journal.upload_lock(project_dir).acquire(timeout=LOCK_TIMEOUT_S):
-            for path in paths:
-                if journal.study_of(path) != study:
-                    continue
-                if outage := _sync_one(path, uploader, tracking_uri).outage:
-                    raise unreachable(tracking_uri, outage)
-                if path.exists():
-                    raise RayparError(f"study `{study}` is being run", hint="wait for its end, or stop it")
-    except OSError as error:  # or a lock's Timeout
-        problem = f"{journal.journal_dir(project_dir)} can't be read or written: {error.strerror or error}"
-        raise unreachable(tracking_uri, problem) from error
+    with _only_upload(project_dir, LOCK_TIMEOUT_S):
+        for path in paths:
+            if journal.study_of(path) != study:
+                continue
+            if outage := _sync_one(path, uploader, tracking_uri).outage:
+                raise unreachable(tracking_uri, outage)
+            if path.exists():
+                raise RayparError(f"study `{study}` is running", hint="wait until it ends, or stop it")
     store = Store(tracking_uri, project_dir)
     if has_server(tracking_uri) and any(execution.status == "RUNNING" for execution in store.executions(study)):
         hint = "stop it there; if its process was killed, run `raypar store sync` in its folder"
-        raise RayparError(f"study `{study}` is being run, maybe on another machine", hint=hint)
+        raise RayparError(f"study `{study}` is running, maybe on another machine", hint=hint)
     if (experiment_id := store.experiment_id(study)) is None:
         raise RayparError(f"no study `{study}` in the store", hint="`raypar list` shows all studies")
     return experiment_id

@@ -23,7 +23,7 @@ _NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "dur
 _DESCRIPTION = "attributes.`Description`"
 _LOSSES = ("train/loss", "eval/loss", "train_loss", "val_loss")  # the last two: from train loops of users
 _MAX_CURVES = 6
-_MAX_SWEPT = 4  # charts of a kind, one for each swept hyperparameter
+_MAX_SWEPT = 4  # swept hyperparameters with charts
 
 
 @dataclass(frozen=True)

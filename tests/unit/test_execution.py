@@ -39,6 +39,7 @@ from raypar.run.runner import Notice, TrialEnded, TrialsAdded, TrialStarted
 from raypar.scratch import LOCK_FILE, PREFIX
 from raypar.signals import Interrupted, handle_signals
 from raypar.study.options import Auto
+from raypar.study.profile import PARTS, Breakdown, Profile
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState, result_from_json
 from raypar.train.affinity import Core
 
@@ -65,6 +66,21 @@ def test_results_are_recorded_before_they_are_shown(stage):
     assert not outcome.was_interrupted and outcome.analysis.num_trials == 8
     assert outcome.num_unsent == 3
     assert [event.result.code for event in stage.shown if isinstance(event, TrialEnded)] == [stage.code] * 8
+
+
+def test_a_profile_that_can_not_be_written_to_a_file_loses_no_result(stage):
+    step = Breakdown(0.1, dict.fromkeys(PARTS, 0.0125), 0.0)
+    profile = Profile((step,), 10, 0.1, 0.0)
+
+    def trial(spec):
+        artifacts = stage.log_dir / spec.identity / "artifacts"
+        artifacts.mkdir(parents=True)
+        (artifacts / "profile").touch()  # so that no folder of that name can be made
+        return finished(spec, profile=profile)
+
+    stage.trial = trial
+    outcome = stage.execute(a_study())
+    assert len(stage.of("recorded")) == 8 and outcome.status == "finished"
 
 
 def test_speedups_are_recorded_once_when_a_pair_is_complete(stage):
@@ -343,6 +359,15 @@ def test_a_missing_final_test_is_made_up_for(stage):
     stage.stored = [finished(spec) for spec in study.trials()]
     stage.execute(study)
     assert stage.happened == ["checked"]  # nothing to test
+
+
+def test_an_error_in_the_final_test_is_a_notice(stage):
+    study = a_study(config={"keep_model": True})
+    stage.final_test = Mock(side_effect=ValueError("the data has no test split"))
+    outcome = stage.execute(replace(study, workload=replace(study.workload, has_test=True)))
+    (notice,) = [event.text for event in stage.shown if isinstance(event, Notice)]
+    assert "not evaluated on the test set, ValueError: the data has no test split;" in notice
+    assert (outcome.num_done, stage.of("closed")) == (8, ["finished"]) and stage.of("artifact")
 
 
 # ---- other studies on the machine

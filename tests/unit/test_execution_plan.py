@@ -47,6 +47,11 @@ def test_trials_without_a_complete_result_are_missing():
     assert not without_one.missing
 
 
+def test_points_that_share_their_trials_are_not_run_again():
+    study = a_study(space={"device": grid("auto", "cpu")})
+    assert make_plan(study, TWO_CORES, done(study, 0, 1, 2, 3)).num_missing == 0
+
+
 ERROR, SKIPPED = (Failure(kind, "ValueError: no") for kind in (FailureKind.ERROR, FailureKind.SKIPPED))
 OTHER = Failure(FailureKind.ERROR, "ValueError: another")
 LOST = Failure(FailureKind.GANG_LOST, "its gang was lost")

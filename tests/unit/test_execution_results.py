@@ -170,7 +170,11 @@ def test_a_stored_final_test_is_reported():
 UNSCORED = '{"point": {}, "metric": "f1", "scores": [{"loss": 1}], "look": 1}'
 
 
-@pytest.mark.parametrize("stored", [None, "", "{", "{}", UNSCORED])
+DAMAGED = ["", "{", "{}", "[]", "[" * 100_000]
+DAMAGED += [UNSCORED.replace('{"loss": 1}', score) for score in ("1", '{"f1": "x"}', '{"f1": NaN}')]
+
+
+@pytest.mark.parametrize("stored", [None, UNSCORED, *DAMAGED], ids=lambda text: str(text)[:60])
 def test_without_a_stored_final_test_none_is_reported(stored):
     analysis = analysis_of("max", x1=(0.5,))
     assert with_final_test(analysis, read(stored)) == analysis

@@ -40,7 +40,7 @@ STUDY = Study(workload=WORKLOAD, space={"lr": grid(0.1, 0.5)}, num_repeats=2, na
 
 
 def a_store():
-    """A store and a recorder of models, and all that was handed over."""
+    """Return a fake of store, recorder and listener, with everything that it was given."""
     store = SimpleNamespace(folders={}, artifacts={}, models=[], notices=[])
     store.model_folder = lambda study, identity: store.folders.get(identity)
     store.artifact = lambda study, name: store.artifacts.get(name)
@@ -51,7 +51,7 @@ def a_store():
 
 
 def results(study, *accuracies):
-    """Return a result of each trial by point and repeat, whose second epoch has the accuracy and the others less."""
+    """Return a result of each trial by point and repeat. The second epoch has this accuracy, the others have less."""
     made = {}
     specs = sorted(study.trials(), key=lambda spec: (spec.config["lr"], spec.repeat))
     for i, (spec, accuracy) in enumerate(zip(specs, accuracies, strict=True)):
@@ -102,6 +102,9 @@ def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path):
     assert (stored.models, stored.notices) == ([(best, tmp_path / "best")], [])
     assert json.loads(stored.artifacts[FINAL_MODEL_FILE])["trial"] == "lr=0.5 #2"
     assert is_logged(keeping, analysis, found, stored)
+    for damaged in ("{", "[]"):
+        stored.artifacts[FINAL_MODEL_FILE] = damaged
+        assert not is_logged(keeping, analysis, found, stored)
 
     import mlflow.pytorch
 

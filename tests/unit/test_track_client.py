@@ -48,11 +48,14 @@ def test_a_kill_while_a_database_is_created_leaves_none(tmp_path):
     assert in_fork(killed) == -signal.SIGKILL
     assert not (tmp_path / "mlflow.db").exists()
     (draft,) = tmp_path.glob(".mlflow.db-*")
-    os.utime(draft, (0, 0))
+    backup = tmp_path / ".mlflow.db-backup"  # the user's
+    backup.touch()
+    for path in (draft, backup):
+        os.utime(path, (0, 0))
     check_writable(uri_of(tmp_path), tmp_path)
     record(tmp_path, uri_of(tmp_path), make_result(32))
     assert results_of(uri_of(tmp_path), tmp_path) == stripped(make_result(32))
-    assert not draft.exists()
+    assert backup.exists() and not draft.exists()
 
 
 def test_a_database_created_by_another_process_is_kept(monkeypatch, tmp_path):

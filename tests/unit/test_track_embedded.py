@@ -87,7 +87,7 @@ def test_sql_and_mlflow_read_the_same_runs(project):
         read = quick.search(ids, full_tags)
         assert read == list(slow.search(ids, full_tags)), tags
         assert read == sorted(read, key=lambda run: (-run.start_ms, run.run_id))
-    # 5 of mnist, 1 unfinished, 2 of the long name, 1 of the odd one; a restored experiment's runs stay deleted or not
+    # mnist 5, unfinished 1, LONG 2, ODD 1; whether the runs of the restored experiment count depends on MLflow
     assert len(quick.search(ids, {"raypar.kind": "trial"})) >= 9
 
 

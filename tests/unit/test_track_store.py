@@ -182,7 +182,8 @@ def test_metrics_reach_a_trial_of_an_earlier_execution(project, uri):
     assert (rec.close("finished"), runs(uri)[0].data.metrics["speedup"]) == (0, 2.0)
 
 
-def test_a_point_has_one_run_over_all_executions(project, uri):
+def test_a_point_has_one_run_over_all_executions(project, uri, monkeypatch):
+    monkeypatch.setattr("raypar.track.run_writer._MAX_RUNS", 1)  # several pages
     for uid, results in (("e1", [SMALL, MEDIUM]), ("e2", [make_result(64, repeat=1)])):
         rec = recorder(project, uri, uid)
         for result in results:

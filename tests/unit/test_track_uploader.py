@@ -31,7 +31,7 @@ from raypar.track.journal import Journal, journal_paths, write_ack
 from raypar.track.run_writer import RunWriter
 from raypar.track.runs import PointRun
 from raypar.track.store import Store, default_tracking_uri
-from raypar.track.uploader import Uploader, UploadReport, end_abandoned, sync
+from raypar.track.uploader import Uploader, UploadReport, delete_study, end_abandoned, sync
 
 OLD_JOURNAL = Path(__file__).parents[1] / "golden" / "journal.jsonl"
 SMALL, MEDIUM, LARGE = map(make_result, (32, 64, 128))
@@ -157,6 +157,27 @@ def test_an_outage_within_a_record_neither_loses_nor_duplicates(project, uri, mo
     assert all(history(uri, run, "accuracy") == [(1, 0.5), (2, 0.9)] for run in runs(uri))
 
 
+def test_a_journal_left_by_an_outage_is_older_than_the_latest_execution(project):
+    uri = block(project)
+
+    def execute(uid, started_at):
+        execution = {"started_at": started_at, "tags": {"raypar.resume": f'{{"file": "{uid}"}}'}, "study_source": uid}
+        rec = recorder(project, uri, uid, execution=execution, now=lambda: started_at + 1)
+        rec.add_artifact("report.html", uid)
+        return rec.close("finished")
+
+    def latest():
+        store = Store(uri, project)
+        return store.resume_info("mnist")["file"], store.study_source("mnist"), store.artifact("mnist", "report.html")
+
+    assert execute("old", 1.6e9) == 3
+    unblock(project)
+    assert execute("new", 1.7e9) == 0
+    assert len(journal_paths(project)) == 1 and latest() == ("new",) * 3
+    sync(project)
+    assert latest() == ("new",) * 3
+
+
 # ---- journals of other processes
 
 
@@ -215,13 +236,15 @@ def test_a_sync_beside_a_running_study_uploads_but_leaves_its_journal(project):
     assert (rec.close("finished"), len(runs(uri))) == (0, 2)
 
 
-def test_a_record_written_during_a_sync_is_uploaded_with_the_next(project, uri):
+def test_a_record_written_during_a_sync_is_uploaded_with_the_next(project, uri, monkeypatch):
     rec = recorder(project, uri)
     with journal.upload_lock(project):
         rec.record(SMALL)
         assert runs(uri) == []
-        with pytest.raises(StoreError, match="still running"):
-            sync(project, lock_timeout_s=0)
+        monkeypatch.setattr("raypar.track.uploader.LOCK_TIMEOUT_S", 0)
+        for change in (lambda: sync(project, lock_timeout_s=0), lambda: delete_study("mnist", uri, project)):
+            with pytest.raises(StoreError, match=r"another upload from .* is still running"):
+                change()
     rec.record(MEDIUM)
     assert len(runs(uri)) == 2
     rec.close("finished")
@@ -311,6 +334,7 @@ def test_trials_get_a_parent_even_if_its_record_is_damaged(project, caplog):
     (path,) = journal_paths(project)
     first, newline, rest = path.read_bytes().partition(b"\n")
     path.write_bytes(b"#" * len(first) + newline + rest)
+    assert journal.study_of(path) == "mnist"
     unblock(project)
     sync(project)
     (parent,), (point,), (child,) = runs(uri, kind="execution"), runs(uri, kind="point"), runs(uri)
@@ -374,6 +398,18 @@ def test_lone_surrogates_in_a_record_block_nothing(project, uri):
     rec.add_artifact("x", text)
     assert rec.close("finished") == 0 and {run.info.run_name for run in runs(uri, kind="point")} >= {"a?b"}
     assert list(project.rglob("*.rejected")) == []
+
+
+def test_an_execution_stays_finished_though_its_journal_lacks_the_end(project, uri, monkeypatch):
+    rec = recorder(project, uri)
+    rec.record(SMALL)
+    monkeypatch.setattr(Journal, "append", Mock(side_effect=OSError(28, "No space left on device")))
+    rec.record(MEDIUM)
+    assert rec.close("finished") == 0
+    monkeypatch.undo()
+    end_abandoned(project, uri)
+    assert (statuses(uri), journal_paths(project)) == (["FINISHED"], ())
+    assert Store(uri, project).studies()[0].counts["num_finished"] == 2
 
 
 @pytest.mark.parametrize("method", ["", "create", "log", "write_file", "end"])
