@@ -203,7 +203,7 @@ class Dispatcher:
         self.dispatch()
 
     def release(self, uid: str, *, let_finish: bool) -> None:
-        """End a trial that Tune no longer needs, unless it may finish or hasn't begun. Drop it once it is over."""
+        """End a trial that Tune no longer needs, unless it may finish. Drop it once it is over."""
         trial = self.trials.get(uid) or self.trials.bind_next(uid)
         if trial is None:
             return
@@ -305,7 +305,12 @@ class Dispatcher:
         self.dispatch()
 
     def gang_ended(self, gang: Gang, reason: str, error: str) -> None:
-        """Note the end of a gang that was closed, was lost or failed to start (the reason, and the whole error)."""
+        """Note the end of a gang that was closed, was lost or failed to start.
+
+        Args:
+            reason: why it was lost, in one line.
+            error: the whole error.
+        """
         trial = self.trials.get(gang.turn.job.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
@@ -347,7 +352,7 @@ class Dispatcher:
             is_short_of_memory=self._pool.is_short_of_memory,
         )
         gang_of = {candidates[i]: self._pool.gangs[gang_id] for i, gang_id in decisions.starts}
-        is_turn = True  # no earlier trial waits; for later ones, nodes may have joined by then
+        is_turn = True  # no earlier trial waits; before a later trial's turn, nodes may join
         for trial, failure in failures.items():
             gang = gang_of.get(trial)
             if gang is not None and (reason := self._pool.refusal(gang, trial.spec)) is not None:

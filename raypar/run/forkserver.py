@@ -151,27 +151,28 @@ def serve() -> None:
         if listener in readable:
             clients.append(Connection(listener.accept()[0].detach()))
         for client in [client for client in clients if client in readable]:
+            fds: list[int] = []
             try:
                 num_fds, is_check = client.recv()
-                fds = [recv_handle(client) for _ in range(num_fds)]
-            except (EOFError, OSError):
+                while len(fds) < num_fds:
+                    fds.append(recv_handle(client))
+                if late and not is_check:
+                    late = _import_late(late)
+                if not fds:
+                    client.send((0, notice))
+                elif pid := os.fork():
+                    owners[pid] = client
+                    client.send((pid, None))
+                else:
+                    _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
+            except (EOFError, OSError):  # the client has closed, possibly before its answer
                 for pid in [pid for pid, owner_of in owners.items() if owner_of is client]:
                     kill_group(pid)
                     owners.pop(pid)
                 clients.remove(client)
                 client.close()
-                continue
-            if late and not is_check:
-                late = _import_late(late)
-            if not fds:
-                client.send((0, notice))
-            elif pid := os.fork():
-                owners[pid] = client
-                client.send((pid, None))
-                for fd in fds:
-                    os.close(fd)
-            else:
-                _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
+            for fd in fds:
+                os.close(fd)
 
 
 def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence[str], late: str) -> None:

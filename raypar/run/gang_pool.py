@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
+from ray.exceptions import ActorDiedError
 
 from raypar.run.cluster import node_types
 from raypar.run.gang import host_id, loss_reason, train_gang
@@ -125,11 +126,17 @@ class GangPool(Pool):
         address = self._policy.fork_addresses.get(revision.label, "")
         if greeting.host == host_id() and answers(address):
             return address
-        return str(await self._agent(greeting.node_id, revision).address.remote())
+        agent = self._agent(greeting.node_id, revision)
+        try:
+            return str(await agent.address.remote())
+        except ActorDiedError:  # for example, it was killed for lack of memory
+            if self._agent(greeting.node_id, revision) is agent:  # another worker has not replaced it yet
+                del self._agents[greeting.node_id, revision.label]
+            return str(await self._agent(greeting.node_id, revision).address.remote())
 
     def _ended(self, gang: Gang, error: BaseException | None, on_end: OnEnd) -> None:
         del self.gangs[gang.id]
-        if not gang.is_closing:
+        if error is not None or not gang.is_closing:
             # Train's cleaner needs the dashboard. Without a cleaner, a lost gang's group would keep its resources.
             _free_place(gang)
         on_end(gang, loss_reason(error, gang.hostnames), str(error or ""))

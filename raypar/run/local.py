@@ -1,4 +1,4 @@
-"""Trials on this machine without Ray, for tests, debugging, and machines without Ray. Ranks are forked directly.
+"""Runner without Ray, for tests, debugging, and machines that have no Ray. Its ranks are forked directly.
 
 `raypar.run.dispatcher` decides what runs. Its gangs are threads of this process here.
 """

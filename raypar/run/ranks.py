@@ -201,7 +201,7 @@ def check_workload(server: str, job: CheckJob, log_path: Path, limit_s: float = 
             finally:
                 process.kill()
                 process.join(EXIT_GRACE_S)
-    except (EOFError, OSError, ForkServerLost):
+    except (EOFError, OSError):  # ForkServerLost is an OSError
         return []
     mistakes: list[Mistake] = answer[0] if kind == "checked" else []
     return mistakes
@@ -481,7 +481,9 @@ def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> 
     if code == -signal.SIGKILL and took_too_much:
         kind = FailureKind.OUT_OF_MEMORY
         how = "was killed by the kernel: the machine or its control group is out of memory"
-    elif code is not None and code < 0:
+    elif code is None:
+        how = "did not end when it was killed"
+    elif code < 0:
         kind = FailureKind.KILLED if -code in SENT_BY_OTHERS else FailureKind.CRASH
         how = f"was killed by {signal.Signals(-code).name}"
     log_end = ""  # in place of a traceback

@@ -93,7 +93,7 @@ class SchedulingPolicy:
 
     @property
     def exclusive(self) -> bool:
-        """True where no two trials run on one machine."""
+        """True if no two trials may run on one machine."""
         return self.max_trials is None
 
 

@@ -128,7 +128,7 @@ def _write(owner: _Owner, path: Path) -> None:
 
 
 def _check_abandoned(me: _Owner, path: Path) -> None:
-    """Raise RayparError where the owner of a file may be alive."""
+    """Raise RayparError if the owner of a file may be alive."""
     try:
         age_s = _age_s(path, me)
     except FileNotFoundError:  # just given back

@@ -291,7 +291,7 @@ QUIET = {
     "TUNE_STATE_REFRESH_PERIOD": "1e9",  # a refresh would wait forever for a head that was killed
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-MAX_LOST = 4  # brokers that are lost in a row, without the end of a trial between them
+MAX_LOST = 4  # brokers lost in a row, with no trial that ended in between
 ANSWER_TIMEOUT_S = 10.0
 
 

@@ -16,7 +16,7 @@ START_LIMIT_S = 180.0  # for a private Ray, which takes 10 s, or a minute on a b
 GRACE_S = 15.0
 PATIENCE_S = 20.0  # shorter outages of the head are ignored
 CLUSTER_HINT = "start the cluster again: finished trials are kept"
-NAMES = {"gcs_server": "its head, gcs_server", "raylet": "its raylet"}
+NAMES = {"gcs_server": "its head, gcs_server,", "raylet": "its raylet"}
 
 
 class HeadWatch:

@@ -12,7 +12,7 @@ import time
 
 import psutil
 
-from raypar.run.ranks import is_running
+from raypar.signals import is_running
 from raypar.train.model_check import MAX_PASSES
 
 STUDY = """
@@ -108,7 +108,7 @@ class Faulty:
 
     @contextlib.contextmanager
     def running(self, process):
-        """Kill the study's process at the end of the block, if it still runs."""
+        """Kill the study's process at the end of the block if it is still running."""
         with process:
             try:
                 yield process
@@ -139,7 +139,7 @@ def wait_until(condition, limit_s):
 
 
 def find(parent, word):
-    """Return the descendant with a word in its command line, of several the youngest; raise LookupError for none."""
+    """Return the youngest descendant with a word in its command line; raise LookupError if there is none."""
     matches = {}
     for process in psutil.Process(parent).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -171,7 +171,7 @@ def kill(parent, victim):
 
 
 def kill_rank(pid):
-    """Kill a process, if it still runs, and wait for its end."""
+    """Kill a process if it is still running, and wait for its end."""
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).kill()
     if not wait_until(lambda: not is_running(pid), KILL_LIMIT_S):
@@ -189,7 +189,7 @@ def locked_database(folder):
 
 @contextlib.contextmanager
 def small_disk(folder):
-    """Mount a file system of `DISK_BYTES` on a folder; raise OSError where none can be mounted."""
+    """Mount a file system of `DISK_BYTES` on a folder; raise OSError if none can be mounted."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -55,7 +55,7 @@ def test_a_killed_head_aborts_the_work():
     with handle_signals():
         assert abort_reason() is None  # an earlier loss is forgotten
     assert isinstance(reason, ClusterError)
-    assert reason.message == f"Ray was lost: its head, gcs_server ended (process {head.pid})"
+    assert reason.message == f"Ray was lost: its head, gcs_server, ended (process {head.pid})"
     assert watch.lost
 
 
@@ -89,7 +89,7 @@ def test_rays_processes_are_watched_from_their_start(tmp_path):
         assert services.ConsolePopen is plain and processes == {"gcs_server": head.pid}
         assert os.getpgid(head.pid) == (head.pid if sys.platform == "linux" else os.getpgid(0))
         head.kill()
-        with pytest.raises(KeyboardInterrupt, match="its head, gcs_server ended"):
+        with pytest.raises(KeyboardInterrupt, match="its head, gcs_server, ended"):
             work()
         monitor.kill()
     assert watch.lost
@@ -342,4 +342,4 @@ def test_work_that_cant_be_interrupted_ends_with_the_message(tmp_path):
     command = [sys.executable, "-c", STUCK, str(head.pid), str(tmp_path / "log")]
     stuck = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (stuck.returncode, stuck.stdout) == (1, "")
-    assert stuck.stderr.startswith(f"error: Ray was lost: its head, gcs_server ended (process {head.pid})\n  → ")
+    assert stuck.stderr.startswith(f"error: Ray was lost: its head, gcs_server, ended (process {head.pid})\n  → ")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from results import make_result
@@ -425,6 +425,40 @@ def test_a_gang_starting_on_a_lost_node_delays_no_trial(num_up, monkeypatch):
     run.lose_gang(lost, OSError("no such node"))  # a minute later
     run.end("a")
     assert [result.state for result in run.results] == [TrialState.FINISHED] and not run.of(TrialRetried)
+
+
+@pytest.mark.parametrize(("error", "is_closing"), [(LOST, False), (LOST, True), (None, True)])
+def test_a_lost_gang_frees_its_place_even_while_it_closes(error, is_closing, monkeypatch):
+    freed = []
+    monkeypatch.setattr("ray.util.remove_placement_group", freed.append)
+    run = one_running()
+    gang = run.running("a").gang
+    gang.workers[0] = replace(gang.workers[0], placement_group="its group")
+    gang.is_closing = is_closing
+    run.pool._ended(gang, error, run.it.gang_ended)
+    assert freed == (["its group"] if error else []) and gang.id not in run.pool.gangs
+
+
+def test_a_nodes_dead_agent_is_replaced_once_for_all_workers(monkeypatch):
+    async def die():
+        await asyncio.sleep(0)  # both workers have asked it
+        raise ActorDiedError
+
+    async def answer():
+        return "new server"
+
+    agents = [SimpleNamespace(address=SimpleNamespace(remote=call)) for call in (die, answer)]
+    actor_class = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: agents.pop(0)))
+    monkeypatch.setattr("ray.remote", lambda **_: lambda _: actor_class)
+    run = Run(specs(2))
+    run.pool._agents = {}
+    (gang_id,) = run.pool.gangs
+    greetings = [Greeting("0" * 56, "m0", "n0", RankContext(rank, 2, rank, 2, 0), ()) for rank in range(2)]
+
+    async def addresses():
+        return await asyncio.gather(*(run.pool.fork_address(gang_id, greeting) for greeting in greetings))
+
+    assert asyncio.run(addresses()) == ["new server"] * 2 and not agents
 
 
 def test_a_deadlocked_trial_is_killed_and_not_retried():

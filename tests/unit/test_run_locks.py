@@ -247,7 +247,7 @@ with leased_gpus(Holder.here(name, []), machine, least, most, tell, share=bool(s
     print([gpu.index for gpu in gpus], flush=True)
     sys.stdin.read()
 """
-# As `HOLDS_GPUS` has them.
+# The same as in `HOLDS_GPUS`.
 TWO_GPUS = [Gpu(0, "GPU-a", "H100", "0000:1b:00.0"), Gpu(1, "", "AMD GPU", "0000:2b:00.0", is_amd=True)]
 
 

@@ -119,6 +119,18 @@ def test_a_rank_ends_when_its_client_closes(tmp_path):
         assert rank.join(60) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("wants_a_rank", [False, True])
+def test_a_fork_server_survives_a_client_that_closes_before_its_answer(tmp_path, wants_a_rank):
+    with contextlib.closing(ForkServer(base_preload=())) as server:
+        with contextlib.closing(ForkClient(server.address)) as hasty:  # while the server starts
+            hasty._connection.send((int(wants_a_rank), False))
+            if wants_a_rank:
+                ranks.send_handle(hasty._connection, sys.__stdout__.fileno(), 0)
+        with contextlib.closing(ForkClient(server.address)) as client:
+            client.wait_until_ready()
+            client.fork(tmp_path / "log").kill()
+
+
 # Fake of NVIDIA's library with one card, which makes a fork server avoid CUDA.
 ONE_CARD = """
 from types import SimpleNamespace
@@ -415,6 +427,16 @@ def test_a_long_log_keeps_both_ends(tmp_path, monkeypatch):
     text = log.read_text()
     assert re.fullmatch("firstx+\n… 17.0 MB omitted …\ny+last", text)
     assert len(text) == pytest.approx(3_000_000, abs=100)
+
+
+def test_a_rank_that_does_not_end_when_killed_is_reported(tmp_path):
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path))
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as child:
+        process = RankProcess(child.pid, ours, lambda _: None)
+        end = supervise(process, job, RankContext(0, 1, 0, 1, 0, ("", 0), 0.0), lambda *_: True, [].append)
+    assert end.failure.message == "rank 0 did not end when it was killed" and end.was_killed
 
 
 def test_artifacts_are_sent_unless_the_node_can_write_to_the_drivers_folder(tmp_path, monkeypatch):

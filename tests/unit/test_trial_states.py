@@ -1,4 +1,4 @@
-"""States of a trial: what each is good for, and when a trial has diverged."""
+"""States of a trial and their traits, and when a trial has diverged."""
 
 import json
 import math
@@ -67,10 +67,10 @@ def test_every_state_has_its_traits_and_only_finished_trials_are_measured():
         ({"valLoss": NAN}, "accuracy", ["valLoss"]),
         ({"loss_epoch": NAN}, "accuracy", ["loss_epoch"]),
         ({"discriminator_loss": NAN}, "accuracy", ["discriminator_loss"]),
-        # No loss of the report's epoch.
+        # These are not losses of the report's epoch.
         ({"best_val_loss": INF, "loss_scale": INF, "loss": 1.0}, "accuracy", []),
         ({"glossary": NAN}, "accuracy", []),
-        # The metric of a study stands for the loss only where there is none.
+        # The study's metric stands for the loss only if there is none.
         ({"mse": NAN, "lr": 0.1}, "mse", ["mse"]),
         ({"macro_f1": NAN, "train_loss": 0.1}, "macro_f1", []),
         ({"accuracy": 0.1, "grad_norm": NAN}, "accuracy", []),
@@ -99,7 +99,7 @@ def test_a_stored_trial_whose_last_loss_is_not_finite_reads_as_diverged(state):
     assert read.spec.identity == stored.spec.identity
 
 
-def test_the_option_that_lets_a_diverged_trial_train_on_makes_another_trial_only_when_it_is_used():
+def test_stop_on_nan_changes_a_trials_identity_only_if_it_is_off():
     spec = make_result({"lr": 0.1}).spec
     with_option = [replace(spec, config={**spec.config, "stop_on_nan": value}).identity for value in (True, False)]
     assert with_option[0] == spec.identity != with_option[1]
@@ -107,8 +107,8 @@ def test_the_option_that_lets_a_diverged_trial_train_on_makes_another_trial_only
     assert not ends_training(replace(spec, config={"stop_on_nan": False}), {"loss": NAN}, "")
 
 
-@pytest.mark.parametrize("kind", [None, FailureKind.CRASH, FailureKind.PEER_LOST])
-def test_a_rank_that_lost_those_that_had_stopped_is_no_failure_of_a_diverged_trial(kind):
+@pytest.mark.parametrize("kind", [None, FailureKind.KILLED, FailureKind.CRASH, FailureKind.PEER_LOST])
+def test_the_loss_of_stopped_ranks_does_not_fail_a_diverged_trial(kind):
     failure = kind and Failure(kind, "gone")
     ends = {0: RankEnd(RankOutcome(stopped=True)), 1: RankEnd(failure=failure)}
     result = trial_result(make_result({"lr": 1.0}).spec, ends, reports=[{"loss": NAN}], failure=failure)
@@ -151,7 +151,7 @@ def diverged(point, repeat, time_s=0.1):
 
 
 def trials(*times, num_diverged=(0, 0, 0, 0)):
-    """Three trials of each point, the last ones of which diverged: they are the fastest and the most accurate."""
+    """Return three trials of each point. The last `num_diverged` of them diverged, the fastest and most accurate."""
     return [
         diverged(point, r) if r >= 3 - num else make_result(point, r, time_s * (1 + r / 100), 0.9)
         for point, time_s, num in zip(POINTS, times, num_diverged, strict=True)
@@ -202,7 +202,7 @@ def test_a_comparison_has_no_time_of_a_diverged_point():
     assert (matched.time.estimate, matched.num_finished, matched.outcomes) == (None, (3, 0), (None, DIVERGED))
 
 
-def test_a_search_or_study_that_goes_on_does_not_run_a_diverged_trial_again():
+def test_a_continued_study_does_not_rerun_a_diverged_trial():
     study = Study(workload=digits, space={"lr": grid(0.1, 1e9)}, num_repeats=1, name="s")
     specs = study.trials()
     stored = [TrialResult(specs[0], FINISHED), TrialResult(specs[1], DIVERGED, reports=(NAN_REPORT,))]
@@ -214,7 +214,7 @@ def test_a_search_or_study_that_goes_on_does_not_run_a_diverged_trial_again():
 
 
 class Followed(BrokeredTrial):
-    """A trial of Tune's whose broker gives these answers to `follow`, one after the other."""
+    """A Tune trial whose broker gives these answers to `follow`, in order."""
 
     def __init__(self, answers, *, in_lockstep):
         self.config = {"in_lockstep": in_lockstep, "study_metric": "accuracy"}
@@ -249,7 +249,7 @@ def test_a_trial_that_diverged_is_an_error_to_searchers_and_schedulers(state, in
 
 
 @pytest.mark.parametrize("bad", [BAD, NO_METRIC])
-def test_what_is_not_finite_is_kept_from_searchers_and_schedulers(bad):
+def test_searchers_and_schedulers_see_only_finite_reports(bad):
     trial = Followed([([GOOD, bad], None), ([], "finished")], in_lockstep=False)
     assert trial.step() == {**GOOD, "done": True}
     scheduled = Followed([([bad], None), ([GOOD], None), ([], "finished")], in_lockstep=True)
@@ -293,9 +293,9 @@ def test_a_diverging_training_stops_at_its_first_such_report_and_keeps_no_model(
     assert bad_losses(reports[-1]) and not list(tmp_path.rglob("*.pt"))
 
 
-def test_a_step_that_loss_scaling_skips_is_no_divergence(monkeypatch):
+def test_a_step_skipped_by_loss_scaling_is_not_a_divergence(monkeypatch):
     class Scaled(training.Stepper):
-        """Of every 3 steps, the scaler skips the second one."""
+        """The scaler skips the second of every 3 steps."""
 
         num_steps = 0
 
@@ -314,7 +314,7 @@ def test_a_step_that_loss_scaling_skips_is_no_divergence(monkeypatch):
 # ---- what ends a run
 
 
-def test_an_error_of_the_driver_ends_the_run_as_itself_though_tune_wraps_it(monkeypatch):
+def test_an_error_of_the_driver_is_raised_without_tunes_wrapper(monkeypatch):
     wrong = WorkloadError("workload mine: 1 mistake")
 
     def listener(event):
