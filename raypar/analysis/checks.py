@@ -141,8 +141,8 @@ def different_data(evidence: Evidence) -> Iterator[Finding]:
             by_work[repr((result.spec.seed, config))][repr(digests)].append(result)
     others = [result for groups in by_work.values() for group in list(groups.values())[1:] for result in group]
     if others:
-        subject = f"{_share(others, evidence.finished)} had other samples than a trial of the same seed and settings"
-        yield Finding(subject, form=": their metrics are of other data.")
+        subject = f"{_share(others, evidence.finished)} had other samples than a trial with the same seed and settings"
+        yield Finding(subject, form=": their metrics can't be compared.")
 
 
 @check(
@@ -345,7 +345,7 @@ def shared_with_studies(evidence: Evidence) -> Iterator[Finding]:
 def side_by_side(evidence: Evidence) -> Iterator[Finding]:
     if counts := [number for r in evidence.finished if (number := r.conditions.num_sharing)]:
         share = _share(counts, evidence.finished)
-        subject = f"{share} shared a machine, its memory and clock with others of the study"
+        subject = f"{share} shared a machine, its memory and clock with other trials"
         yield Finding(subject, (f"up to {max(counts)} at a time",), " ({}).")
 
 
@@ -354,7 +354,7 @@ def shared_network(evidence: Evidence) -> Iterator[Finding]:
     spread = [r for r in evidence.finished if len(set(r.conditions.node)) > 1]
     if counts := [number for r in spread if (number := r.conditions.num_sharing_network)]:
         of_those = f"{_share(counts, spread)} over several machines"
-        subject = f"{of_those} shared the network with others of the study over several machines"
+        subject = f"{of_those} shared the network with other trials over several machines"
         yield Finding(subject, (f"up to {max(counts)} at a time",), " ({}).")
 
 
@@ -465,7 +465,7 @@ def gpu_shared(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unlike_clocks(results: Iterable[TrialResult], device: str) -> tuple[float, str] | None:
-    """Return the ratio of the fastest to the slowest mean clock, and a text with both; None if they are alike.
+    """Return the ratio of the fastest mean clock to the slowest, and a text with both; None if they hardly differ.
 
     Args:
         device: "cpu" or "gpu".
@@ -753,10 +753,10 @@ def few_repeats(evidence: Evidence) -> Iterator[Finding]:
     question = evidence.question
     if question.is_search or question.max_repeats is not None or not counts or (fewest := min(counts)) >= MIN_REPEATS:
         return  # a search looks for a good point, not for an effect; "until settled" adds repeats where needed
-    where = "" if fewest == max(counts) else " at the least"
     wide = "the intervals are wide and assume log-normal times"
     what = "no intervals, and nothing is confirmed" if fewest == 1 else wide
-    yield Finding(f"{units.counted(fewest, 'repeat')} a point{where}", (what,))
+    repeats = units.counted(fewest, "repeat")
+    yield Finding(f"{repeats} a point" if fewest == max(counts) else f"Only {repeats} for some points", (what,))
 
 
 @check("More repeats narrow the intervals; longer trials steady the times.")

@@ -67,7 +67,7 @@ def match(
 
 
 def swept_values(samples: PointSamples, keys: Sequence[str]) -> dict[str, Value]:
-    """Return the values of those of these hyperparameters that a point's trials have."""
+    """Return the values of these hyperparameters, without those that a point's trials lack."""
     return {key: samples.values[key] for key in keys if key in samples.values}
 
 
@@ -267,7 +267,7 @@ def compare(a: Side, b: Side, allowed_share: float | None = None) -> StudyCompar
 
 
 def _doubt_of(points: Sequence[PointSamples]) -> str:
-    """Return why times of a study can't be trusted. This includes searches, whose times are compared here, too."""
+    """Return the reason why times can't be trusted, also for searches: their times are compared here, too."""
     return doubt_of_times([r for p in points for r in p.measured])
 
 
@@ -276,10 +276,10 @@ def holm_estimates(
 ) -> list[Estimate | None]:
     """Estimate by how much the second of each pair of independent samples exceeds the first.
 
-    With a probability of 1 - `error`, all claims that an interval excludes `against` are true. They are those of Holm's
-    method ("A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979).
-    Its last step is at the level 1 - error / (number of intervals that include `against`), and intervals of that level
-    show the claims of all its steps. A pair with a single value on a side has no interval and is not counted.
+    With a probability of 1 - `error`, all claims that an interval excludes `against` are true. The claims are those of
+    Holm's method ("A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
+    1979). Its last step is at the level 1 - error / (number of intervals that include `against`), and intervals of that
+    level show the claims of all its steps. A pair with a single value on a side has no interval and is not counted.
 
     Args:
         pairs: samples; None: nothing to compare.

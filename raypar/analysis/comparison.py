@@ -119,7 +119,7 @@ class Comparison:
         return self.differs or self.outcome in (Outcome.EQUAL, Outcome.EQUIVALENT)
 
     def rules_out(self, outcome: Outcome) -> bool:
-        """Return whether the interval lies on the opposite side of the limit to the one that this outcome claims."""
+        """Return whether the interval excludes this outcome, because it lies on the other side of the limit."""
         estimate, limit = self.estimate, self.scale.neutral if self.limit is None else self.limit
         if self.doubt or estimate is None or estimate.low is None or estimate.high is None:
             return False

@@ -178,7 +178,8 @@ def _levels(key: str, gathered: Sequence[PointSamples]) -> tuple[Value, ...]:
 def _grid(question: Question, gathered: Sequence[PointSamples], swept: Mapping[str, tuple[Value, ...]]) -> _Grid:
     """Return the trials of the blocks that are nearly complete."""
     places = {key: {point_key({key: v}): i for i, v in enumerate(values)} for key, values in swept.items()}
-    blocks = {repeat: i for i, repeat in enumerate(sorted({repeat for p in gathered for repeat in p.samples}))}
+    repeats = {repeat for p in gathered for repeat in (*p.samples, *p.times)}
+    blocks = {repeat: i for i, repeat in enumerate(sorted(repeats))}
     log_times = np.full((*map(len, swept.values()), len(blocks)), np.nan)
     metrics = log_times.copy()
     for p in gathered:

@@ -52,7 +52,7 @@ class Evidence:
 
     @property
     def energy_source(self) -> str:
-        """Parts whose energy the trials have; empty if they have none, or can't be compared."""
+        """Parts whose energy the trials measured; empty if none did, or if their energies can't be compared."""
         return energy_source(self.finished)
 
     @cached_property

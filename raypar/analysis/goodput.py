@@ -143,7 +143,7 @@ def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run], fami
 
 
 def _rounding(evaluations: Sequence[int]) -> float:
-    """Return the log ratio of the progress to the target with and without half an evaluation."""
+    """Return log(n / (n - 1/2)) for the median number n of evaluations until the target."""
     return -math.log1p(-0.5 / float(np.median(evaluations)))
 
 

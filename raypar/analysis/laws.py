@@ -52,10 +52,10 @@ class Law:
         parameters: names of its parameters; each is at least 0.
         orders: power of the worker count with which each parameter takes effect.
         speedup: speedup of `n` times the baseline's workers, given the parameters.
-        terms: given each `n`, and `n` for one worker: the terms whose weighted sum is the time, or the rate with
-            `sums_rates`.
-        numerators: given `n` for one worker: for each parameter, the weights' factors in its numerator. The
-            denominator is the sum of the terms for the baseline.
+        terms: function of each `n`, and of the `n` of one worker, that returns the terms whose weighted sum is the
+            time, or the rate with `sums_rates`.
+        numerators: function of the `n` of one worker that returns the factors of the weights in the numerator of each
+            parameter. The denominator is the sum of the terms for the baseline.
         sums_rates: whether the sum is a rate.
     """
 
@@ -98,7 +98,7 @@ GUSTAFSON = Law(
     lambda _: ((1.0, 0.0),),
     sums_rates=True,
 )
-# Gunther, "Guerrilla Capacity Planning", 2007. Nothing waits for others where one worker is alone: n - one.
+# Gunther, "Guerrilla Capacity Planning", 2007. A single worker waits for no others, hence n - one.
 USL = Law(
     "Gunther",
     "Gunther's Universal Scalability Law",
@@ -120,7 +120,7 @@ class LogRates:
         counts: the worker counts, from the smallest.
         medians: of each count's repeats, up to a common constant.
         weights: the inverse variance of each median, in units of that of a single repeat.
-        variances: of a single repeat of each count; empty where a worker count ran only once.
+        variances: of a single repeat of each count; empty if a worker count ran only once.
         num_freedom: degrees of freedom of each variance.
         num_samples: the fewest repeats of a worker count.
     """
@@ -395,7 +395,7 @@ def _minimize(columns: Floats, logs: Floats, scale: Floats) -> tuple[Floats, flo
     """Fit log(columns @ weights) to `logs` by least squares, with weights of at least 0 (Gauss and Newton).
 
     Returns:
-        The weights, and the sum of the squares of `scale` times the residuals; infinite where a rate is.
+        The weights, and the sum of the squares of `scale` times the residuals; infinite if columns @ weights has a 0.
     """
     centre = float(np.mean(logs))
     target = logs - centre

@@ -11,7 +11,7 @@ from raypar.study.trial import TrialResult
 
 MAX_TAKEN = 0.05  # of the time of a worker's cores
 MIN_TAKEN_S = 0.05  # five ticks of the kernel's clock
-# Share of the machine's cores if other load left the trial's own cores alone, but shared memory, caches and clocks.
+# Share of the machine's cores, for load that left the trial's own cores alone but shared memory, caches and clocks.
 MAX_BUSY = 0.1
 # Share of the cores above which, in most trials, times show nothing; less is a caveat.
 MAX_TRUSTED = 0.25

@@ -99,6 +99,12 @@ def metric_differences(first: PointSamples, second: PointSamples) -> list[float]
     return [of_second[r] - of_first[r] for r in sorted(of_first.keys() & of_second.keys())]
 
 
+def have_equal_metrics(first: PointSamples, second: PointSamples) -> bool:
+    """Return whether two points have a common block, and identical metrics in each of these."""
+    differences = metric_differences(first, second)
+    return bool(differences) and not any(differences)
+
+
 @dataclass(frozen=True)
 class Family:
     """Comparisons of a study's points that all hold at once with 95 % confidence.
@@ -264,7 +270,7 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
 
 
 def _num_grouped(points: Sequence[PointSamples], key: str) -> int:
-    """Return the number of comparisons with one point of each group that differs only in this hyperparameter."""
+    """Return the number of comparisons with the base of each group that differs only in this hyperparameter."""
     grouped = [point_key({k: v for k, v in p.point.items() if k != key}) for p in points if key in p.point]
     return len(grouped) - len(set(grouped))
 

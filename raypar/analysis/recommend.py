@@ -263,7 +263,8 @@ def _without_worse(
         gap = family.metric_bounds(best, c, num_scored - 1) if c.metric is not None else None
         excluded = replace(c, is_excluded_for_metric=True, metric_gap=gap)
         if gap is None:
-            return replace(excluded, exclusion=f"{name} unknown")
+            reason = "unknown" if c.metric is None else "not comparable (no common block)"
+            return replace(excluded, exclusion=f"{name} {reason}")
         if gap.low is None or gap.high is None:
             if (worse := -sign * gap.value) <= margin:
                 return replace(c, metric_gap=gap)

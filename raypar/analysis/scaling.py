@@ -113,7 +113,7 @@ class Step:
 
     @property
     def cost(self) -> float:
-        """Ratio of the time of all workers together for the same work, after and before."""
+        """Worker-seconds for the same work after the step, divided by those before."""
         num_doublings = math.log2(self.end / self.start)
         return float((2 / self.gain.value) ** num_doublings)
 
@@ -218,7 +218,7 @@ def _step(start: int, end: int, ratio: Estimate) -> Step:
 
 
 def karp_flatt(speedup: float, num_workers: float) -> float:
-    """Return the serial fraction that a speedup shows, (1/S - 1/N) / (1 - 1/N); it is below 0 if the speedup exceeds N.
+    """Return the serial fraction that a speedup implies, (1/S - 1/N) / (1 - 1/N). It is negative if S exceeds N.
 
     Karp and Flatt, "Measuring Parallel Processor Performance", CACM 33(5), 1990.
     """
@@ -226,7 +226,7 @@ def karp_flatt(speedup: float, num_workers: float) -> float:
 
 
 def gustafson_fraction(speedup: float, num_workers: float) -> float:
-    """Return the serial fraction that a speedup shows by Gustafson's law, (N - S) / (N - 1)."""
+    """Return the serial fraction that a speedup implies by Gustafson's law, (N - S) / (N - 1)."""
     return (num_workers - speedup) / (num_workers - 1)
 
 

@@ -166,7 +166,7 @@ def stop_sentence(of: Open, stopped: Stopped | None, *, is_disturbed: bool = Fal
 
 STATUSES = {
     Stopped.SETTLED: "settled",
-    Stopped.MAXIMUM: "not settled (most repeats run)",
+    Stopped.MAXIMUM: "not settled (maximum of repeats)",
     Stopped.BUDGET: "not settled (budget spent)",
     Stopped.STUCK: "not settled (trials fail)",
     None: "not settled yet",

@@ -36,7 +36,7 @@ MIN_RANKED = 6  # the fewest samples whose extremes enclose the median with 95 %
 # Statistics", 2003), and for many samples.
 MEDIAN_ERRORS = {2: 1.0, 3: 1.160, 4: 1.092, 5: 1.198}
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
-HODGES_LEHMANN_ERROR = math.sqrt(math.pi / 3)  # likewise, for the median of pairwise means
+HODGES_LEHMANN_ERROR = math.sqrt(math.pi / 3)  # the same for the median of pairwise means
 
 
 class Method(StrEnum):
@@ -221,13 +221,13 @@ def _unpaired_difference(first: Floats, second: Floats, level: float) -> Estimat
         levels = [2 * float(stdtr(n, quantile)) - 1 for _, n in sides]
         pairs = zip(sides, levels, strict=True)
         each = [median_estimate(side, log_scale=False, level=of_side) for (side, _), of_side in pairs]
-    low, high = each
-    value, size = high.value - low.value, min(len(first), len(second))
-    if low.low is None or low.high is None or high.low is None or high.high is None:
+    one, other = each
+    value, size = other.value - one.value, min(len(first), len(second))
+    if one.low is None or one.high is None or other.low is None or other.high is None:
         return Estimate(value, None, None, size, None, Method.SINGLE)
-    down = math.hypot(high.value - high.low, low.high - low.value)
-    up = math.hypot(high.high - high.value, low.value - low.low)
-    method = Method.T_LINEAR if Method.T_LINEAR in (low.method, high.method) else low.method
+    down = math.hypot(other.value - other.low, one.high - one.value)
+    up = math.hypot(other.high - other.value, one.value - one.low)
+    method = Method.T_LINEAR if Method.T_LINEAR in (one.method, other.method) else one.method
     return Estimate(value, value - down, value + up, size, level, method)
 
 
@@ -414,7 +414,7 @@ _gauss_legendre = cache(np.polynomial.legendre.leggauss)
 
 
 def _log_crossed(bound: float, spent: float, step: float, nodes: Floats, masses: Floats) -> float:
-    """Return the log ratio of the probability that the sum crosses the bound on either side to the spent error."""
+    """Return log(p / spent), where p is the probability that the sum crosses the bound on either side."""
     crossed = 2 * float(masses @ (ndtr((nodes - bound) / step) + ndtr((-nodes - bound) / step)))
     return math.log(max(crossed, sys.float_info.min) / spent)
 

@@ -26,7 +26,7 @@ from raypar.errors import Mistake, RayparError
 
 DELIMITERS = ",;\t"
 MAX_WORKERS = 1_000_000
-# In seconds, or work per second: a number beyond is surely a mistake.
+# In seconds, or work per second. Numbers outside are surely mistakes.
 MIN_VALUE, MAX_VALUE = 1e-15, 1e15
 MAX_MISTAKES = 20  # reported one by one
 MAX_SHOWN = 60  # characters of a cell
@@ -34,10 +34,11 @@ MAX_SHOWN = 60  # characters of a cell
 MAX_BYTES, MAX_LINES, MAX_COUNTS = 5_000_000, 5_000, 200
 TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a law as well"
 EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
-# Highest speedup of N times as many workers at which these may have done N times the work: perfect scaling at most.
+# If no speedup exceeds this, N times as many workers may have done N times the work: that is perfect scaling at most.
 MAX_DOUBTED = 1.1
 
-REPEATS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")  # numbered
+# Columns that distinguish repeats of one run.
+REPEATS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")
 WORKERS = {"worker", "gpu", "cpu", "device", "accelerator", "process", "proc", "rank", "core", "thread", "node"}
 WORKERS |= {"replica", "tpu", "npu"}
 COUNTS = {"num", "number", "no", "nr", "nb", "n", "count", "of", "total"}
@@ -47,7 +48,7 @@ SECONDS |= dict.fromkeys(("ms", "msec", "millis", "millisecond", "milliseconds")
 SECONDS |= dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0)
 SECONDS |= dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
 SECONDS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), units.HOUR_S)
-NO_NAMES = {"s", "us", "min", "h"}  # units that are not a column name by themselves
+NO_NAMES = {"s", "us", "min", "h"}  # units that alone are not the name of a time
 TIMES = {"time", "times", "duration", "elapsed", "runtime", "walltime", "wallclock", "wall", "latency", "makespan"}
 RATES = {"throughput", "fps", "ips", "qps", "rps", "tps", "flops", "gflops", "tflops", "bandwidth"}
 TOTALS = {"total", "global", "aggregate", "aggregated", "overall", "all", "cluster", "system", "combined"}
@@ -56,7 +57,7 @@ SPREADS = {"std", "stdev", "stddev", "sd", "sem", "var", "variance", "err", "err
 
 
 class Role(StrEnum):
-    """Role of a column. Of the measured roles only the first one present counts, since the others follow from it."""
+    """Role of a column. If a table has several measured roles, the first one counts: the others follow from it."""
 
     WORKERS = "workers"
     TIME = "time"
@@ -400,10 +401,12 @@ def _rows(path: Path) -> tuple[list[_Line], str]:
             skip_blank_lines=False,
             skipinitialspace=True,
         )
-        cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
-        rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
     except (ValueError, pd.errors.ParserError) as error:
         raise RayparError(f"{path}: is not a CSV file: {error}", hint=EXAMPLE) from None
+    if len(frame) != len(numbered):
+        raise RayparError(f"{path}: a quoted cell spans several lines", hint="write each cell in one line")
+    cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
+    rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
     if not rows:
         raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
     while not rows[0].cells[-1]:  # drop trailing header cells without a name

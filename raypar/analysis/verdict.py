@@ -24,7 +24,7 @@ from raypar.analysis.pairwise import (
     Family,
     against_baseline,
     equivalent_metrics,
-    metric_differences,
+    have_equal_metrics,
     same_work,
     worker_metrics,
 )
@@ -186,11 +186,11 @@ def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
 
 
 def _only(question: Question, point: PointAnalysis) -> str:
-    """Return the time and the metric of a study's only point."""
+    """Return the time and the metric of a study's only point; empty if it has neither."""
     parts = [units.seconds_interval(point.time_s)] if point.time_s else []
     if point.metric:
         parts.append(f"{question.metric} {question.judged_by.show_interval(point.metric)}")
-    return f"{f'{point_label(point.point)}: ' * bool(point.point)}{', '.join(parts)}."
+    return f"{f'{point_label(point.point)}: ' * bool(point.point)}{', '.join(parts)}." if parts else ""
 
 
 def _one_speedup(question: Question, c: BaselineComparison) -> str:
@@ -212,12 +212,13 @@ def _one_speedup(question: Question, c: BaselineComparison) -> str:
 def _several_speedups(question: Question, comparisons: Sequence[BaselineComparison]) -> str:
     """Summarise the outcomes of all comparisons in one sentence.
 
-    If the subject is always the same, it names the settings: ``2 workers are faster than 1 only at batch_size=768``. If
-    the setting is, it names the subjects: ``2 and 4 workers are faster than 1; inconclusive: 16 workers``.
+    If all comparisons have the same subject, it lists the settings: ``2 workers are faster than 1 only at
+    batch_size=768``. If all have the same setting, it lists the subjects: ``2 and 4 workers are faster than 1;
+    inconclusive: 16 workers``. Otherwise, it counts the outcomes.
     """
     first, by_outcome = comparisons[0], _by_outcome(comparisons)
     has_one_subject = len({c.who for c in comparisons}) == 1
-    if not has_one_subject and len({c.setting for c in comparisons}) > 1:
+    if has_one_subject == (len({c.setting for c in comparisons}) == 1):
         return f"{_counts(comparisons)}."
     only = ""
     if has_one_subject and by_outcome.keys() == {Outcome.FASTER, Outcome.SLOWER}:
@@ -325,7 +326,8 @@ def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     leads = [(p, lead) for _, p, _ in others if (lead := family.speedup(p, first)) is not None]
     outcomes = [(p, Comparison(lead).outcome) for p, lead in leads]
     if all(outcome is Outcome.UNCONFIRMED for _, outcome in outcomes):
-        return [f"{name} leads: {shown} (1 trial, unconfirmed)."]
+        num_trials = "1 trial" if best.num_samples == 1 else "others have 1 trial"
+        return [f"{name} leads: {shown} ({num_trials}, unconfirmed)."]
     tied = [p for p, outcome in outcomes if outcome is not Outcome.FASTER]
     if not tied and len(leads) == len(others):
         runner_up, lead = leads[0]
@@ -345,7 +347,7 @@ def best_lines(question: Question, points: Sequence[PointAnalysis], family: Fami
     text = f"Best {question.metric}: {shown} at {point_label(best.point)}"
     if metric.low is None:
         return [text + " (1 trial, unconfirmed)."]
-    if all(not any(metric_differences(p, best)) for p, _ in others):
+    if all(have_equal_metrics(p, best) for p, _ in others):
         every = "both points" if len(scored) == 2 else f"all {len(scored)} points"
         return [f"{question.metric}: {shown}, the same at {every}."]
     tied = [p for p, _ in others if not family.compare_metrics(p, best).differs]
@@ -365,7 +367,7 @@ def _over_workers(question: Question, points: Sequence[PointAnalysis], family: F
     """Compare the metric between numbers of workers, unless it is identical at all points."""
     scored = [p for p in points if p.metric is not None]
     compared = worker_metrics(question, scored, family)
-    if not compared or all(not any(metric_differences(scored[0], p)) for p in scored):
+    if not compared or all(have_equal_metrics(scored[0], p) for p in scored):
         return []
     name, judged_by = question.metric, question.judged_by
     margin = judged_by.show_difference(max(each.comparison.margin or 0.0 for each in compared))
@@ -429,7 +431,7 @@ class Crossing:
 
 
 def crossing_of(curve: Curve) -> Crossing:
-    """Return the place where a curve of at least two points, sorted by value, crosses 1."""
+    """Return the crossing of a curve of at least two points, sorted by value."""
     ends = curve[0][0], curve[-1][0]
     # 1 if clearly faster than the baseline, -1 if clearly slower, 0 otherwise.
     sides = [math.copysign(1, s.value - 1) if Comparison(s).differs else 0 for _, s in curve]
@@ -475,10 +477,9 @@ def crossings_of(question: Question, points: Sequence[PointAnalysis]) -> list[Cr
 
 
 def break_even_lines(question: Question, points: Sequence[PointAnalysis]) -> list[str]:
-    """Return at most `MAX_LINES` sentences, crossings first.
+    """Return at most `MAX_LINES` sentences, crossings first; none if the study compares anything but `RESOURCES`.
 
-    Each covers one result along one hyperparameter: that of one comparison, or of all comparisons with the same result
-    and no crossing. There are none if the study compares anything other than `RESOURCES`.
+    Comparisons along one hyperparameter share a sentence if they have the same result and no crossing.
     """
     if not RESOURCES.issuperset(question.compared_keys()):
         return []

@@ -1,4 +1,4 @@
-"""Trial results made by hand, for tests of what stands above the runner."""
+"""Trial results made by hand, for tests that need no runner."""
 
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.stats import Estimate, Method
@@ -9,7 +9,7 @@ CONFIG = {"num_workers": 1, "cpus_per_worker": 1, "device": "cpu", "batch_size":
 
 
 def make_spec(point, repeat=0, *, study="mnist", **config):
-    """The spec of a point; `config` over the defaults in CONFIG."""
+    """Return the spec of a point; `config` replaces defaults in CONFIG."""
     return TrialSpec(study, "mnist_mlp", dict(point), {**CONFIG, **config, **point}, repeat, seed=repeat)
 
 
@@ -28,7 +28,7 @@ def make_result(
     environment=None,
     started_at=0.0,
 ):
-    """A finished trial unless `state` says otherwise; throughput follows from samples and time."""
+    """Return the result of a trial, with the throughput that follows from samples and time."""
     spec = make_spec(point, repeat, **(config or {}))
     if state is TrialState.FAILED:
         return TrialResult(spec, state, started_at=started_at, failure=Failure(FailureKind.ERROR, failure))
@@ -52,7 +52,7 @@ stored_conditions = Conditions.from_stored  # {"node": ["n1", "n2"], "num_beside
 
 
 def clear(value, width=1e-3):
-    """A speedup with an interval of so much to both sides, as a factor."""
+    """Return a speedup whose interval extends by a factor of 1 + `width` to both sides."""
     return Estimate(value, value / (1 + width), value * (1 + width), 3, 0.95, Method.T_LOG)
 
 
@@ -61,7 +61,7 @@ def tied(value):
 
 
 def curve_of(speedups, key="hidden_size", workers=2, **rest):
-    """So many workers against one along a hyperparameter; a plain number is a clear speedup."""
+    """Return points of one worker and of `workers` for each value of a hyperparameter; a number is a clear speedup."""
     return [
         PointAnalysis({key: value, **rest, "num_workers": n}, is_baseline=n == 1, speedup=ratio)
         for value, speedup in speedups.items()

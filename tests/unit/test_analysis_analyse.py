@@ -54,7 +54,7 @@ def test_speedups_compare_trials_of_one_block():
     ("key", "base", "other", "times", "speedup", "efficiency"),
     [
         ("num_workers", 2, 8, (4.0, 2.0), 2.0, 0.5),
-        ("optimizer", "sgd", "adam", (4.0, 5.0), 0.8, None),  # no parallel efficiency: it leaves the workers alone
+        ("optimizer", "sgd", "adam", (4.0, 5.0), 0.8, None),  # no parallel efficiency: workers are not compared
     ],
 )
 def test_efficiency_is_per_worker_and_relative_to_the_baseline(key, base, other, times, speedup, efficiency):
@@ -105,6 +105,7 @@ def test_a_memory_only_trial_has_no_time():
     only = [replace(make_result({"num_workers": n}), **counted) for n in (1, 2)]
     for point in analyse(WORKERS, only).points:
         assert (point.time_s, point.speedup, point.memory_bytes.value) == (None, None, 3e8)
+    assert analyse(Question("s", {}, ("num_workers",)), [replace(only[0], reports=())]).verdict.answer == ""
     # It doesn't change the times of trained trials or of train loops either.
     two = trials({"num_workers": 2}, (2.0, 2.2, 2.1))
     assert at(analyse(WORKERS, [only[0], *two]), num_workers=2).time_s.value == 2.1
@@ -123,7 +124,7 @@ def test_a_stalled_trial_counts_for_its_metric_and_not_for_its_time():
     assert stalled.spec.identity not in pair_speedups(WORKERS, results) and stalled.is_complete
     target = recommend(WORKERS, results, Constraints(target=Target("accuracy", 0.9))).candidates
     assert {c.point["num_workers"]: c.time_s.num_samples for c in target} == {1: 4, 2: 3}
-    assert len(choose_results(results, {})) == 7  # that a prediction rests on
+    assert len(choose_results(results, {})) == 7  # a prediction doesn't use it
 
 
 def test_the_last_complete_result_of_a_trial_counts():
@@ -232,7 +233,7 @@ def test_energies_are_compared_if_they_cover_the_same_parts(first, second, sourc
     [
         ({1: 4000.0, 2: 5000.0, 4: 6000.0}, [1, 2, 4], ["", "", "energy above 5.50 kJ"]),
         ({1: 4000.0, 2: 3000.0, 4: 3500.0}, [2, 4], ["", "", ""]),
-        ({1: 4000.0, 2: 5000.0, 4: None}, [4], ["", "", "energy unknown"]),  # then energy is no axis
+        ({1: 4000.0, 2: 5000.0, 4: None}, [4], ["", "", "energy unknown"]),  # then energy is not an axis
     ],
 )
 def test_energy_is_an_axis_of_the_front_and_can_be_limited(joules, front, exclusions):
@@ -257,7 +258,7 @@ def test_the_energy_to_a_target_is_a_share_of_the_trainings():
     [
         (measured({1: None}, {}), "no trial has its energy recorded"),
         (measured({1: None}, {"no_energy": "no CPU package has a counter"}), "no CPU package has a counter"),
-        (measured({1: 1.0}) + measured({2: 1.0}, {"energy_of": "GPUs"}), "the energies of some trials hold"),
+        (measured({1: 1.0}) + measured({2: 1.0}, {"energy_of": "GPUs"}), "the energy of some trials includes the CPU"),
     ],
 )
 def test_a_limit_on_an_unknown_energy_is_refused_with_the_reason(results, reason):

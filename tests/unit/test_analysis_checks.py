@@ -81,7 +81,7 @@ def nodes(*names, model="EPYC 1", cores=8):
     return {"node": names, "cpu_model": [model] * len(names), "num_node_cores": [cores] * len(names)}
 
 
-ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # others ran elsewhere: nothing that it needs
+ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # other trials ran on other machines
 SPREAD = {**ALONE, "node": ["a", "b"], "num_sharing_network": 0}
 NOT_RUN = Failure(FailureKind.SKIPPED, "not run")
 FAILED = make_result({"num_workers": 2}, 9, state=TrialState.FAILED, failure="CUDA out of memory\nmore\nlines")
@@ -115,14 +115,17 @@ def with_data(*digests):
 CASES = {
     "different_data": [
         (with_data("a"), None),
-        (with_data("a", "b", "c", "d", "e"), "* of 12 trials had other samples than a trial of the same seed*"),
+        (
+            with_data("a", "b", "c", "d", "e"),
+            "* of 12 trials had other samples than a trial with the same seed*: their metrics can't be compared.",
+        ),
         ([replace(r, data={"splits": ["x", {"train": 3}]}) for r in sound()], None),
     ],
     "few_repeats": [
         (sound(1), "1 repeat a point: no intervals, and nothing is confirmed."),
         (sound(2), "2 repeats a point: * log-normal times."),
         (sound(5), None),
-        (sound()[:-4], "2 repeats a point at the least: *"),
+        (sound()[:-4], "Only 2 repeats for some points: *"),
     ],
     "short_times": [(sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *")],
     "not_separated": [(TIED, "1 of 1 speedup inconclusive: num_workers=2.")],
@@ -196,9 +199,9 @@ CASES = {
     "shared_network": [
         (
             on(ALONE, {**SPREAD, "num_sharing_network": 1}),
-            "6 of 6 * shared the network with others * (up to 1 at a time).",
+            "6 of 6 * shared the network with other trials * (up to 1 at a time).",
         ),
-        (on(ALONE, SPREAD), None),  # beside trials on one machine each
+        (on(ALONE, SPREAD), None),  # other trials ran on one machine each
     ],
     "shared_with_studies": [
         (
@@ -383,7 +386,7 @@ def test_findings_depend_on_the_question(check, results, question, detail):
         {"foreign_cpu_share": None, "other_load_cores": None, "num_node_cores": None, "throttles": None},
         {"foreign_cpu_share": [None], "other_load_cores": [None], "num_node_cores": [64], "cpu_mhz_mean": [None]},
         {"foreign_cpu_share": [0.01, 0.04], "other_load_cores": [0.15, 0.15], "num_node_cores": [2, 2]},
-        # 4 of 64 cores, but not those of the trial.
+        # 4 of 64 cores, none of them the trial's.
         {"foreign_cpu_share": [0.02], "other_load_cores": [4.0], "num_node_cores": [64], "throttles": [0]},
         {"cpu_mhz_first": [3000.0], "cpu_mhz_mean": [2950.0], "cpu_mhz_last": [2900.0], "throttles": [0, None]},
         {"cpu_mhz_first": None, "cpu_mhz_mean": 2000.0, "cpu_mhz_last": [2000.0]},

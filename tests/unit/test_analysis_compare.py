@@ -65,8 +65,8 @@ PASSED, LOST, UNCLEAR = Gate.PASSED, Gate.FAILED, Gate.INCONCLUSIVE
         (trials(), trials((8.0,)), Outcome.UNCONFIRMED, 2.0, UNCLEAR),
         # B takes exactly 1.1 times as long in every block. Pairs would be conclusive, independent samples are not.
         (trials(WIDE), trials(scaled(1.1, WIDE)), OPEN, 1.1, UNCLEAR),
-        (trials(), MORE_WORK, F, 0.5, PASSED),  # rates are compared where the work differs
-        (TIMED, WHOLE, S, 1.5, LOST),  # as are whole trials where either has no time of its steps
+        (trials(), MORE_WORK, F, 0.5, PASSED),  # rates are compared if the work differs
+        (TIMED, WHOLE, S, 1.5, LOST),  # whole trials are compared if either study has no times of steps
         (WHOLE, TIMED, F, 1 / 1.5, PASSED),
         # Lost trials of B are not a pass, and missing ones of A are not a loss.
         (trials(), FAILED, Outcome.MISSING, None, LOST),
@@ -103,7 +103,7 @@ def test_the_gate_needs_the_whole_interval_on_one_side(low, high, gate):
     ("in_b", "gate"),
     [
         ({1: 1.0, 2: 1.0, 4: 1.0}, PASSED),
-        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 9.9}, PASSED),  # a point of B alone
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 9.9}, PASSED),  # a point that only B has
         ({1: 1.0, 2: 1.0}, UNCLEAR),
         ({1: 1.0, 2: 1.0, 4: 1.2}, LOST),
         ({1: 1.2}, LOST),
@@ -116,7 +116,7 @@ def test_a_point_that_b_lacks_counts(in_b, gate):
     comparison = compared(a, b, 0.05)
     assert comparison.gate is gate
     assert [p["num_workers"] for p in comparison.missing] == [n for n in (1, 2, 4) if n not in in_b]
-    if gate is PASSED:  # a point that does other work is lacking, too
+    if gate is PASSED:  # a point with different work is missing, too
         other = [replace(r, spec=replace(r.spec, config={**r.spec.config, "epochs": 9})) for r in b]
         assert compared(a, other, 0.05).missing == ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 4})
 
@@ -137,7 +137,7 @@ def test_intervals_of_one_level_show_the_claims_of_holms_steps(num_points, size,
     def excludes(pair, level):
         return independent_shift_estimate(*pair, level=level, priors=priors).excludes(against)
 
-    claimed: list[int] = []  # one after the other, at the level of how many are left
+    claimed: list[int] = []  # in Holm's steps, each at the level of the remaining comparisons
     while True:
         left = [i for i in range(num_points) if i not in claimed]
         new = [i for i in left if excludes(pairs[i], 1 - 0.05 / len(left))]
@@ -170,7 +170,7 @@ def test_values_without_scatter_differ_if_there_are_many(first, second, low):
 
 
 def disturbed(results, num=None):
-    """Trials of which the first `num`, or all, lost half of their cores' time to other load."""
+    """Return trials whose first `num`, or all, lost half of their cores' time to other load."""
     busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
     num = len(results) if num is None else num
     return [replace(r, conditions=stored_conditions(busy)) for r in results[:num]] + list(results[num:])
@@ -185,7 +185,7 @@ def test_nothing_is_claimed_on_times_if_most_trials_of_a_side_were_disturbed(fac
     assert comparison.doubts == tuple(why if d else "" for d in is_disturbed)
     assert comparison.matched[0].time.outcome is Outcome.DISTURBED
     assert (comparison.matched[0].gate, comparison.gate) == (UNCLEAR, UNCLEAR)
-    # A search has no doubt of its own, for it asks for a metric; here its times are what is compared.
+    # A search asks for a metric, so its own report has no doubt. Here, its times are compared.
     searched = compare(
         replace(side(a), question=Question("a", {}, ("num_workers",), num_repeats=1, is_search=True)), side(b), 0.05
     )
@@ -205,7 +205,7 @@ def test_the_change_of_the_metric_has_an_interval():
     assert change.low is not None and change.high is not None and change.low < -0.05 < change.high
 
 
-# ---- which points are the same
+# ---- matched points
 
 values = st.sampled_from([1, 2, 4, True, False, None, "sgd", (1, 2)])
 spaces = st.lists(st.fixed_dictionaries({"x": values, "y": values}), max_size=6, unique_by=lambda p: written(p))
@@ -228,7 +228,7 @@ def test_every_point_is_matched_once(a, b):
 def test_hyperparameters_that_one_study_sweeps_come_from_the_others_config():
     a = [r for size in (32, 64) for r in trials(point={"num_workers": 2, "batch_size": size})]
     b = trials(point={"num_workers": 2}, batch_size=64)
-    for swept in (("num_workers", "batch_size"), ("num_workers",)):  # now, or in an earlier execution alone
+    for swept in (("num_workers", "batch_size"), ("num_workers",)):  # now, or only in an earlier execution
         comparison = compare(side(a, swept), side(b))
         assert [p.point for p in comparison.matched] == [{"num_workers": 2, "batch_size": 64}]
         assert comparison.only == (({"num_workers": 2, "batch_size": 32},), ())
@@ -252,7 +252,7 @@ def test_studies_of_different_workloads_are_refused():
         compared(trials(), other)
 
 
-# ---- where they come from
+# ---- provenance
 
 ORIGIN = {"version_torch": "2.13", "cpu": "x", "command": "raypar study a", "git_dirty": "no"}
 OTHER = {**ORIGIN, "version_torch": "2.15", "command": "raypar study b", "git_dirty": "yes"}
@@ -262,7 +262,9 @@ def test_only_differences_in_origin_are_reported():
     comparison = compare(side(trials(), **ORIGIN), side(trials(), **OTHER))
     assert comparison.origins == {"version.torch": (("2.13",), ("2.15",))}
     assert comparison.uncommitted == (False, True)
-    comparison = compare(side(trials(), **ORIGIN), side(trials()))  # what is unknown of one is no difference
+    comparison = compare(
+        side(trials(), **ORIGIN), side(trials())
+    )  # a value that is unknown for one is not a difference
     assert (comparison.origins, comparison.is_known) == ({}, (True, False))
     n1, n2 = ([make_result({}, environment={"node": [n] * 2, "device_name": ["cpu"] * 2})] for n in ("n1", "n2"))
     assert compare(side(n1, ()), side(n2, ())).origins == {"node": (("n1",), ("n2",))}

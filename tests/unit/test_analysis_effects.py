@@ -134,7 +134,7 @@ def test_incomplete_points_are_left_out():
     of_workers = level(estimate, "num_workers", 8)
     assert level(estimate, "batch_size", 64).num_points == of_workers.num_points == 3
     assert of_workers.speedup.value == pytest.approx(5.0)
-    assert not estimate.interactions  # all are with the point that is lost
+    assert not estimate.interactions  # all of them need the lost point
     levels = "batch_size=64, batch_size=128, batch_size=256"
     assert estimate.omitted == (f"{TOO_FEW} the dependence of the speedup on {levels}",)
 
@@ -164,6 +164,18 @@ ONE = plain(blocks=(1.0,))
 def test_a_search_or_a_small_part_of_a_grid_has_no_effects(results, changes, reason):
     estimate = effects(results, replace(QUESTION, **changes))
     assert estimate.omitted == (f"No effects of the hyperparameters are estimated: {reason}",) and not estimate.main
+
+
+def test_matched_pairs_of_revisions_need_no_complete_first_block():
+    question = Question("s", {"revision": "a"}, ("revision", "lr"))
+    points = collect(
+        question, [make_result({"revision": v, "lr": lr}, r) for v in "ab" for lr in (1, 2) for r in (1, 2)], "wall_s"
+    )
+    matched = [
+        replace(p, matched_times={0: 2.0, 1: 2.0} if p.point["revision"] == "b" else {0: 4.0, 1: 4.0}) for p in points
+    ]
+    estimate = effects_of(question, matched, family_of(question, matched))
+    assert level(estimate, "revision", "b").speedup.value == pytest.approx(2.0)
 
 
 def test_one_swept_hyperparameter_or_no_time_has_no_effects():
@@ -207,4 +219,4 @@ def test_few_trials_and_a_single_hyperparameter_have_no_importances():
     assert search(9, lambda p, rng: p["lr"]) is None
     results = [make_result({"lr": i / 20}, 0, accuracy=i / 20) for i in range(20)]
     assert analyse(Question("s", {}, ("lr",), num_repeats=1, is_search=True), results).importances is None
-    assert analyse(replace(QUESTION, points=POINTS), plain()).importances is None  # of a grid there are effects
+    assert analyse(replace(QUESTION, points=POINTS), plain()).importances is None  # a grid has effects instead

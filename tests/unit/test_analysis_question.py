@@ -1,7 +1,7 @@
 """Trials with settings other than the latest ones of a study are excluded everywhere."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from results import make_result
@@ -9,7 +9,7 @@ from results import make_result
 from raypar import Study, grid
 from raypar.analysis.analyse import analyse, pair_speedups
 from raypar.analysis.compare import Side, compare
-from raypar.analysis.question import current_results, question_from_dict, question_of
+from raypar.analysis.question import current_results, question_from_dict, question_of, question_to_dict
 from raypar.analysis.recommend import Constraints, recommend
 from raypar.analysis.scaling import worker_groups
 from raypar.execution.plan import make_plan
@@ -21,7 +21,7 @@ from raypar.study.trial import TrialResult, TrialState
 from raypar.workloads import digits
 
 WORKERS = {"num_workers": grid(1, 2)}
-FAST = 0.5  # how long trials of other settings take, over those of the study's own
+FAST = 0.5  # time of trials with other settings, relative to the study's own
 
 
 def study(config, space=WORKERS, **more):
@@ -38,7 +38,7 @@ def ran(of, factor=1.0, started_at=0.0):
 
 
 def as_stored(question):
-    return question_from_dict(json.loads(json.dumps(asdict(question))))
+    return question_from_dict(json.loads(json.dumps(question_to_dict(question))))
 
 
 ASKED = study({"epochs": 3})

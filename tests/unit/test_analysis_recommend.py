@@ -65,7 +65,7 @@ PRICED = {"price_per_node_hour": 36.0}
     ("results", "constraints", "expected", "decision", "reasons"),
     [
         (THREE, {}, 4, CLEAR, {}),
-        (trials({1: 40.0, 2: 12.05, 4: 12.0}, NOISE), {}, 2, TIED, {}),  # of equals the one with fewer workers
+        (trials({1: 40.0, 2: 12.05, 4: 12.0}, NOISE), {}, 2, TIED, {}),  # the one with fewer workers of two equals
         (trials({1: 90.0, 2: 13.0, 4: 12.0}, WILD), {}, 2, UNCLEAR, {}),
         (trials({1: 40.0, 2: 22.0, 4: 21.0}, ONCE), {}, 4, UNCLEAR, {}),  # the fastest is the best guess
         # The metric is worse, unconfirmed, within the margin, or better if smaller.
@@ -110,7 +110,7 @@ def test_a_lead_has_a_runner_up_and_a_tie_its_rivals():
         (trials({1: 90.0, 2: 13.0, 4: 12.0}, (1.0, 1.12, 0.93)), {2, 4}, 47),
         (trials({1: 900.0, 2: 13.0, 4: 12.0}, WILD), {2, 4}, None),
         (trials({1: 40.0, 2: 22.0, 4: 21.0}, ONCE), {1, 2, 4}, 6),
-        (trials(BY_TWO, ONCE, accuracies={2: 0.5}), {1, 2}, 6),  # doubted for one trial's metric
+        (trials(BY_TWO, ONCE, accuracies={2: 0.5}), {1, 2}, 6),  # the metric of a single trial is unconfirmed
     ],
 )
 def test_the_trials_that_would_settle_it_are_named(results, points, num_repeats):

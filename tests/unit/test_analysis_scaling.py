@@ -348,7 +348,7 @@ def test_speedups_are_those_of_the_report_in_weak_and_strong_scaling(times):
     reported = {p.num_workers: (p.speedup, p.efficiency) for p in analysis.points}
     scaled = group.analysis.points
     assert {p.num_workers: (p.speedup, p.efficiency) for p in scaled} == reported
-    assert scaled == group.points and [p.num_workers for p in scaled] == sorted(times)
+    assert [p.num_workers for p in scaled] == sorted(times)
 
 
 def test_points_that_differ_only_in_workers_are_a_group():

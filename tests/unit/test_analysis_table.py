@@ -43,6 +43,10 @@ def test_byte_order_marks_remarks_and_empty_lines_are_skipped(table):
     assert read_table(table).runs[""].values == {1: (10.0,), 2: (6.0,)}
 
 
+def test_a_quoted_cell_that_spans_lines_is_refused(table):
+    assert "a quoted cell spans several lines" in refusal(table, 'workers,time,note\n1,10,"a\n2,5,b"\n')
+
+
 MIXED = "workers,time,framework,batch,seed\n1,10,torch,8,0\n1,11,torch,8,1\n2,6,torch,8,0\n2,3,jax,16,0\n"
 
 

@@ -90,6 +90,33 @@ def test_a_curve_needs_two_numbers_and_a_baseline():
     assert crossings_of(QUESTION, curve_of({64: None, 128: 2.0})) == []
 
 
+# ---- trials in few blocks, or with other hyperparameters
+
+
+def test_comparisons_that_differ_only_in_unswept_hyperparameters_are_counted():
+    """In an older store without settings, trials of an earlier space keep its hyperparameters."""
+    speedups = {(32, 1): 1.0, (32, 2): 2.0, (64, 1): 1.0, (64, 2): 0.9}
+    results = [
+        make_result({"batch_size": b, "num_workers": n}, r, 8.0 / speedup * (1 + 0.001 * ((r + n) % 3)))
+        for (b, n), speedup in speedups.items()
+        for r in range(4)
+    ]
+    answer = analyse(Question("s", {"num_workers": 1}, ("num_workers",)), results).verdict.answer
+    assert answer == "Of 2 comparisons with 1 worker: 1 faster, 1 slower; highest: 2.00×, 2 workers."
+
+
+def test_points_without_a_common_block_are_not_called_the_same():
+    results = [
+        make_result({"lr": lr}, r, 8.0 + 0.01 * r, value) for lr, r, value in ((1, 0, 0.95), (1, 1, 0.95), (2, 2, 0.9))
+    ]
+    analysis = analyse(Question("s", {}, ("lr",)), results)
+    assert analysis.statements == (
+        "lr=1 leads: 8.00 s [7.94, 8.07] (others have 1 trial, unconfirmed).",
+        "Best accuracy: 95.0 % [95.0, 95.0] at lr=1, inconclusive against lr=2.",
+    )
+    assert analysis.verdict.recommendation.candidates[1].exclusion == "accuracy not comparable (no common block)"
+
+
 # ---- the metric
 
 
