@@ -91,7 +91,7 @@ class AbView(Document):
             return []
         counts = [f"{gate.value} at {num}" for gate in Gate if (num := self.gate.points.count(gate))]
         detail = f" ({', '.join(counts)})" if len(self.gate.points) > 1 else ""
-        allowed = _share(self.gate.allowed_share)
+        allowed = _limit(self.gate.allowed_share)
         return [f"--fail-if-slower {allowed}: {self.gate.result.value}{detail}, exit code {self.exit_code}."]
 
 
@@ -125,7 +125,7 @@ def _load_line(points: Sequence[RevisionPoint]) -> str:
     met = f"Other load disturbed {num_disturbed} of {units.counted(num_blocks, 'pair')}"
     if num_pairs == num_blocks:
         return f"{met}: this widens the intervals."
-    return f"{met}; {num_pairs} pairs of undisturbed trials are compared."
+    return f"{met}; the comparison uses {units.counted(num_pairs, 'pair')} of undisturbed trials."
 
 
 def _summary(comparison: RevisionComparison) -> str:
@@ -136,18 +136,20 @@ def _summary(comparison: RevisionComparison) -> str:
 
 
 def _verdict(comparison: RevisionComparison, point: RevisionPoint) -> str:
-    """Return ``HEAD@1a2b3c4 is 4.1 % slower (95 % CI 2.9-5.2)``, or that this is inconclusive or refuted."""
+    """Return ``HEAD@1a2b3c4 is 4.1 % slower than main@5d6e7f8 (95 % CI 2.9-5.2 %, 12 pairs)``, or another outcome."""
     a, b = comparison.labels
     ratio = point.time.estimate
     match outcome := point.time.outcome:
         case Outcome.SLOWER | Outcome.FASTER if ratio is not None:
             low, high = sorted(100 * abs(bound - 1) for bound in (ratio.low or 1.0, ratio.high or 1.0))
             interval = f"95 % CI {low:.1f}-{high:.1f} %, {units.counted(ratio.num_samples, 'pair')}"
-            return f"{b} is {_share(abs(ratio.value - 1))} {outcome} than {a} ({interval})"
+            by = abs(ratio.value - 1)
+            return f"{b} is {units.percent(by, 1 if by < 0.1 else 0)} {outcome} than {a} ({interval})"
         case Outcome.EQUIVALENT if ratio is not None:
-            return f"no difference above {_share(comparison.margin)} between {a} and {b} ({_interval(ratio)})"
+            return f"no difference above {_limit(comparison.margin)} between {a} and {b} ({_interval(ratio)})"
         case Outcome.INCONCLUSIVE | Outcome.UNCONFIRMED if ratio is not None:
-            change = f"{b} takes {100 * (ratio.value - 1):+.1f} % against {a} ({_interval(ratio)})"
+            more = "more" if ratio.value >= 1 else "less"
+            change = f"{b} takes {100 * abs(ratio.value - 1):.1f} % {more} time than {a} ({_interval(ratio)})"
             return f"inconclusive{_more(point.num_more)}; {change}"
     states = [f"{label} {state}" for label, state in zip(comparison.labels, point.outcomes, strict=True) if state]
     return f"no times to compare: {', '.join(states) or 'no trial has ended'}"
@@ -163,19 +165,22 @@ def _more(num_blocks: int | None) -> str:
 
 
 def _interval(ratio: Estimate) -> str:
-    """Return ``95 % CI +2.9 to +5.2 %``, the interval of the change in time."""
+    """Return ``95 % CI +2.9 to +5.2 %, 12 pairs``, the interval of the change in time."""
     if ratio.low is None or ratio.high is None:
         return "1 pair, no interval"
+    pairs = units.counted(ratio.num_samples, "pair")
+    if units.is_noise(ratio):
+        return f"too noisy for an interval, {pairs}"
     low, high = (100 * (bound - 1) for bound in (ratio.low, ratio.high))
-    return f"95 % CI {low:+.1f} to {high:+.1f} %, {units.counted(ratio.num_samples, 'pair')}"
+    return f"95 % CI {low:+.1f} to {high:+.1f} %, {pairs}"
 
 
-def _share(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.1 and 100 * share % 1 else f"{100 * share:.0f} %"
+def _limit(share: float) -> str:
+    return f"{100 * share:.4g} %"
 
 
 def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
-    """Yield whether both reach the same metric."""
+    """Yield sentences on whether both revisions reach the same metric."""
     name, total = comparison.question.metric, len(comparison.points)
     outcomes = [point.metric.outcome for point in comparison.points]
     if outcomes.count(Outcome.EQUAL) == total:

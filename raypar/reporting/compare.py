@@ -27,7 +27,7 @@ LIMITATION = (
     "Two separate runs can also differ by the day (load, temperature, other users of the machine): this offset shifts "
     "every ratio above, and no interval covers it."
 )
-ROUNDING = 1e-12  # an interval no wider than this is of equal values
+ROUNDING = 1e-12  # largest width of the interval of equal values
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GateView:
 
 @dataclass(frozen=True)
 class CompareView(Document):
-    """Comparison of two studies, A, the reference, and B; each pair is A's, B's.
+    """Comparison of study B with study A, the reference. In each pair, A's value comes first.
 
     Attributes:
         stores: MLflow store of each.
@@ -67,7 +67,7 @@ class CompareView(Document):
 
     @cached_property
     def doubts(self) -> list[str]:
-        """Reason for each study whose times can't be trusted, in a sentence."""
+        """A sentence for each study whose times can't be trusted, with the reason."""
         doubts = zip("AB", self.comparison.doubts, strict=True)
         return [distrust(doubt, f"Times of {side}") for side, doubt in doubts if doubt]
 
@@ -155,7 +155,7 @@ def _gate_lines(comparison: StudyComparison, exit_code: int) -> Iterator[str]:
 
 
 def _doubt(point: MatchedPoint) -> str:
-    """Return why it is inconclusive whether B is slower at a point: ``1.05× [1.02, 1.08]``."""
+    """Return why the result at a point is inconclusive: ``1.05× [1.02, 1.08]``."""
     texts = [_ratio(point) if point.time.estimate else "no time in B"]
     if point.time.outcome is Outcome.UNCONFIRMED:
         texts.append("one trial in A or in B")
@@ -276,11 +276,11 @@ def _about_metric(comparison: StudyComparison) -> Iterator[str]:
         shown = f"{point_label(most.point)}, {_change(comparison.judged_by, change)}{unit}"
         yield f"{of}B differs from A at {len(differing)} of {total}; most at {shown}."
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
-        yield f"{of}the same at all of {total}."
+        yield f"{of}equal in A and B ({total})."
     elif all(p.metric.outcome is Outcome.UNCONFIRMED for p, _ in changes):
         yield f"{of}inconclusive, too few trials for an interval."
     else:
-        yield f"{of}no significant difference at any of {total}."
+        yield f"{of}no significant difference ({total})."
 
 
 def _not_compared(comparison: StudyComparison) -> str:

@@ -71,7 +71,8 @@ def _parts(view: StudyView, width: int, encoding: str, *, verbose: bool) -> Iter
             yield from paragraph(view.caveats)
         yield from paragraph(f"More: raypar report {view.name} --verbose | --open | raypar ui", style="dim")
         return
-    yield Text("")
+    if analysis.statements:
+        yield Text("")
     for statement in analysis.statements:
         yield from paragraph(statement)
     for section in view.sections.values():

@@ -1,6 +1,6 @@
-"""JSON: what ``--json`` prints of each verb's view, and its schema.
+"""JSON that ``--json`` prints for each verb, and its schema.
 
-A view is a dataclass beside its printer. It holds what was computed and makes each sentence on it once; terminal, page,
+A view is a dataclass beside its printer. It holds the computed values and makes each sentence once. Terminal, page,
 Markdown, MLflow, notebooks and JSON render it. The keys of its JSON are in its ``shown``, those of types from other
 folders in `SHOWN`; any other dataclass has its fields as keys. Empty texts and NaN become null.
 
@@ -29,7 +29,7 @@ from raypar.study.trial import TrialResult
 
 
 class Document:
-    """View of what a verb prints, which can be printed as JSON.
+    """Output of a verb, which can also be printed as JSON.
 
     Attributes:
         schema: version of the format.
@@ -42,8 +42,9 @@ class Document:
     shown: ClassVar[str] = ""
 
 
-# Keys of the JSON of a type, by its name. A path after a key names the attribute, if that has another name. "#" is a
-# number of entries, "+1" counts from 1, and "*POINTS" are the quantities of that view. Paths lead through sequences.
+# Keys of the JSON of a type, by the type's name. "key=path" names the attribute if its name differs from the key. In a
+# path, "#" is the number of entries and "+1" counts from 1. A path through a sequence gives a list. "*POINTS" stands
+# for the quantities of that view.
 SHOWN: Mapping[str, str] = {
     "BaselineComparison": "point=point.point compared=who baseline=base setting outcome speedup=point.speedup "
     "efficiency=point.efficiency",
@@ -61,7 +62,6 @@ SHOWN: Mapping[str, str] = {
     "efficiency metric *POINTS step_time_median_s step_time_p95_s",
     "Prediction": "num_workers batch_size step_time_s parts=step throughput_samples_per_s speedup efficiency epoch_s "
     "training_s limit measured_step_time_s=measured extrapolated",
-    "Profile": "num_steps step_s overhead parts_s=mean.parts hidden_communication_s=mean.hidden_s utilisation",
     "Recommendation": "decision chosen runner_up lead rivals=rivals.point settling",
     "Refused": "name=law.name formula=law.formula reason",
     "RevisionPoint": "point change=time.outcome ratio=time.estimate num_pairs num_disturbed_pairs=num_disturbed "
@@ -83,7 +83,7 @@ def to_json(document: Document) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: NaN and infinity become null, enumerations their values, tuples arrays."""
+    """Return a value in JSON's types: NaN and infinity become null, enumerations their values, tuples arrays."""
     if keys := _keys(type(value)):
         return {key: _plain(_read(value, place)) for key, place in keys.items()}
     if isinstance(value, Enum):
@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def _keys(cls: type) -> dict[str, str | Quantity]:
-    """Return the keys of the JSON of a type, each with its path or its quantity; none for a type that is plain."""
+    """Return the keys of the JSON of a type, each with its path or its quantity; empty for a plain type."""
     shown = SHOWN.get(cls.__name__, "") or getattr(cls, "shown", "")
     if not shown and is_dataclass(cls):
         shown = " ".join(field.name for field in fields(cls))
@@ -149,7 +149,7 @@ def schema() -> dict[str, Any]:
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-    _object.cache_clear()  # of other quantities
+    _object.cache_clear()  # an earlier call may have had other quantities
     views: tuple[Any, ...] = (
         *(StudiesView, TrialsView, StudyView, RecommendView, CompareView, AbView, FitView, PredictView, PlanView),
         *(DoctorView, WorkView, FitBatchView),
@@ -169,7 +169,7 @@ def schema() -> dict[str, Any]:
 def _object(cls: type) -> Any:
     """Return the type of a dataclass's JSON."""
     from pydantic import Field
-    from typing_extensions import TypedDict  # of `typing`, pydantic takes it from Python 3.12 on
+    from typing_extensions import TypedDict  # pydantic accepts that of `typing` only from Python 3.12 on
 
     from raypar.analysis.stats import Estimate
 
@@ -210,7 +210,7 @@ def _json_type(hint: Any) -> Any:
 
 
 def _attribute(hint: Any, path: str) -> tuple[Any, str]:
-    """Return the annotation of what a path leads to, and its description."""
+    """Return the annotation of the attribute at the end of a path, and its description."""
     name, _, rest = path.removesuffix("+1").partition(".")
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
@@ -232,7 +232,7 @@ def _attribute(hint: Any, path: str) -> tuple[Any, str]:
 
 
 def _names() -> dict[str, Any]:
-    """Return the types that modules import for annotations alone."""
+    """Return types that modules import only for annotations."""
     from raypar.track.store import StudySummary
     from raypar.train.flops import Work
 
@@ -248,7 +248,7 @@ def _described(cls: type, name: str) -> str:
 
 
 def _in_json(text: str) -> str:
-    """Return a text in words of JSON."""
+    """Return a description with JSON's names for None, True and False, in one line."""
     for python, of_json in {"None": "null", "True": "true", "False": "false"}.items():
         text = re.sub(rf"\b{python}\b", of_json, text)
     return " ".join(text.replace("``", "`").split())

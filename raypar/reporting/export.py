@@ -169,11 +169,16 @@ def answer_markdown(view: StudyView, max_points: int | None = None) -> str:
         columns = point_columns(view.analysis, summary_layout(), max_points)
         rule = ["---:" if column.is_number else "---" for column in columns]
         rows = [[column.head for column in columns], rule, *zip(*(column.cells for column in columns), strict=True)]
-        parts.append("\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows))
+        parts.append("\n".join(f"| {' | '.join(map(_markdown_cell, cells))} |" for cells in rows))
     if num_left := len(points[max_points:]) if max_points is not None else 0:
         parts.append(f"... and {units.counted(num_left, 'more point')}.")
     parts += [*view.recommended, view.analysis.verdict.final_test]
     return as_utf8("\n\n".join(filter(None, parts)))
+
+
+def _markdown_cell(text: str) -> str:
+    """Return a text that neither ends its cell nor its row."""
+    return " ".join(text.split()).replace("|", "&#124;")
 
 
 def markdown_of(view: StudyView, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
@@ -189,7 +194,7 @@ def markdown_of(view: StudyView, origin: Mapping[str, Sequence[str]], descriptio
     if analysis.question.baseline:
         asked += f"Compared with: {point_label(analysis.question.baseline)}. "
     asked += f"{units.counted(len(analysis.points), 'point')}, {units.counted(analysis.num_trials, 'trial')}."
-    warnings = [f"- **Warning:** {w.detail} {w.advice}" for w in analysis.warnings]
+    warnings = [f"- **Warning:** {w.detail.removesuffix('.')}. {w.advice}" for w in analysis.warnings]
     parts = [
         f"# {analysis.question.study_name}",
         answer_markdown(view),

@@ -1,6 +1,6 @@
-// Draws every figure beside its SVG, which goes only once that has worked; folded ones when they are unfolded, for there
-// is no width to draw them in before. The interpreter of expressions (`ast`) does without eval, which the content
-// security policy forbids.
+// Draws each figure beside its SVG, and removes the SVG once the figure is drawn. A folded figure has no width, so it is
+// drawn when it is unfolded. The interpreter of expressions (`ast`) needs no eval, which the content security policy
+// forbids.
 function draw(figure) {
   const place = figure.querySelector(".chart > div");
   const still = place.querySelector("svg");

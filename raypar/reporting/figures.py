@@ -120,7 +120,7 @@ def speedup(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
         return _speedup_over_workers(analysis, groups)
     if comparisons:
         return _comparisons(analysis)
-    return OmittedFigure("Speedup", "no point has a finished baseline to be compared with")
+    return OmittedFigure("Speedup", "no point has a finished baseline to compare with")
 
 
 def _comparisons(analysis: StudyAnalysis) -> Figure:
@@ -461,7 +461,7 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
     scored = [(p, p.metric.value) for p in analysis.points if p.metric is not None and not p.unusable]
     if not analysis.question.is_search or len(scored) < MIN_TRIALS:
         title = f"{name} the hyperparameter that matters most"
-        return OmittedFigure(title, f"it shows a search of {MIN_TRIALS} trials or more")
+        return OmittedFigure(title, f"needs a search with at least {MIN_TRIALS} trials")
     shares = analysis.importances.shares if analysis.importances else {}
     values = {key: [p.point.get(key) for p, _ in scored] for key in (*shares, *analysis.question.space_keys)}
     key = next(iter(shares), max(values, key=lambda each: len(set(map(units.value_of, values[each])))))
@@ -526,14 +526,14 @@ def _heat_map(
     keys, cells = analysis.question.space_keys, [(p.point, e) for p in analysis.points if (e := of(p)) is not None]
     blanks = [(p.point, p.outcome) for p in analysis.points if p.outcome is not None]
     points = [point for point, _ in (*cells, *blanks)]
-    reason = f"it shows two swept hyperparameters, and there are {len(keys)}"
+    reason = f"needs two swept hyperparameters, and there are {len(keys)}"
     if len(keys) == 2:
         across, down = ([units.value_of(point.get(k)) for point in points] for k in keys)
         columns, lines = len(set(across)), len(set(down))
         fills = MIN_FILLED * columns * lines <= len(cells) <= columns * lines <= MAX_CELLS
         reason = "" if fills else f"the points don't fill a grid of at most {MAX_CELLS} cells"
         if min(columns, lines) < 2:
-            reason = "it takes two values or more of both hyperparameters with finished trials"
+            reason = "needs at least two values of both hyperparameters with finished trials"
     if reason:
         return OmittedFigure(f"{what} as a heat map", reason)
     values = [e.value for _, e in cells]
@@ -678,7 +678,7 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     if analysis.question.is_search:
         caption = f"In the order of {analysis.question.metric}, the best first."
     caption = caption or f"Median of {point_label(drawn[0][0].point)}: {rows[0]['shown']}."
-    more = f" Drawn: {len(drawn)} of {len(timed)} points." if len(drawn) < len(timed) else ""
+    more = f" {len(drawn)} of {len(timed)} points are drawn." if len(drawn) < len(timed) else ""
     return Figure("times", title, caption + more, spec)
 
 
@@ -687,7 +687,8 @@ def breakdown(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omi
     """Parts of a mean step, stacked, for each profiled point."""
     title = "Where a step's time goes"
     if not analysis.profiles:
-        return OmittedFigure(title, "no point was profiled: `raypar study FILE --profile` does it after the training")
+        reason = "no point was profiled: `raypar study FILE --profile` profiles each point after the training"
+        return OmittedFigure(title, reason)
     shown = analysis.profiles[:MAX_BARS]
     means = [(point, {NAMES[part]: profile.mean.parts[part] for part in PARTS}) for point, profile in shown]
     largest = max(NAMES.values(), key=lambda part: max(mean[part] / sum(mean.values()) for _, mean in means))
@@ -725,8 +726,8 @@ def _parts_figure(
 
     Args:
         means: points, with their parts in seconds.
-        of: the whole, and the unit of the axis with its number in a second.
-        part: whose share is in the caption.
+        of: name of the whole, unit of the axis, and number of these units in a second.
+        part: part whose share is in the caption.
     """
     (whole, unit, factor), rows = of, list[Row]()
     y, names = vega.point_axis([point for point, _ in means])
@@ -824,7 +825,8 @@ def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure 
         vega.point_layer(series, x, y, size=36, title=legend_title, **tips),
     )
     ends = [curve[-1]["shown"] for _, curve in sorted(drawn, key=lambda entry: entry[1][-1]["value"])]
-    who = f"The best {len(drawn)} of {len(curves)} trials" if len(drawn) < len(curves) else "The trials"
+    some = f"{len(drawn)} of {len(curves)} trials"
+    who = "The trials" if len(drawn) == len(curves) else f"The best {some}" if analysis.question.is_search else some
     ends_at = f"{who} end at {' to '.join(dict.fromkeys((ends[0], ends[-1])))}."
     best_metric = () if analysis.question.is_search else best_lines(analysis.question, analysis.points, analysis.family)
     return Figure("learning", title, " ".join(best_metric) or ends_at, spec)
@@ -843,7 +845,7 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
         if r.is_measured and r.started_at > 0 and median_s and time_s and units.is_number(time_s):
             seen.append((r.started_at, r.spec.label, time_s, time_s / median_s))
     if len(seen) < 3:
-        return OmittedFigure(title, "fewer than three finished trials are of a point with repeats")
+        return OmittedFigure(title, "fewer than three finished trials belong to points with repeats")
     seen.sort()
     rows: list[Row] = [
         {"minutes": (at - seen[0][0]) / 60, "trial": label, "value": of_median}

@@ -33,8 +33,8 @@ class ScalingView:
     """Scaling of runs that differ only in their number of workers.
 
     Attributes:
-        label: of the runs; empty if they are all.
-        group: of a study's points; None: of a file's runs.
+        label: values that the runs share, such as ``batch_size=64``; empty if nothing else varies.
+        group: the study's points; None: runs of a file.
         doubt: why times can't be trusted, so that there is no worker count to stop at; empty if they can be.
     """
 
@@ -91,7 +91,7 @@ class FitView(Document):
 
     Attributes:
         source: name of the study, or path of the file.
-        groups: each fitted on its own.
+        groups: one for each set of runs that is fitted separately.
         reading: how the columns of a file were read, in a sentence.
         doubt: why times can't be trusted; empty if they can be.
         excluded: a sentence on trials of other settings; empty if there are none.
@@ -147,7 +147,7 @@ def print_fit(console: Console, view: FitView) -> None:
             print_paragraph(console, _excluded_line(group.excluded))
             console.print()
     if view.excluded:
-        print_line(console, view.excluded)
+        print_paragraph(console, view.excluded)
 
 
 def _level(num_groups: int) -> float:
@@ -271,7 +271,7 @@ def _no_bound(fit: Fit) -> str:
     """Return why a law has no limit or no peak."""
     bound, parameter = ("peak", "k") if fit.law is USL else ("limit", "f")
     if fit.parameters[-1].low is None:
-        return f"no {bound}: it needs at least two runs of each worker count"
+        return f"no {bound}: at least two runs of each worker count are needed"
     return f"no {bound}: {parameter} is not significantly above 0"
 
 
@@ -292,7 +292,7 @@ def _interval_note(analysis: ScalingAnalysis) -> str:
         return ""
     if analysis.why_no_interval:
         return f"The laws' parameters have no intervals: {analysis.why_no_interval}."
-    return f"The laws' intervals have {100 * (fits[0].parameters[0].level or 0.0):.4g} % confidence."
+    return f"The laws' intervals have {units.level(fits[0].parameters[0].level or 0.0)} confidence."
 
 
 def _excluded_line(excluded: Mapping[int, str]) -> str:
@@ -407,7 +407,7 @@ def _where_to_stop(analysis: ScalingAnalysis, doubt: str = "") -> str:
         return "No worker count is twice another: measure doublings, such as 1, 2, 4 and 8 workers."
     enough = units.number(WORTHWHILE, 2) + "×"
     if analysis.why_no_interval:
-        return f"Where to stop needs repeats: {analysis.why_no_interval}."
+        return f"Where to stop is unknown without repeats: {analysis.why_no_interval}."
     if (last := analysis.last_step) is not None:
         start = units.counted(last.start, "worker")
         if last.gain.high is not None and last.gain.high < 1:

@@ -22,10 +22,10 @@ class Largest:
 
     Attributes:
         batch_size: largest batch per worker that was run and fits; None: none fits.
-        peak_bytes: memory of a worker with it.
+        peak_bytes: peak memory of a worker with this batch.
         too_large: smallest batch that was run and does not fit; None: all fit.
-        reason: why that does not fit.
-        num_trials: batch sizes that were run.
+        reason: why `too_large` does not fit; empty if unknown.
+        num_trials: number of batch sizes that were run.
         is_final: the search is complete. False: it was interrupted, or a trial failed.
         is_all_data: the training set allows no larger batch.
         failure: why a trial failed; empty: none did.
@@ -48,7 +48,7 @@ class FitBatchView(Document):
     """Largest batch per worker that fits into memory, at each point.
 
     Attributes:
-        max_memory: the limit; empty: all that a GPU has.
+        max_memory: limit of a worker's memory; empty: all memory of its GPU.
     """
 
     kind = "fit-batch"
@@ -65,17 +65,18 @@ def print_fit_batch(console: Console, view: FitBatchView) -> None:
 def answer_line(answer: Largest, limit: str) -> str:
     """Return the answer, for example ``per_worker_batch_size 384 is the largest that fits in 2GB on 1 worker: …``."""
     at = f" at {point_label(answer.point)}" if answer.point else ""
-    where = f"in {limit or 'the GPU'} on {counted(answer.num_workers, 'worker')}{at}"
+    limit = limit or "the GPU's memory"
+    memory = f"{limit} on {counted(answer.num_workers, 'worker')}{at}"
     trials = f" ({counted(answer.num_trials, 'trial')})"
     if answer.failure:
-        return f"No answer {where}: a trial failed: {answer.failure}"
+        return f"No answer for {memory}: a trial failed: {answer.failure}"
     if not answer.is_final:
-        fits = f"{answer.batch_size} fits" if answer.batch_size else "nothing that was run fits"
-        return f"Not finished {where}: so far {fits}{trials}"
+        fits = f"{answer.batch_size} fits" if answer.batch_size else "no tested batch fits"
+        return f"Not finished for {memory}: so far {fits}{trials}"
     if answer.batch_size is None:
         reason = f": {answer.too_large} {answer.reason}" if answer.reason else ""
-        return f"No batch fits {where}{reason}{trials}"
-    text = f"per_worker_batch_size {answer.batch_size} is the largest that fits {where}"
+        return f"No batch fits in {memory}{reason}{trials}"
+    text = f"per_worker_batch_size {answer.batch_size} is the largest that fits in {memory}"
     if answer.peak_bytes:
         text += f": peak {size(answer.peak_bytes)}"
     if answer.too_large is None:

@@ -143,4 +143,4 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     @property
     def figures(self) -> Figures:
         """The figures of the study's report."""
-        return Figures(figures_of(self.analysis, self._results))
+        return Figures(figures_of(self.analysis, self.analysis.evidence.results))

@@ -24,6 +24,7 @@ from markupsafe import Markup, escape
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, speedups_in_blocks
+from raypar.analysis.question import current_results
 from raypar.provenance import versions
 from raypar.reporting.figures import figures_of
 from raypar.reporting.points import point_columns
@@ -65,9 +66,10 @@ def html_report(view: StudyView, results: Sequence[TrialResult], origin: Origin)
     """Return the report as HTML; takes a few seconds, since every figure is drawn.
 
     Args:
-        results: the study's trials, in any order.
+        results: the study's trials, in any order. Trials of other settings are excluded.
     """
-    trials, analysis, verdict = latest(results), view.analysis, view.analysis.verdict
+    analysis, verdict = view.analysis, view.analysis.verdict
+    trials = latest(current_results(analysis.question, results).results)
     figures = figures_of(analysis, trials)
     table_script, chart_script = _inline((FOLDER / TABLE_SCRIPT).read_text("utf-8")), _chart_script()
     points = points_table(view)
@@ -218,7 +220,7 @@ def trials_table(analysis: StudyAnalysis, trials: Sequence[TrialResult], most: i
     notes = [f"The same for all: {', '.join(shared)}."] if shared else []
     if more > 0:
         left_out = units.counted(more, "later trial")
-        notes.append(f"{left_out} not shown: `raypar store show` and `raypar store export` have all.")
+        notes.append(f"{left_out} not shown: `raypar store show` and `raypar store export` include them.")
     return replace(table, notes=notes)
 
 
@@ -278,10 +280,9 @@ def provenance_lines(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> 
     """Return names and values: command, commit, versions, machine, nodes, seeds, shared hyperparameters."""
     lines = [(name, tags[key]) for key, name in _NAMES.items() if key in tags]
     if lines and "git.commit" not in tags:
-        lines.insert(1, ("git commit", "none: the study's file is in no git repository"))
-    versions = sorted(f"{key[8:]} {tag}" for key, tag in tags.items() if key.startswith("version."))
-    if versions:
-        lines.append(("versions", ", ".join(versions)))
+        lines.insert(1, ("git commit", "none: the study's file is not in a git repository"))
+    if packages := sorted(f"{key[8:]} {tag}" for key, tag in tags.items() if key.startswith("version.")):
+        lines.append(("versions", ", ".join(packages)))
     for key, called in (("node", "nodes of the trials"), ("device_name", "devices of the trials")):
         if values := dict.fromkeys(value for r in trials for value in r.conditions.names(key)):
             lines.append((called, ", ".join(values)))

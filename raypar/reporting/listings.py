@@ -38,14 +38,14 @@ class PlanView(Document):
     """Trials of a study that are done, and those still to run.
 
     Attributes:
-        missing: trials to run; none for a search, whose points are drawn.
-        num_trials: in all, as far as decided.
-        gangs: their shapes.
-        num_all_cores: of all machines.
-        isolation: warm: gangs serve trial after trial; fresh: a gang for every trial.
-        estimated_s: for what is to run; None before the first trials.
-        num_timed_trials: stored trials that the estimate is from.
-        timed_study: whose these are; empty: the study's own.
+        missing: trials to run; empty for a search, whose points are drawn.
+        num_trials: number of all trials, as far as decided.
+        gangs: shapes of the gangs.
+        num_all_cores: cores of all machines.
+        isolation: warm: a gang serves many trials; fresh: each trial has a new gang.
+        estimated_s: time of the trials to run; None before the first trials.
+        num_timed_trials: number of stored trials behind the estimate.
+        timed_study: study of these trials; empty: this study.
     """
 
     kind = "plan"
@@ -111,16 +111,16 @@ def print_plan(console: Console, plan: PlanView) -> None:
     if plan.gangs:
         kind = "warm, kept between trials" if plan.isolation == "warm" else "fresh for every trial"
         print_line(console, f"gangs ({kind}): " + "; ".join(map(str, plan.gangs)))
-        print_line(console, f"cores: {plan.num_cores:g} at a time of {plan.num_all_cores:g}")
+        print_line(console, f"cores: {plan.num_cores:g} of {plan.num_all_cores:g} at a time")
     if plan.num_done > 0:
         print_line(console, f"done already: {plan.num_done}; to run: {plan.num_to_run}")
-    estimate = "not known before the first trials"
+    estimate = "unknown before the first trials"
     if plan.estimated_s is not None:
         of = f" of `{plan.timed_study}`" if plan.timed_study else ""
         num_timed = units.counted(plan.num_timed_trials, "stored trial")
         estimate = f"about {units.rough_seconds(plan.estimated_s)} (from {num_timed}{of})"
     if plan.num_to_run:
-        print_line(console, f"time for what is to run: {estimate}")
+        print_line(console, f"estimated time: {estimate}")
     if plan.missing:
         columns = [
             value_column("order", [spec.order + 1 for spec in plan.missing]),
@@ -152,7 +152,7 @@ def print_failures(console: Console, failures: Sequence[TrialResult], log_dir: P
         if failure.log_path:
             print_line(console, f"    log: {failure.log_path}")
     if skipped:
-        print_line(console, f"not run, as their points had failed: {units.listed(skipped, MAX_LABELS)}")
+        print_line(console, f"not run, because their points had failed: {units.listed(skipped, MAX_LABELS)}")
     if any(r.failure is not None and Path(r.failure.log_path).is_relative_to(log_dir) for r in failures):
         print_line(console, f"all logs of this execution: {log_dir}")
 
@@ -182,8 +182,8 @@ class TrialsView(Document):
     """Trials of a study, block by block in the order in which they ran.
 
     Attributes:
-        metric: of the study.
-        scope: the executions that ``--since`` restricts it to; empty: all.
+        metric: the study's metric.
+        scope: the executions that ``--since`` selects; empty: all.
     """
 
     kind = "show"
@@ -250,7 +250,7 @@ class CheckResult:
     """Result of a check of the machine.
 
     Attributes:
-        fix: only of interest if the check failed.
+        fix: what to do if the check failed.
     """
 
     name: str
@@ -280,11 +280,11 @@ class DoctorView(Document):
 
 @dataclass(frozen=True)
 class LeastTime:
-    """The least time that some samples can take.
+    """Minimum time of some samples.
 
     Attributes:
-        num_samples: over all epochs.
-        flop: forward and backward.
+        num_samples: number of samples, over all epochs.
+        flop: FLOP of the forward and backward passes.
     """
 
     num_samples: int
@@ -294,7 +294,7 @@ class LeastTime:
 
 @dataclass(frozen=True)
 class WorkView(Document):
-    """Work of training a network, with the least time that it takes.
+    """Work of training a network, and its minimum time.
 
     Attributes:
         title: the workload and its settings.
@@ -337,15 +337,15 @@ def print_work(console: Console, view: WorkView) -> None:
     line, work = partial(print_line, console), view.work
     size = " × ".join(map(str, work.input_shape)) or "1"
     line(f"{view.title}: {units.count(work.num_parameters)} weights; input of one sample: {size}")
-    what = {True: "multiply-accumulates", False: "operations of layers without multiply-accumulates"}
+    what = {True: "multiply-accumulates", False: "operations in layers without multiply-accumulates"}
     for is_of_macs, counted in what.items():
         layers = [layer for layer in work.layers if layer.is_of_macs is is_of_macs]
         if layers or is_of_macs:
-            line(f"\nof one sample, {counted}:")
+            line(f"\n{counted}, per sample:")
             print_table(console, _layer_columns(layers))
     times = units.number(work.macs / work.macs_forward, 3) if work.macs_forward else units.MISSING
     line(
-        f"\nforward and backward: {scaled(work.macs, 'MAC')} = {scaled(work.flop, 'FLOP')} a sample, "
+        f"\nforward and backward: {scaled(work.macs, 'MAC')} = {scaled(work.flop, 'FLOP')} per sample, "
         f"{times} times the forward pass"
     )
     line(f"peak: {scaled(view.peak_flop_per_s, 'FLOP/s')} ({view.peak_source})")
@@ -356,7 +356,7 @@ def print_work(console: Console, view: WorkView) -> None:
     for whole, each in least.items():
         line(f"{whole}: {scaled(each.flop, 'FLOP')}, at least {units.seconds(each.least_s)}")
     if view.training is None:
-        line("training: the size of the training set is not known; give it with --samples N")
+        line("training: the size of the training set is unknown; give it with --samples N")
 
 
 def scaled(value: float, unit: str) -> str:

@@ -4,7 +4,7 @@ The view shares the machine with the trials that are being timed. So an event on
 thread draws once a second. If the output is not a terminal, there is no thread, only a line with its time for each
 trial.
 
-A line that is too long for the terminal loses parts from its end. A label that is too long by itself breaks at a space.
+A line that is too long for the terminal loses parts at its end. A label that is too long is wrapped at a space.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from raypar.study.trial import (
     Placement,
     TrialResult,
     TrialSpec,
+    TrialState,
     is_timed_whole,
     point_label,
 )
@@ -135,8 +136,8 @@ class _Progress:
         self.num_trials, self.num_done = num_trials, len(done)
         self.clock, self.begun_s = clock, clock()
         self.running: dict[str, _Running] = {}
-        self.starting: dict[Placement, float] = {}  # gangs, since when
-        self.later_s: float | None = None  # expected time of trials not decided on yet; None: unknown
+        self.starting: dict[Placement, float] = {}  # gangs that are starting, since when
+        self.later_s: float | None = None  # expected time of trials that may be added later; None: unknown
         self.is_decided = is_decided  # no trials will be added
         self._queued = {spec.identity: trial_kind(spec) for spec in queued}
         self._ended: list[TrialTime] = [
@@ -144,7 +145,7 @@ class _Progress:
         ]
         self._num_slots = 1  # most trials seen running side by side
         self._idle_since_s: float | None = None  # since the end of a trial that ran alone
-        self._waiting_since_s: float | None = self.begun_s  # since when no trial is running; None: one is
+        self._waiting_since_s: float | None = self.begun_s  # time since which no trial runs; None: one runs
         self._pauses_s: list[float] = []
         self._gang_starts_s: dict[Placement, float] = {}
 
@@ -188,7 +189,7 @@ class _Progress:
             seen_s = now_s - started.since_s if started else 0.0
             took_s = seen_s if result.wall_s is None else result.wall_s
             self._ended.append((trial_kind(result.spec), took_s))
-            late_s = max(0.0, seen_s - took_s)  # the event comes after it was stored
+            late_s = max(0.0, seen_s - took_s)  # a result is stored before its event arrives
         if not self.running:
             self._idle_since_s, self._waiting_since_s = now_s - late_s, now_s
 
@@ -213,13 +214,13 @@ class _Progress:
             gang_starts_s=list(self._gang_starts_s.values()),
             num_gang_starts=len({kind.placement for kind in queued if kind.placement} - started),
         )
-        # An unknown wait is assumed to last as long again.
+        # Assume that an unknown wait lasts as long again.
         waited_s = 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
         return None if left_s is None else left_s + (self.later_s or 0.0) + waited_s
 
 
 class _Leading:
-    """The leading point so far, and the unit that the values of the metric show so far."""
+    """The leading point so far, and the metric with the unit inferred from its values so far."""
 
     def __init__(self, question: Question | None, done: Sequence[TrialResult]) -> None:
         self._question, self._results = question, list(done)
@@ -279,12 +280,13 @@ class LiveView:
         self._console, self._now = console, now
         self._run = _Progress(num_trials, done, queued, is_decided, clock)
         self._leading = _Leading(question, done)
-        self._num_lost: Counter[str] = Counter()  # trials that failed or diverged, by state, or were not run
+        self._num_lost: Counter[TrialState] = Counter()  # trials without a usable model
+        self._num_skipped = 0
         self._has_said = False
         self._errors: set[str] = set()  # already printed
         self._starting_text = starting
         self._last: deque[TrialResult] = deque(maxlen=NUM_LAST)
-        self._open = ""  # undecided part of a study that runs until it is settled
+        self._open = ""  # points that are not settled yet, in words
         self._lock = threading.RLock()
         self._live: _ResizableLive | None = None
         if console.is_terminal and not console.is_dumb_terminal:
@@ -311,7 +313,7 @@ class LiveView:
         """Handle an event, from any thread."""
         with self._lock:
             line = self._take(event)
-        # Printed outside our lock: rich holds its lock while it draws the view, which takes ours.
+        # Print without our lock: rich holds its own lock while it draws the view, and the view takes ours.
         if line:
             self._say(line)
 
@@ -354,8 +356,8 @@ class LiveView:
         run.end(result)
         self._leading.add(result)
         if result.failure is not None and result.failure.kind is FailureKind.SKIPPED:
-            self._num_lost["not run"] += 1
-            return None  # the notice of the stopped point suffices
+            self._num_skipped += 1
+            return None  # there was a notice about the stopped point
         is_lost = not result.is_complete or result.state.traits.is_unusable
         self._last.append(result)
         self._num_lost[result.state] += is_lost
@@ -430,8 +432,8 @@ class LiveView:
     def _summary(self, width: int) -> list[Text]:
         run = self._run
         text = f"{run.num_done}/{run.num_trials} trials, {len(run.running)} running, {run.num_queued} queued"
-        lost = sorted(self._num_lost.items(), key=lambda entry: entry[0] == "not run")
-        text += "".join(f", {num} {state}" for state, num in lost if num)
+        text += "".join(f", {num} {state.said_of(num)}" for state, num in self._num_lost.items() if num)
+        text += f", {self._num_skipped} not run" if self._num_skipped else ""
         bar_width = min(BAR_WIDTH, width - cell_len(text) - 2)
         if bar_width < MIN_BAR_WIDTH:
             return _wrapped(self._console, text, 0)

@@ -156,7 +156,7 @@ def _estimates(analysis: StudyAnalysis) -> list[tuple[Estimate | None, Estimate 
 
 def _level(estimates: Sequence[Estimate]) -> str:
     levels = {e.level for e in estimates if e.level}
-    return "at least " * (len(levels) > 1) + units.percent(min(levels), 2).replace("0 %", " %").replace(".0 %", " %")
+    return "at least " * (len(levels) > 1) + units.level(min(levels))
 
 
 def _methods(estimates: Sequence[Estimate]) -> str:

@@ -1,4 +1,4 @@
-"""Prediction in a terminal, an upper bound: a row per worker count, the parts of a step, and the assumptions."""
+"""Prediction of upper bounds in a terminal: a row per worker count, the parts of a step, and the assumptions."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ _BEYOND = {
     "workers": "more workers than were measured",
     "batch": "a batch per worker that was not measured",
     "network": "another network than the measured one",
+    "sending": "other buckets, overlap or algorithm than the measured ones",
 }
 
 
@@ -247,7 +248,9 @@ def _assumptions(report: PredictView) -> list[str]:
     lines.append(pipeline)
     lines.append("nothing else slows the workers: no contention between them, no other traffic, no slow node")
     predictions = report.sweep.predictions
-    if off := [abs(p.step_time_s.value / p.measured.value - 1) for p in predictions if p.measured]:
+    # A wait for the given input pipeline is not in the measured steps.
+    compared = [(p.step_time_s.value, p.measured.value) for p in predictions if p.measured and not p.step.data_wait_s]
+    if off := [abs(step_s / measured_s - 1) for step_s, measured_s in compared]:
         lines.append(f"the model differs from the measured steps above by at most {units.percent(max(off), 1)}")
     if calibration.draws is None:
         return [*lines, "no intervals: a point ran only once"]

@@ -13,7 +13,16 @@ from rich.text import Text
 
 from raypar import units
 from raypar.reporting.listings import scaled
-from raypar.reporting.text import Column, encoded, print_line, print_paragraph, print_table, table_width, terminal_table
+from raypar.reporting.text import (
+    Column,
+    encoded,
+    print_line,
+    print_paragraph,
+    print_table,
+    table_width,
+    terminal_table,
+    wrap_hanging,
+)
 from raypar.study.profile import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
 from raypar.study.space import Value
 from raypar.study.trial import point_label
@@ -57,14 +66,14 @@ def sentences(profile: Profile) -> list[str]:
     mean = profile.mean
     largest = max(PARTS, key=lambda part: mean.parts[part])
     of_ranks = " (mean of the ranks)" if len(profile.ranks) > 1 else ""
-    lines = [f"The largest part of a step is {NAMES[largest]}: {_share(mean, largest)}{of_ranks}."]
+    lines = [f"Largest part of a step: {NAMES[largest]}, {_share(mean, largest)}{of_ranks}."]
     lines += _about_communication(profile)
     lines += _about_waiting(profile)
-    used = "unknown, as this network's work can't be counted"
+    used = "unknown, because this network's work can't be counted"
     if profile.utilisation is not None:
         num, peak = len(profile.ranks), scaled(profile.peak_flops or 0.0, "FLOP/s")
-        used = f"{units.percent(profile.utilisation, 1)} of the {peak} of matrix products on "
-        used += f"all {num} workers at once" if num > 1 else "it"
+        workers = f"all {num} workers at once" if num > 1 else "the worker"
+        used = f"{units.percent(profile.utilisation, 1)} of the {peak} that matrix products reach on {workers}"
     lines.append(f"Model FLOP utilisation: {used}.")
     overhead = units.percent(abs(profile.overhead))
     change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing measurable (-{overhead})"
@@ -104,8 +113,8 @@ def breakdown_section(
             for line in textwrap.wrap(parts, max(width - 4, 20), break_on_hyphens=False):
                 yield Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), overflow="fold")
     if communicates:
-        yield Text("comm.: exposed; waits: for the slowest rank; hidden: share of communication", style="dim")
-        yield Text("that overlaps with computing.", style="dim")
+        text = "comm.: exposed; waits: for the slowest rank; hidden: share of communication overlapping with computing."
+        yield from (Text(line, style="dim", overflow="fold") for line in wrap_hanging(text, width))
 
 
 def _rank_columns(profile: Profile) -> list[Column]:
@@ -164,7 +173,7 @@ def _about_waiting(profile: Profile) -> Iterator[str]:
     if not waits or max(waits)[0] < WORTH_A_WORD:
         return
     waiting = [
-        f"rank {rank} for rank {other} {units.percent(share)} of its step"
+        f"rank {rank} waits {units.percent(share)} of its step for rank {other}"
         for share, rank, other in sorted(waits, reverse=True)[:MAX_RANKS_SHOWN]
         if share >= WORTH_A_WORD
     ]

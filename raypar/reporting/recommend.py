@@ -31,7 +31,7 @@ MAX_TIED = 2  # tied points that a line lists
 def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
     """Return the table's columns; quantities that no row has are omitted."""
     metric = advice.question.metric
-    marks = [(">" if c is advice.chosen else " ") + ("*" if c.is_on_front and not c.exclusion else " ") for c in rows]
+    marks = [(">" if c is advice.chosen else " ") + ("*" if _is_starred(c) else " ") for c in rows]
     times = [units.seconds_interval(c.time_s, bounds=intervals) for c in rows]
     every = [
         Column("", marks),
@@ -46,6 +46,10 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
     return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
 
 
+def _is_starred(c: Candidate) -> bool:
+    return c.is_on_front and not c.exclusion
+
+
 def _count(c: Candidate) -> str:
     target = c.to_target
     return f"{target.num_in(TargetStatus.REACHED)}/{len(target.trials)}" if target else str(len(c.times))
@@ -57,10 +61,10 @@ def _value(estimate: Estimate | None) -> float | None:
 
 MAX_NAMED = 4
 _STARTS = {
-    Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target; start-up, "
-    "warm-up and evaluation are not in them.",
+    Start.FIRST_STEP: "Times run from the first timed step to the evaluation that reaches the target. They exclude "
+    "start-up, warm-up and evaluation.",
     Start.LAUNCH: "Times run from the start of a trial's processes to the end of the evaluation that reaches the "
-    "target: start-up, warm-up and evaluations are in them.",
+    "target. They include start-up, warm-up and evaluation.",
 }
 
 
@@ -71,7 +75,7 @@ class RecommendView(Document):
     Attributes:
         next_step: command that runs the trials that would settle the choice, or advice if there is none.
         is_command: True if `next_step` is the command.
-        scope: the executions that ``--since`` restricts it to; empty: all.
+        scope: the executions that ``--since`` selects; empty: all.
     """
 
     kind = "recommend"
@@ -182,8 +186,8 @@ def _unchosen_metric(advice: Recommendation) -> Iterator[str]:
     if question.metric_chosen_by and is_judged:
         mode = "less" if question.mode == "min" else "more"
         yield (
-            f"It rests on {question.metric} ({mode} is better), which {question.metric_chosen_by} chose, not you: "
-            "metric= in the study's file names another."
+            f"It is based on {question.metric} ({mode} is better), which {question.metric_chosen_by} chose, not you. "
+            "To choose another, set metric= in the study's file."
         )
 
 
@@ -276,11 +280,9 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
     name = point_label(chosen.point)
     reason = f"{name} has the fewest workers"
     if min(counts) < num_workers:
-        reason = (
-            f"those with fewer workers are slower by more than {units.percent(advice.question.margin)} in the median"
-        )
+        reason = f"those with fewer workers are slower by more than {units.percent(advice.question.margin)} (medians)"
     elif min(counts) == num_workers:
-        reason = f"{name} has the least time of those with as few workers"
+        reason = f"{name} has the smallest median time of those with as few workers"
     if advice.decision is Decision.TIED:
         return f"; it is tied with {tied}, but {reason}"
     return f"; {tied} may be as fast" + (f", but {reason}" if chosen is not advice.leader else "")
@@ -325,11 +327,12 @@ def _notes(advice: Recommendation, hidden: Sequence[Candidate]) -> Iterator[str]
         num_excluded = sum(bool(c.exclusion) for c in hidden)
         yield f"{units.counted(len(hidden), 'more point')} not shown, {num_excluded} excluded."
     timed = [c for c in advice.candidates if c.time_s]
-    more = [q.head for q in of_view(View.FRONT) if timed and all(c.of(q) for c in timed)]
-    axes = units.listed(["time", advice.question.metric, *more], 4, word="and")
-    better = "significantly better" if any(len(c.times) > 1 for c in advice.candidates) else "better"
-    text = f"no other point is at least as good in all of them by its median, and {better} in one"
-    yield f"* on the Pareto front of {axes}: {text}."
+    if any(_is_starred(c) for c in advice.candidates):
+        more = [q.head for q in of_view(View.FRONT) if timed and all(c.of(q) for c in timed)]
+        axes = units.listed(["time", advice.question.metric, *more], 4, word="and")
+        better = "significantly better" if any(len(c.times) > 1 for c in advice.candidates) else "better"
+        text = f"no other point is at least as good in all of them by its median, and {better} in one"
+        yield f"* on the Pareto front of {axes}: {text}."
     if advice.constraints.target is not None:
         yield _STARTS[advice.constraints.start]
         yield from _censored(advice.candidates)
@@ -338,7 +341,7 @@ def _notes(advice: Recommendation, hidden: Sequence[Candidate]) -> Iterator[str]
     if any(c.cost for c in advice.candidates):
         yield "Cost: nodes × hours of the time shown × price of a node-hour."
     if any(c.energy_j for c in timed):
-        source, shared = advice.energy_source, "; that of a package includes everything that runs on it, and idling"
+        source, shared = advice.energy_source, "; a package's energy includes everything that runs on it, and idling"
         yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."
     close = [point_label(c.point) for c in advice.candidates if c.is_close_call]
     if close:

@@ -1,5 +1,5 @@
 "use strict";
-// Tables that sort by a click on a head and show the rows with the words that are typed.
+// Sorts tables when a head is clicked, and filters their rows by the words that are typed.
 document.documentElement.classList.add("scripted");
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
@@ -18,7 +18,7 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
         const text = cell.textContent.trim();
         return { row, number: text ? Number(cell.dataset.sort ?? text) : NaN, text };
       });
-      // Numbers, then words, then what is not known, either way round.
+      // Numbers first, then words, then missing values, in both directions.
       const rank = (entry) => (!Number.isNaN(entry.number) ? 0 : entry.text && entry.text !== "–" ? 1 : 2);
       keyed.sort((a, b) => {
         if (rank(a) !== rank(b)) return rank(a) - rank(b);

@@ -27,7 +27,7 @@ def distrust(doubt: str, times: str = "Times") -> str:
 
 
 def comparison_columns(verdict: Verdict) -> list[Column]:
-    """Return columns with the points, speedup and outcome of each comparison; empty for one, which is in the answer."""
+    """Return columns with points, speedup and outcome of each comparison; empty for a single one (see the answer)."""
     shown = verdict.comparisons
     if len(shown) < 2:
         return []

@@ -32,7 +32,7 @@ GAP = 2  # cells between the columns of a table; reduced to one if that makes it
 def ascii_fallback(text: str, encoding: str) -> str:
     """Return the text unchanged if it can be encoded, else with plain substitutes for missing characters.
 
-    A substitute may be longer than the original: that of ``±`` by two cells.
+    A substitute may be longer than the original: ``+/-`` takes two more cells than ``±``.
     """
     try:
         text.encode(encoding)
@@ -220,7 +220,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _unwritable(path: Path, error: OSError) -> RayparError:
-    hint = "name a file in a folder that is there and that you may write to"
+    hint = "name a file in an existing folder that you may write to"
     return RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint)
 
 
@@ -230,7 +230,7 @@ def check_file(path: Path, *, force: bool = True) -> None:
         raise RayparError(f"{path}: is a folder", hint="name a file")
     _check_folder(path.parent, path)
     if path.exists() and not force:
-        raise RayparError(f"{path}: is there already", hint="choose another name, or replace it with --force")
+        raise RayparError(f"{path}: already exists", hint="choose another name, or replace it with --force")
 
 
 def check_folder(folder: Path) -> None:

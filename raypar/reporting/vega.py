@@ -136,7 +136,7 @@ def workers_axis(counts: Sequence[int]) -> Spec:
 
 
 def point_axis(points: Sequence[Mapping[str, Value]]) -> tuple[Spec, list[str]]:
-    """Return the axis of points, with the keys as title, and the points' names: their values."""
+    """Return the axis of points, with the keys as title, and the points' names, which are their values."""
     keys = list(dict.fromkeys(key for point in points for key in point))
     names = [", ".join(units.value_of(point.get(key)) for key in keys) or point_label(point) for point in points]
     if len(set(names)) < len(names):
@@ -164,7 +164,7 @@ def metric_axis(metric: Metric) -> Spec:
 
 
 def tooltip(**titles: str) -> list[Spec]:
-    """Return the fields to show, with their titles, when the pointer is over a row."""
+    """Return the fields that a tooltip shows, with their titles."""
     return [nominal(name, title) for name, title in titles.items()]
 
 

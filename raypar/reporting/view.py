@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +19,12 @@ from raypar.reporting.sentences import IndentedLine, comparison_columns, effect_
 from raypar.reporting.text import Column
 
 MAX_CAVEATS = 4
+_CAPITALISED = re.compile(r"^[A-Z](?=[a-z]*\b)")  # first letter of "Times" or "A", but not of "GPUs" or "F1"
 
 
 @dataclass(frozen=True)
 class StudyView(Document):
-    """Report on a study: its analysis, and the sentences on it, each made once."""
+    """Report on a study: its analysis, and all sentences about it."""
 
     kind = "report"
     shown = (
@@ -66,7 +68,7 @@ class StudyView(Document):
 
     @cached_property
     def comparisons(self) -> list[Column]:
-        """Columns with the points, speedup and outcome of each comparison; empty for one, which is in the answer."""
+        """Columns with points, speedup and outcome of each comparison; empty for a single one (see the answer)."""
         return comparison_columns(self.analysis.verdict)
 
     @cached_property
@@ -76,7 +78,7 @@ class StudyView(Document):
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """Recommendation of the fastest point; None for a search, which does not look for it."""
+        """Recommendation of the fastest point; None for a search."""
         return None if self.analysis.question.is_search else self.analysis.verdict.recommendation
 
     @cached_property
@@ -108,7 +110,7 @@ class StudyView(Document):
         texts = [finding.subject for finding in self.analysis.warnings if finding.check not in named]
         if not texts:
             return ""
-        texts = [texts[0], *(text[0].lower() + text[1:] for text in texts[1:])]
+        texts = [texts[0], *(_CAPITALISED.sub(lambda first: first[0].lower(), text) for text in texts[1:])]
         more = units.counted(len(texts), "caveat")
         return f"! {more}: {units.listed(texts, MAX_CAVEATS, separator='; ')}."
 

@@ -1,19 +1,19 @@
-"""Golden outputs: everything that raypar prints or writes about three stored studies, as it is today.
+"""Golden outputs: everything that raypar prints or writes about three stored studies.
 
-    python -m tests.golden          write these files anew after a change that is meant; then read the diff
+    python -m tests.golden          rewrite these files after an intended change; then read the diff
 
 The input is the study of `raypar demo`, a run of the quick start, and ``studies/*.json.gz``: executions and results as
-an older raypar left them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and
-``search`` (two random hyperparameters, trials stopped early) are made up. ``<study>/*`` is what a command (`COMMANDS`)
-prints or writes about them: everything about ``scaling``, and of the others what it has no occasion for. ``cases/*``
-are reports on small made-up studies. A change in ``identities.json`` (`TrialSpec.identity` of all trials of the shipped
-studies) means that stored results are no longer recognised. Never written anew: ``journal.jsonl``, with a record of
-every kind, and ``store.tar.gz``, a store by MLflow 3.17 and an older raypar.
+an older raypar stored them. ``scaling`` (two batch sizes on 1 to 16 workers, one trial failed, one retried) and
+``search`` (two random hyperparameters, trials stopped early) are invented. ``<study>/*`` is the output of a command
+(`COMMANDS`): of all commands for ``scaling``, and of those for the others that show something new. ``cases/*`` are
+reports on small invented studies. A change in ``identities.json`` (`TrialSpec.identity` of all trials of the shipped
+studies) means that stored results are no longer recognised. Two files are never rewritten: ``journal.jsonl``, with a
+record of every kind, and ``store.tar.gz``, a store written by MLflow 3.17 and an older raypar.
 
 ``init/*`` are the studies that `raypar init` writes for ``scripts/*``.
 
 Commands run in this process, in a folder that has the studies' journals and no database, 80 columns wide, in UTC.
-Of a page, `page.readable` leaves out what is the same in every page, and drawings, which stand in it as figures' specs.
+`page.readable` omits the parts that all pages share, and drawings, whose specs are in the page as well.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ IDENTITIES = "identities.json"
 RESULTS = "store/results.json"
 QUICKSTART, RERUN = "quickstart", "quickstart_rerun"
 NUM_ROWS = 4  # of a table that is written to a file
-FILE = "FILE"  # stands for a file that the command writes, which is then looked at
+FILE = "FILE"  # placeholder for a file that the command writes and that is then read
 
 NETWORK = ("--workers", "64", "--nodes-of", "8", "--network", "100Gbit", "--parameters", "25.6M")
 COMMANDS = {
@@ -81,7 +81,7 @@ STORED = {
 
 
 def outputs():
-    """Each golden file, and what it would hold now."""
+    """Yield the name of each golden file, and its current content."""
     with studies() as folder:
         yield from ((name, output(folder, name, args)) for name, args in COMMANDS.items())
     with unpacked_store() as folder:
@@ -96,7 +96,7 @@ def outputs():
 
 
 def output(folder, name, args):
-    """What a command prints, or what the file holds that it writes, readable and the same on every machine."""
+    """Return the output of a command or the file that it writes, readable and the same on every machine."""
     path = folder / Path(name).name
     path.unlink(missing_ok=True)
     with _same_everywhere(folder):
@@ -115,7 +115,7 @@ def output(folder, name, args):
 
 
 def _exported(text):
-    """An export: what it says of the study, its first trial, and one that failed."""
+    """Return an export with the study, its first trial and a failed one."""
     whole = json.loads(text)
     trials = whole["trials"]
     failed = next(trial for trial in trials if trial["state"] == "failed")
@@ -123,7 +123,7 @@ def _exported(text):
 
 
 def _some_lines(text):
-    """A table's head, its first rows, and how many rows it has."""
+    """Return a table's head, its first rows and the number of rows."""
     head, *rows = text.splitlines()
     return "\n".join([head, *rows[:NUM_ROWS], f"({len(rows)} rows)"])
 
@@ -135,7 +135,7 @@ def same_everywhere(text):
 
 @contextlib.contextmanager
 def studies():
-    """A folder with the demo and the studies of ``studies/*.json.gz`` in it, and a second quick start."""
+    """Yield a folder with the demo, the studies of ``studies/*.json.gz`` and a second quick start."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         put_demo(folder)
@@ -147,14 +147,14 @@ def studies():
 
 @contextlib.contextmanager
 def scripts():
-    """A folder with the training scripts of ``scripts``, to be written into."""
+    """Yield a writable folder with the training scripts of ``scripts``."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(shutil.copytree(HERE / "scripts", Path(name).resolve() / "scripts"))
 
 
 @contextlib.contextmanager
 def unpacked_store():
-    """A folder with the database and the artifacts of ``store.tar.gz``."""
+    """Yield a folder with the database and the artifacts of ``store.tar.gz``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         with tarfile.open(STORE) as tar:
@@ -163,7 +163,7 @@ def unpacked_store():
 
 
 def journal(folder, stored):
-    """Record a study as raypar does while its store can't be reached: reading it needs no MLflow."""
+    """Record a study as if its store couldn't be reached, so that reading it needs no MLflow."""
     execution = Execution(**stored["execution"])
     clocks = {"now": lambda: execution.started_at + 60, "clock": lambda: 0.0, "writer": _NoStore()}
     recorder = Recorder(execution, tracking_uri=_uri(folder), project_dir=folder, **clocks)
@@ -176,7 +176,7 @@ def journal(folder, stored):
 
 
 def rerun(store):
-    """The quick start on a newer torch, a day later: 20 % slower on two workers, else a little faster."""
+    """Return the quick start on a newer torch, a day later: 20 % slower on two workers, otherwise a little faster."""
     ((tags, description),) = store.origins(QUICKSTART)
     question = {**store.question(QUICKSTART), "study_name": RERUN}
     other = {"raypar.question": json.dumps(question), "version.torch": "2.16.0", "host": "other-host"}
@@ -194,7 +194,7 @@ def rerun(store):
 
 
 def identities_of(path):
-    """Trial to identity, of a study file; of one with more than 40 trials, those of its first repeat."""
+    """Return the identity of each trial of a study file; only of the first repeat if there are more than 40 trials."""
     search_path = list(sys.path)
     specs = sorted(load_study(path).study.trials(), key=lambda spec: (spec.repeat, spec.order))
     sys.path[:] = search_path
@@ -203,7 +203,7 @@ def identities_of(path):
 
 
 def stored_results(folder):
-    """Identity to result, of all trials in the folder's store, with their step times."""
+    """Return the results of all trials in the folder's store by identity, with their step times."""
     store = Store(_uri(folder), folder)
     every = [result for study in store.studies() for result in store.results(study.name)]
     steps = [store.step_times(result.spec.study, result.spec.identity) for result in every]
@@ -218,7 +218,7 @@ def _uri(folder):
 
 @contextlib.contextmanager
 def _same_everywhere(folder):
-    """The folder as the current one, and an environment that depends on no machine and no terminal."""
+    """Make the folder the current one, and the environment independent of machine and terminal."""
     fixed = {"COLUMNS": "80", "LINES": "25", "TZ": "UTC", "NO_COLOR": "1", "TERM": "dumb"}
     with (
         contextlib.chdir(folder),
@@ -235,7 +235,7 @@ def _same_everywhere(folder):
 
 
 class _NoStore:
-    """A writer whose store never answers."""
+    """Writer whose store never answers."""
 
     def forget(self):
         pass

@@ -1,4 +1,4 @@
-"""``python -m tests.golden``: write the golden files anew."""
+"""``python -m tests.golden``: rewrite the golden files."""
 
 from . import HERE, outputs
 

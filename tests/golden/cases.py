@@ -1,7 +1,7 @@
-"""Reports on small made-up studies, one for each thing that a report can say: `texts` gives each file of ``cases/``.
+"""Reports on small invented studies: `texts` yields each file of ``cases/``.
 
-The stored studies show whole reports; these show the sentences that they have no occasion for. Adding a sentence to a
-report takes a case here, and ``python -m tests.golden``.
+The stored studies show whole reports. These cases show all other sentences. A new sentence in a report needs a case
+here, and ``python -m tests.golden``.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ COMMAND = "raypar study studies/a_study_with_a_rather_long_name.py --set 'batch_
 
 
 def texts():
-    """Each file of cases, and what it would hold now."""
+    """Yield the name of each file of cases, and its current content."""
     for name, cases in FILES.items():
         parts = [f"==== {title}\n{text.strip(chr(10))}\n" for title, text in cases().items()]
         yield f"cases/{name}.txt", "\n".join(parts)
@@ -87,13 +87,13 @@ def printed(show, *args, width=80, **more):
 
 
 def diverged(*args):
-    """A trial as `make_result` makes it, but that it diverged after its first epoch."""
+    """Return a trial that diverged after its first epoch."""
     reports = ({"epoch": 1, "train_loss": math.nan, "val_loss": math.nan, "accuracy": 0.098},)
     return replace(make_result(*args), reports=reports, state=TrialState.DIVERGED)
 
 
 def some_diverged():
-    """A question of two batch sizes and worker counts, and trials: of one point all diverged, of one the last."""
+    """Return a question and its trials: all trials of one point diverged, and the last one of another point."""
     points = [{"batch_size": b, "num_workers": w} for b in (32, 64) for w in (1, 2)]
     trials = [
         make_result(p, r, t + r / 10) for p, t in zip(points, (4.0, 0, 1.0, 2.0), strict=True) if t for r in (0, 1)
@@ -104,7 +104,7 @@ def some_diverged():
 
 
 def some_do_not_fit():
-    """A question of three batch sizes and two strategies, and trials: of one point none fits, the others differ."""
+    """Return a question with two strategies, and its trials: those of one point do not fit, the others do."""
     points = [{"strategy": s, "batch_size": b} for s in ("ddp", "fsdp") for b in (64, 128, 256)]
     needs = {("ddp", 64): 1.1e9, ("ddp", 128): 1.9e9, ("fsdp", 64): 0.7e9, ("fsdp", 128): 1.0e9, ("fsdp", 256): 1.7e9}
     trials = []
@@ -189,7 +189,7 @@ def reports():
 
 
 def verdict_cases():
-    """The sentences of small studies, then those on curves of speedups."""
+    """Return the sentences on small studies, then those on curves of speedups."""
     sizes = Question("mnist", {"num_workers": 1}, ("batch_size", "num_workers"), num_repeats=3)
     optimizers = Question("s", {"optimizer": "sgd"}, ("optimizer", "lr"))
     best, least = (Question("s", {}, ("x",), mode=mode) for mode in ("max", "min"))
@@ -268,7 +268,7 @@ def markdown():
 
 def effects():
     def grid(key, *values, num_repeats=3, metric="accuracy", noise=0.005, **more):
-        """From a level to the next change: the time, the accuracy, the speedup of two workers (`gain`)."""
+        """Return the effects; from level to level, time, accuracy and the speedup of two workers (`gain`) change."""
         per_level, accuracy, gain = (more.get(k, v) for k, v in (("per_level", 0.5), ("accuracy", 0.0), ("gain", 1.0)))
         rng = np.random.default_rng(1)
         points = tuple({key: value, "num_workers": w} for value, w in product(values, (1, 2)))
@@ -305,7 +305,7 @@ def scaling():
     asked = Question("study", {"num_workers": 1}, ("batch_size", "num_workers"))
 
     def lines(law, *parameters, counts=(1, 2, 4, 8), noise=NEARLY, **more):
-        """`per_batch`: more of the first parameter for each of the `batch_sizes`."""
+        """Return the lines; the law's first parameter grows by `per_batch` with each of the `batch_sizes`."""
         first, *others = parameters
         per_batch, failed = more.pop("per_batch", 0), more.pop("failed", ())
         sizes = more.pop("batch_sizes", [64])
@@ -346,7 +346,7 @@ def _indented(lines):
 
 
 def tables():
-    """What `raypar fit` says of a file that is no table, or has mistakes."""
+    """Return the messages of `raypar fit` about files that are not tables, or have mistakes."""
 
     def refused(content):
         with TemporaryDirectory() as folder:
@@ -580,7 +580,7 @@ def figures():
 
 
 def in_words(figure):
-    """A figure without what is the same in all of its kind: title, caption, data."""
+    """Return a figure's title, caption and data."""
     if isinstance(figure, OmittedFigure):
         return f"(without {figure.title}: {figure.reason})"
     shown = [pretty(brief(rows)) for rows in data_of(figure.spec)]
@@ -596,7 +596,7 @@ PICTURE = "picture"
 
 def live():
     def watched(num, *events, terminal=True, width=90, **more):
-        """What is printed on events, seconds that pass, and pictures of the view."""
+        """Return the output for events (seconds: time passes, PICTURE: the view is drawn)."""
         passed = [0.0]
         console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, _environ={})
         noon = datetime(2026, 3, 2, 12)
@@ -669,7 +669,7 @@ def live():
 
 
 def descriptions():
-    """A study's note in MLflow."""
+    """Return a study's note in MLflow."""
     timed = {
         "space": {"batch_size": grid(64, 256), "num_workers": grid(1, 2)},
         "baseline": {"num_workers": 1},
@@ -686,7 +686,7 @@ def descriptions():
 
 
 def runs():
-    """A trial's result as the fields of an MLflow run."""
+    """Return a trial's result as the fields of an MLflow run."""
     point = {"batch_size": 64, "num_workers": 2}
     config = {**point, "lr": 0.1, "hidden": (128, 64), "device": "cpu", "schedule": None}
     spec = TrialSpec("mnist", "mlp", point, config, repeat=0, seed=7, order=3)

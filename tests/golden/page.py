@@ -1,4 +1,4 @@
-"""A report's page as text whose differences can be read: `readable`."""
+"""A report's page as text with readable diffs: `readable`."""
 
 import json
 import re
@@ -6,9 +6,9 @@ from html import escape
 from html.parser import HTMLParser
 
 MAX_LINE = 110
-MAX_FLAT_LINE = 400  # of numbers and texts alone: a row, a report
+MAX_FLAT_LINE = 400  # for lists and mappings of plain values
 MAX_ROWS = 8
-_LEFT_OUT = ("style", "svg")  # layout, and what the figures' specs say again
+_LEFT_OUT = ("style", "svg")  # layout, and drawings of the figures' specs
 _INLINE = (
     "a",
     "code",
@@ -19,16 +19,17 @@ _INLINE = (
     "label",
     "input",
     "wbr",
-)  # stand within the line of their element
+)  # shown in the line of their element
 _VOID = ("meta", "input", "br", "col", "wbr")
-_ENDED_BY = {"td": ("td", "th", "tr"), "th": ("td", "th", "tr"), "tr": ("tr",)}  # whose end tags a table may lack
+# Tags that end an element without an end tag.
+_ENDED_BY = {"td": ("td", "th", "tr"), "th": ("td", "th", "tr"), "tr": ("tr",)}
 _HASH = re.compile(r"'sha256-[^']+'")
 
 
 def readable(text):
-    """The page with one element a line, without scripts, styles and drawings.
+    """Return the page with one element per line, without scripts, styles and drawings.
 
-    Of figures, the first one's spec as indented JSON, and the others' data.
+    The spec of the first figure is shown as indented JSON; for the others, only the data.
     """
     page = _Page()
     page.feed(text)
@@ -38,7 +39,7 @@ def readable(text):
 
 
 def pretty(value, indent=0):
-    """JSON in which what fits into a line stands in one, rows of a table always."""
+    """Return JSON with each value in one line if it fits."""
     line = json.dumps(value, ensure_ascii=False)
     if not value or not isinstance(value, (dict, list)):
         return line
@@ -52,7 +53,7 @@ def pretty(value, indent=0):
 
 
 def brief(value):
-    """A figure's spec: numbers to six digits, a table as its heads and rows, and of a long one a part."""
+    """Return a figure's spec with six digits, tables as heads and rows, and only some rows of a long table."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -67,7 +68,7 @@ def brief(value):
 
 
 def data_of(node):
-    """The data of a figure's spec."""
+    """Yield the data of a figure's spec."""
     if isinstance(node, dict) and "data" in node:
         yield node["data"]["values"]
     for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
@@ -80,7 +81,7 @@ class _Page(HTMLParser):
         self.lines: list[str] = []
         self._line = ""
         self._open: list[str] = []
-        self._skipped = ""  # the element whose content is being left out
+        self._skipped = ""  # element whose content is omitted
         self._skipped_depth = 0
         self._is_spec = False
         self._num_specs = 0

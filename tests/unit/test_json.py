@@ -1,4 +1,4 @@
-"""``--json``: one document alone on standard output, as docs/schema.json has it, with what the verb's text says."""
+"""``--json`` prints one document that follows docs/schema.json and agrees with the verb's text."""
 
 import json
 import math
@@ -34,7 +34,7 @@ KINDS += ("fit-batch",)
 STUDIES = "quickstart", "scaling", "search"
 SIZE = "--parameters", "1M", "--set", "batch_size=512"
 TABLE = "workers,time\n1,100\n1,101\n2,52\n2,53\n4,29\n4,28\n"
-# What a verb's text has; its JSON has --json instead of the flags that --json excludes.
+# Commands that print text. For JSON, --json replaces the flags that it excludes.
 COMMANDS = {
     "list": ("list",),
     **{f"show {study}": ("store", "show", study) for study in STUDIES},
@@ -63,13 +63,13 @@ study = Study(workload=digits, space=space, baseline={"num_workers": 1}, num_rep
 
 
 def definitions():
-    """The definition of each document by its kind."""
+    """Return the definition of each document by its kind."""
     names = [of["$ref"].rpartition("/")[2] for of in SCHEMA["oneOf"]]
     return {SCHEMA["$defs"][name]["properties"]["kind"]["const"]: name for name in names}
 
 
 def errors_of(document):
-    """What is wrong with a document, by the schema of its kind; it is as valid by that of all."""
+    """Return the errors of a document by the schema of its kind; the schema of all documents must agree."""
     of_kind = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{definitions()[document['kind']]}"}
     errors = [f"{e.json_path}: {e.message}" for e in Draft202012Validator(of_kind).iter_errors(document)]
     assert bool(errors) != Draft202012Validator(SCHEMA).is_valid(document)
@@ -77,7 +77,7 @@ def errors_of(document):
 
 
 def parsed(text):
-    """The document in a text that is nothing else, and strict JSON."""
+    """Return the document of a text, which must be strict JSON and nothing else."""
 
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
@@ -93,7 +93,7 @@ def without_views(arguments):
 
 
 def apart(stored):
-    """The quick start with other batch sizes, as a study of its own."""
+    """Return the quick start with other batch sizes as a separate study."""
     text = json.dumps(stored).replace(f'"study": "{golden.RERUN}"', '"study": "apart"')
     stored = json.loads(re.sub(r'"batch_size": (96|768)', r'"batch_size": 1\1', text))
     question = {**json.loads(stored["execution"]["tags"]["raypar.question"]), "study_name": "apart", "points": []}
@@ -124,7 +124,7 @@ def run(folder):
 
 
 def sentences(document):
-    """Yield all that a document says in sentences."""
+    """Yield all sentences of a document."""
     for key in ("question", "answer", "doubt", "note", "excluded", "header", "importance", "legend", "to_settle"):
         if isinstance(document.get(key), str):
             yield from re.split(r"(?<=[.?]) (?=[A-Z])", document[key])
@@ -191,7 +191,7 @@ def test_a_store_of_an_older_raypar_has_documents_as_well(command):
 
 
 def allowing_less(node):
-    """The schema without required keys, and with no other ones allowed."""
+    """Return the schema without required keys, with unknown keys forbidden."""
     if isinstance(node, list):
         return list(map(allowing_less, node))
     if not isinstance(node, dict):
@@ -215,8 +215,8 @@ def test_every_verb_has_a_document_and_the_docs_an_example():
         assert [f"{e.json_path}: {e.message}" for e in Draft202012Validator(schema).iter_errors(example)] == []
 
 
-def test_the_schema_of_the_docs_is_that_of_the_code():
-    """Keys of a version are only added. ``python -m raypar.reporting.documents >docs/schema.json`` writes it anew."""
+def test_the_schema_in_the_docs_is_up_to_date():
+    """``python -m raypar.reporting.documents >docs/schema.json`` updates it. Within a version, keys are only added."""
     Draft202012Validator.check_schema(SCHEMA)
     assert documents.schema() == SCHEMA
 
@@ -231,7 +231,7 @@ def test_documents_that_lack_a_key_or_have_another_value_are_invalid(run):
     assert not errors_of({**document, "a_later_key": 1})
 
 
-def test_what_json_lacks_is_null_and_all_else_is_plain():
+def test_values_that_json_lacks_are_null_and_all_others_are_plain():
     @dataclass(frozen=True)
     class Any(documents.Document):
         kind = "any"
@@ -262,7 +262,7 @@ def test_a_report_has_every_trial_and_the_best_point_of_a_search_first(run):
     assert values == sorted(values, reverse=True)
 
 
-def test_trials_are_those_of_the_export(run, folder):
+def test_trials_have_the_same_values_as_in_the_export(run, folder):
     trials = parsed(run("store", "show", "scaling", "--json")[1])["trials"]
     assert run("store", "export", "scaling", "trials.json", "--force")[0] == 0
     exported = {row["identity"]: row for row in json.loads((folder / "trials.json").read_text())["trials"]}
@@ -310,7 +310,7 @@ def test_a_store_without_studies_is_an_empty_list(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("modules_as_they_were")
-def test_a_plan_stands_alone_whatever_its_file_prints(tmp_path, monkeypatch):
+def test_the_output_of_a_study_file_does_not_mix_with_the_plan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     Path("asked.py").write_text(STUDY)
@@ -358,7 +358,7 @@ def test_the_work_of_a_network_has_plain_numbers():
     assert work["training"]["num_samples"] == work["epochs"] * 1536
 
 
-def test_what_a_measurement_prints_does_not_stand_beside_the_document(tmp_path, capfd):
+def test_the_output_of_a_measurement_does_not_mix_with_the_document(tmp_path, capfd):
     with chdir(tmp_path), document_alone(is_asked=True):
         print("a library's line")
         with quiet(tmp_path / "probe.log") as console:

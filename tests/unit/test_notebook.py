@@ -1,7 +1,8 @@
-"""``raypar.load``: a study as a pandas frame, and what is said where there is none."""
+"""``raypar.load``: a study as a pandas frame, and messages about missing studies."""
 
 import pickle
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -19,7 +20,7 @@ from raypar.study.trial import TrialState
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the store of one study."""
+    """Return a folder with the store of one study."""
     folder = tmp_path_factory.mktemp("project")
     results = [make_result({"num_workers": n}, r, 4.0 / n, started_at=10.0 * r + n) for n in (1, 2) for r in range(2)]
     results.append(make_result({"num_workers": 4}, state=TrialState.FAILED, started_at=100.0))
@@ -47,7 +48,7 @@ def test_all_columns_are_those_of_an_export(folder):
     assert frame.repeat.tolist() == [1, 1, 2, 2, 1] and "constants" not in frame.attrs
 
 
-def test_names_that_two_columns_would_have_keep_their_prefix_and_what_is_always_there_may_be_constant():
+def test_ambiguous_names_keep_their_prefix_and_columns_that_are_always_shown_may_be_constant():
     results = [make_result({"seed": 7, "accuracy": n}, n, accuracy=0.9, started_at=n) for n in range(2)]
     frame = StudyFrame.of(Question("s", {}, ("seed", "accuracy")), results, all=False)
     assert {"point.seed", "accuracy", "final.accuracy", "seed", "train_time_s", "state"} <= set(frame)
@@ -81,7 +82,7 @@ def test_a_notebook_shows_the_report_once_as_coloured_text(folder, monkeypatch, 
     assert bundle["text/html"].startswith("<pre") and "font-weight: bold" in bundle["text/html"]
 
 
-def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(folder, tmp_path):
+def test_a_frame_has_the_figures_of_the_report_for_notebooks_and_files(folder, tmp_path):
     frame = raypar.load("mnist", f"sqlite:///{folder}/mlflow.db")
     figures = frame.figures
     assert {"speedup", "times", "pareto"} <= set(figures) and "heat_map" not in figures
@@ -99,6 +100,19 @@ def test_a_frame_has_the_reports_figures_which_notebooks_show_and_files_take(fol
     assert type(frame[frame.state == "finished"]) is pd.DataFrame
 
 
+def test_figures_leave_out_trials_of_other_settings_like_the_report():
+    def trial(lr, repeat, epochs, time_s):
+        result = make_result({"lr": lr}, repeat, time_s, config={"epochs": epochs}, started_at=1000 / epochs + repeat)
+        return replace(result, reports=tuple({"accuracy": 0.9, "train_time_s": time_s / epochs} for _ in range(epochs)))
+
+    asked = Question("s", {}, ("lr",), num_repeats=3, config={"epochs": 1})
+    current = [trial(lr, repeat, 1, 4.0) for lr in (0.1, 0.2) for repeat in range(3)]
+    earlier = [trial(0.1, repeat, 10, 40.0) for repeat in range(3)]
+    assert "1.00× in the first half, 1.00×" in StudyFrame.of(asked, [*earlier, *current]).figures["drift"].caption
+    elsewhere = [trial(0.7, repeat, 10, 40.0) for repeat in range(3)]  # the only learning curves, at no current point
+    assert "learning" not in StudyFrame.of(asked, [*elsewhere, *current]).figures
+
+
 def test_the_store_is_that_of_the_current_folder_unless_one_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(folder)
@@ -109,7 +123,7 @@ def test_the_store_is_that_of_the_current_folder_unless_one_is_named(folder, tmp
     assert len(raypar.load("mnist")) == 5
 
 
-def test_a_study_or_folder_that_is_not_there_is_named_with_one_that_is(folder, tmp_path):
+def test_a_missing_study_or_folder_is_named_with_a_suggestion(folder, tmp_path):
     with pytest.raises(raypar.RayparError, match="no study `mnits` in the store") as error:
         raypar.load("mnits", f"sqlite:///{folder}/mlflow.db")
     assert error.value.hint == "did you mean 'mnist'?"

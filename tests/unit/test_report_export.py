@@ -1,4 +1,4 @@
-"""Trials as tables and files: what is written is what is read back, and hostile names do no harm."""
+"""Trials as tables and files: values survive writing and reading, and hostile names do no harm."""
 
 import contextlib
 import csv
@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from results import make_result
 
+from raypar.analysis.analyse import analyse
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.reporting.export import check_path, frame_of, rows_of, write
+from raypar.reporting.export import check_path, frame_of, markdown_of, rows_of, write
 from raypar.reporting.text import replacing
+from raypar.reporting.view import StudyView
 from raypar.study.trial import TrialState
 
 QUESTION = Question("mnist", {"num_workers": 1}, ("num_workers",))
@@ -30,7 +32,7 @@ def some_results():
     ]
 
 
-def test_every_number_stands_under_its_name_in_the_order_of_the_starts():
+def test_rows_are_in_starting_order_with_each_number_in_its_column():
     first, second, _, failed = rows_of(QUESTION, some_results()[::-1])
     assert first["identity"] == some_results()[0].spec.identity and list(first) == list(failed)
     assert (second["point.num_workers"], second["train_time_s"], second["final.accuracy"]) == (2, 2.5, 0.97)
@@ -52,7 +54,7 @@ def test_a_column_has_one_type_and_whole_numbers_stay_exact():
     assert frame_of(QUESTION, both)["seed"].tolist() == [str(seed) for seed in seeds]
 
 
-def test_a_frame_knows_what_the_study_asks():
+def test_a_frame_has_the_question_of_the_study():
     assert frame_of(QUESTION, []).empty
     attrs = frame_of(replace(QUESTION, baseline={"num_workers": 1, "split": (1, 2)}), some_results()).attrs
     asked = {"study": "mnist", "metric": "accuracy", "mode": "max", "swept": ["num_workers"]}
@@ -60,7 +62,7 @@ def test_a_frame_knows_what_the_study_asks():
 
 
 def written(folder, name, results):
-    """A file that needs no step times: only JSON may ask for them."""
+    """Write a file in a format without step times, and return its path."""
     write(folder / name, QUESTION, results, {}.__getitem__)
     return folder / name
 
@@ -100,6 +102,15 @@ def test_json_has_reports_and_step_times_and_is_json(tmp_path):
     assert trial["train_time_s"] == 4.0 and trial["failure"] is None
 
 
+def test_a_value_with_a_line_break_or_a_bar_stays_in_its_cell_of_a_summary():
+    results = [make_result({"x": text}) for text in ("two\nlines", "a|b")]
+    rows = markdown_of(StudyView(analyse(Question("s", {}, ("x",)), results)), {}).splitlines()
+    assert [row for row in rows if row.startswith("|")][2:] == [
+        "| a&#124;b | 4.00 s | 97.0 % | 1 |",
+        "| two lines | 4.00 s | 97.0 % | 1 |",
+    ]
+
+
 def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("old")
@@ -109,7 +120,7 @@ def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"] and path.read_text() == "old"
 
 
-def test_a_folder_is_no_file_to_replace(tmp_path):
+def test_a_folder_is_not_replaced(tmp_path):
     (tmp_path / "d.csv").mkdir()
     with pytest.raises(RayparError, match="is a folder"):
         check_path(tmp_path / "d.csv", force=True)

@@ -1,4 +1,4 @@
-"""Figures: safe names, drawings and files. Their words and data stand in ``tests/golden``."""
+"""Figures: safe names, drawings and files. Their texts and data are in ``tests/golden``."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def full():
 
 
 def walk(node):
-    """Every object of a spec, the rows of its data left out."""
+    """Yield every object of a spec, except the rows of its data."""
     if isinstance(node, dict):
         yield node
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
@@ -78,7 +78,7 @@ def test_the_comparisons_of_two_worker_counts_are_drawn_one_below_the_other():
     assert figures["speedup"].caption == "2 workers are faster than 1 at every lr."
 
 
-def test_a_search_shows_the_hyperparameter_that_matters_most_and_its_learning_curves_first():
+def test_a_search_first_shows_the_most_important_hyperparameter_and_its_learning_curves():
     asked = Question("s", {}, ("lr", "num_workers"), num_repeats=1, is_search=True)
     trials = [r for r in results() if r.spec.repeat == 0]
     first, *others = (f for f in figures_of(analyse(asked, trials), trials) if isinstance(f, Figure))
@@ -86,6 +86,18 @@ def test_a_search_shows_the_hyperparameter_that_matters_most_and_its_learning_cu
     assert first.title == "Accuracy over num_workers"
     assert first.caption == "The best 3 of 6 trials have num_workers from 1 to 4."
     assert sorted({row["x"] for row in first.spec["data"]["values"]}) == [1, 2, 4]
+
+
+def test_curves_that_are_drawn_for_some_repeats_only_are_not_called_the_best():
+    trials = [
+        replace(
+            make_result({"lr": 0.1}, r),
+            reports=tuple({"accuracy": accuracy, "train_time_s": 2.0} for accuracy in (0.5, 0.6 + r / 100)),
+        )
+        for r in range(8)
+    ]
+    figures = drawn(trials, Question("s", {}, ("lr",), num_repeats=8))
+    assert figures["learning"].caption == "5 of 8 trials end at 60.0 % to 64.0 %."
 
 
 def test_a_study_of_many_points_shows_its_heat_maps_before_its_bars():
@@ -116,7 +128,7 @@ def with_accuracy(result, accuracy):
     st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 1), st.floats(1, 1e6)), min_size=1, max_size=6),
     st.booleans(),
 )
-def test_an_interval_is_drawn_whole_or_marked_as_cut_at_the_end_of_the_axis(intervals, log):
+def test_an_interval_is_drawn_completely_or_marked_as_cut_at_the_end_of_the_axis(intervals, log):
     rows = [{"value": v, "value_low": v * low, "value_high": v * high} for v, low, high in intervals]
     kept, scale = within(rows, log=log)
     for before, after in zip(rows, kept, strict=True):
@@ -133,7 +145,7 @@ def test_an_interval_is_drawn_whole_or_marked_as_cut_at_the_end_of_the_axis(inte
         assert all(row["value_high"] == high for row in kept if row["value_high_is_cut"])
 
 
-def test_names_of_a_study_are_values_and_titles_only():
+def test_names_of_a_study_appear_only_in_values_and_titles():
     trials = [
         replace(r, spec=replace(r.spec, point={HOSTILE: HOSTILE, "num_workers": r.spec.point["num_workers"]}))
         for r in results(metric=HOSTILE)

@@ -1,4 +1,4 @@
-"""The HTML report: safe, small, with nothing loaded over the network. Its content stands in ``tests/golden``."""
+"""The HTML report is safe and small, and loads nothing over the network. Its content is in ``tests/golden``."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ from raypar.study.trial import TrialState
 
 
 class Page(HTMLParser):
-    """Elements, scripts (those that run, and the figures' specs) and texts of a page, as a browser would see them."""
+    """Elements, scripts (those that run, and the figures' specs) and texts of a page, as in a browser."""
 
     def __init__(self, html):
         super().__init__()
@@ -85,7 +85,7 @@ def test_every_figure_is_drawn_in_the_page_and_named_by_its_title_and_caption(ho
         assert chart["role"] == "img" and title and len(caption) > 20
 
 
-def test_the_answer_comes_first_then_comparisons_and_the_recommended_point_with_the_caveats_beside():
+def test_the_answer_comes_first_then_comparisons_the_recommended_point_and_caveats():
     trials, asked = results(), replace(question(), text="Does it scale?")
     text = report(trials, asked, Origin({}, "Does it scale? On one machine."))
     page, verdict = Page(text), analyse(asked, trials).verdict
@@ -131,6 +131,12 @@ def test_a_study_without_a_finished_trial_has_a_report_and_a_lone_surrogate_is_r
     assert "No trial finished" in text and "<figure" not in text and "a?b" in text == as_utf8(text)
 
 
+def test_trials_of_an_execution_that_swept_fewer_hyperparameters_are_in_the_figures():
+    asked = replace(question(keys=("lr", "num_workers", "epochs")), config={"batch_size": 64})
+    text = report(results(), asked)
+    assert all(f'id="figure-{key}"' in text for key in ("times", "learning", "trial_parts", "drift"))
+
+
 def test_a_study_of_200_trials_stays_below_2_megabytes_with_all_its_rows():
     text = report(results(34))
     assert text[text.index('<table id="all-trials"') :].count("\n<tr>") == 205
@@ -142,7 +148,7 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
         make_result({"lr": 0.1 + i / 7e5, "batch_size": 2 ** (i % 9)}, 0, 1 + i % 977 / 100, 0.9 + i % 89 / 1000)
         for i in range(5000)
     ]
-    # To analyse so many takes half a minute; the page needs of them what stands here.
+    # An analysis of all trials takes half a minute, so only the parts that the page needs are made.
     analysis = analyse(Question("search", {}, ("lr", "batch_size"), num_repeats=1, is_search=True), trials[:2])
     first = analysis.points[0]
     single = partial(Estimate, low=None, high=None, num_samples=1, level=None, method=Method.SINGLE)
@@ -159,13 +165,13 @@ def test_the_tables_and_figures_of_5000_trials_leave_a_page_below_2_megabytes(pl
     assert sum(map(len, plain.scripts[0])) + drawn + len(every.markup) + len(table.markup) < 1.9e6
 
 
-def test_a_table_has_the_first_trials_and_says_how_many_it_lacks():
+def test_a_table_has_the_first_trials_and_the_number_of_omitted_ones():
     trials = results()
     analysis = analyse(question(), trials)
     every, few = (html_tables.trials_table(analysis, trials, most) for most in (len(trials), 3))
     assert (every.num_rows, few.num_rows) == (len(trials), 3)
     num_left_out = len(trials) - 3
-    left_out = f"{num_left_out} later trials not shown: `raypar store show` and `raypar store export` have all."
+    left_out = f"{num_left_out} later trials not shown: `raypar store show` and `raypar store export` include them."
     assert left_out in few.notes and not any("not shown" in note for note in every.notes)
 
 
@@ -175,6 +181,6 @@ def test_a_long_failure_is_cut():
     assert max(map(len, re.findall("x+", markup))) == 299
 
 
-def test_drawings_are_brief_in_their_geometry_and_not_in_their_words():
+def test_drawings_have_rounded_coordinates_and_unchanged_texts():
     drawn = '<path d="M1.23456,2L3.0051,4.5" stroke-width="1.2345"/><text font-family="x" x="0.12345">lr=0.00102</text>'
     assert brief(drawn) == '<path d="M1.23,2L3.01,4.5" stroke-width="1.2345"/><text x="0.12">lr=0.00102</text>'

@@ -1,4 +1,4 @@
-"""The view of a running study: consoles and threads. Its words stand in ``tests/golden/cases/live.txt``."""
+"""The view of a running study: consoles and threads. Its texts are in ``tests/golden/cases/live.txt``."""
 
 import io
 import re
@@ -23,7 +23,7 @@ def terminal():
     return Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
 
 
-def test_a_pipe_is_flushed_after_every_line_and_without_unicode_gets_stand_ins():
+def test_a_pipe_is_flushed_after_every_line_and_gets_substitutes_for_unicode():
     class Flushed(io.TextIOWrapper):
         num_flushed = 0
 
@@ -49,7 +49,7 @@ def test_a_failure_stays_on_the_terminal_and_a_success_on_a_dumb_one(monkeypatch
     assert "[2/3] batch_size=64 num_workers=2 #2  FAILED: boom" in text and ("[1/3]" in text) == (kind == "dumb")
 
 
-def test_a_terminal_that_was_closed_stops_no_study():
+def test_a_closed_terminal_does_not_stop_the_study():
     class Closed(io.StringIO):
         def write(self, text):
             raise OSError(5, "Input/output error")
@@ -73,7 +73,7 @@ def test_events_may_come_from_many_threads_while_the_view_is_drawn():
                 view(TrialEnded(make_result(POINT, repeat)))
 
         def draw():
-            for _ in range(300):  # a thread that draws on and on may keep the lock from the others: no deadlock
+            for _ in range(300):  # an endless loop could keep the lock from the other threads
                 view._live.refresh()
 
         threads = [threading.Thread(target=run, args=(50 * i,), daemon=True) for i in range(8)]
@@ -86,7 +86,7 @@ def test_events_may_come_from_many_threads_while_the_view_is_drawn():
         assert (view._run.num_done, view._run.running) == (400, {})
 
 
-def test_the_view_draws_seldom_and_events_draw_nothing(monkeypatch):
+def test_the_view_is_drawn_rarely_and_never_by_events(monkeypatch):
     assert REFRESH_PER_S <= 2
     drawn = []
     monkeypatch.setattr(LiveView, "_render", lambda self: drawn.append(self))
@@ -103,7 +103,7 @@ NUMBERS = {"epoch": 2, "train_loss": 0.2134, "accuracy": 0.971, "throughput_samp
 
 
 def busy_view(console, point=LONG):
-    """A view with something of everything; it is not entered, so that no thread draws."""
+    """Return a view with all kinds of lines. It is not entered, so that no thread draws."""
     view = LiveView(console, 1234, starting="starting Ray", clock=lambda: 0.0)
     reason = "2 points open: batch_size=768 1.04× [0.98, 1.10]; about 5 min more"
     added = TrialsAdded([make_spec(point, 9)], reason, 60.0)
@@ -147,11 +147,11 @@ def test_a_low_terminal_shows_what_matters_most(height):
 
 
 class Screen(io.StringIO):
-    """A terminal that wraps what it shows anew when its width changes; the cursor is at the end of what it shows."""
+    """Terminal that wraps its text again when its width changes. The cursor is at the end of the text."""
 
     def __init__(self, width):
         super().__init__()
-        self.width, self.rows, self.column = width, [["", False]], 0  # text, and whether the row goes on in the next
+        self.width, self.rows, self.column = width, [["", False]], 0  # text, and whether the next row continues it
         self.at = 0
 
     def write(self, text):
@@ -199,11 +199,11 @@ class Screen(io.StringIO):
 
 
 @pytest.mark.parametrize("widths", [[80, 40], [80, 100, 30], [60, 59, 25, 80], [40, 80, 40, 24, 90]])
-def test_a_terminal_that_is_resized_keeps_the_notices_and_nothing_of_the_view(widths):
+def test_a_resized_terminal_keeps_the_notices_and_nothing_of_the_view(widths):
     screen = Screen(widths[0])
     console = Console(file=screen, width=widths[0], height=50, force_terminal=True, color_system=None)
     view = busy_view(console)
-    screen.__init__(widths[0])  # without what it had printed before
+    screen.__init__(widths[0])  # without the lines that are already printed
     notices = []
     view._live.auto_refresh = False
     with view:
@@ -229,7 +229,15 @@ def test_one_error_is_printed_once_on_a_terminal_and_with_each_trial_in_a_log():
         assert "3 failed" in drawn(view)
 
 
-def test_the_time_that_is_left_does_not_stand_still_while_nothing_ends():
+@pytest.mark.parametrize(("num", "words"), [(1, "1 does not fit"), (2, "2 do not fit")])
+def test_trials_that_do_not_fit_are_counted_in_plain_english(num, words):
+    view = LiveView(terminal(), 3)
+    for repeat in range(num):
+        view(TrialEnded(make_result(POINT, repeat, state=TrialState.DOES_NOT_FIT)))
+    assert f"queued, {words}\n" in drawn(view)
+
+
+def test_the_remaining_time_changes_while_no_trial_ends():
     now_s = [0.0]
     done = [make_result({"num_workers": 1}, 0, wall_s=10.0)]
     specs = [make_spec({"num_workers": 1}, repeat) for repeat in (1, 2)]
@@ -242,7 +250,7 @@ def test_the_time_that_is_left_does_not_stand_still_while_nothing_ends():
         now_s[0] += seconds
         return left_s()
 
-    # Ray starts, or the cores are another study's: nobody knows how long.
+    # Ray starts, or another study uses the cores, for an unknown time.
     assert [left_s(), after(5), after(20)] == [20, 25, 45]
     view(TrialStarted(specs[0], 1))
     assert [left_s(), after(5), after(5)] == [20, 15, 10]
@@ -251,7 +259,7 @@ def test_the_time_that_is_left_does_not_stand_still_while_nothing_ends():
     assert [left_s(), after(5)] == [10, 15]
 
 
-def test_the_end_is_expected_after_what_is_still_to_be_decided_on():
+def test_the_expected_end_includes_trials_that_may_be_added():
     question = Question("s", {"num_workers": 1}, ("num_workers",), max_repeats=30)
     view = LiveView(terminal(), 2, question=question, clock=lambda: 0.0, now=lambda: datetime(2026, 3, 2, 23, 59))
     assert view._finish_text() == ""

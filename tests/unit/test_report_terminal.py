@@ -1,4 +1,4 @@
-"""Reports fit any console, cut nothing, break no value, and a store's names can't steer a terminal."""
+"""Reports fit any console without truncation or broken values, and names in a store can't control the terminal."""
 
 import io
 import re
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypar.analysis.analyse import analyse
+from raypar.analysis.checks import Finding
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Decision
 from raypar.reporting.console import print_report
@@ -64,7 +65,7 @@ def test_a_consoles_own_colours_and_moves_still_work():
 
 
 @given(st.text())
-def test_stripped_text_keeps_all_that_does_not_steer(text):
+def test_stripped_text_keeps_all_other_characters(text):
     shown = strip_control(text)
     assert len(shown) == len(text) and not STEERING.search(shown)
     assert all(a in (b, "?") for a, b in zip(shown, text, strict=True))
@@ -76,7 +77,7 @@ SENTENCE = "2 workers train {} as fast as 1 (efficiency {}) in {}; {} of {} were
 
 
 @pytest.mark.parametrize("width", [30, 40, 57, 79, 80, 81, 200])
-def test_no_value_is_parted_from_its_unit_or_interval(width):
+def test_no_value_is_separated_from_its_unit_or_interval(width):
     lines = wrap_hanging(SENTENCE, width)
     assert max(map(cell_len, lines)) <= width
     assert " ".join(" ".join(lines).split()) == SENTENCE
@@ -116,7 +117,7 @@ def test_no_width_cuts_a_number_or_overflows(analysis, width, encoding):
         assert f"{point.time_s.value:.1f} s" in text or f"{point.time_s.value:.2f} s" in text
 
 
-def test_colour_adds_nothing_to_the_words(analysis):
+def test_colour_does_not_change_the_text(analysis):
     coloured = shown(analysis, force_terminal=True, color_system="truecolor")
     assert "\x1b[" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == shown(analysis)
@@ -146,8 +147,15 @@ def test_trials_that_do_not_fit_are_counted_in_plain_english():
     assert "2 trials, 1 does not fit" in StudyView(analyse(question, results[:2])).header
 
 
+def test_caveats_after_the_first_begin_in_lower_case_unless_they_begin_with_a_name(analysis):
+    subjects = ("Times are between reports", "A worker had 4 torch threads", "GPUs slowed down", "F1 differs")
+    view = StudyView(replace(analysis, warnings=tuple(map(Finding, subjects))))
+    shown = "Times are between reports; a worker had 4 torch threads; GPUs slowed down; F1 differs"
+    assert view.caveats == f"! 4 caveats: {shown}."
+
+
 def tied_study(num_points):
-    """Points that are all as fast, but for noise that no block shares."""
+    """Return an analysis of points that are equally fast, except for noise that blocks don't share."""
     results = [
         make_result({"lr": 10.0**-i}, r, 4.0 * (1 + 0.002 * ((r * 7 + i * 3) % 5 - 2)))
         for i in range(num_points)
