@@ -136,7 +136,7 @@ class SplitModel(Strategy):
         super().__init__(task)
         self._device = task.context.device
         self._complete = copied(task.model, HOST)
-        # The ranks that together have all layers of the model; None: each rank has.
+        # Ranks that together have all layers of the model; None: each rank has all of them.
         self._layer_group: dist.ProcessGroup | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -21,21 +21,21 @@ COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 BUCKET_MB = Option(
     None,
     float,
-    "gradients sent as one, in MiB; 0: each by itself; None: torch's 25 MiB",
+    "size of the buckets that gradients are sent in, MiB; 0: one gradient each; None: torch's 25 MiB",
     at_least(0),
     optional=True,
 )
 OPTIONS: Mapping[str, Option] = {
     "bucket_mb": BUCKET_MB,
     "overlap": Option(True, bool, "send gradients while the backward pass still runs; False: after it"),
-    "compression": one_of("none", COMPRESSIONS, "what gradients are turned into on their way (it loses some of them)"),
+    "compression": one_of("none", COMPRESSIONS, "lossy compression of the gradients that are sent"),
     "powersgd_rank": whole_number(
         1, "rank of PowerSGD's factors", has_effect=lambda config: config["compression"] == "powersgd"
     ),
     "find_unused_parameters": Option(
         None,
         bool,
-        "let DDP look for parameters without a gradient in each step; None: where the model has such",
+        "let DDP search for parameters without a gradient in each step; None: if the model has any",
         optional=True,
     ),
     "static_graph": Option(False, bool, "let DDP rely on every step using the same weights"),
@@ -53,7 +53,7 @@ def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
     if config["static_graph"] and config["accumulation_steps"] > 1:
         yield "static_graph", "does not go with accumulation_steps over 1", "leave one of them out"
     if config["checkpoint_every_epochs"] and config["compression"] == "powersgd":
-        problem = "does not go with PowerSGD, which carries errors on in its hook"
+        problem = "does not go with PowerSGD, which keeps errors in its hook from step to step"
         yield "checkpoint_every_epochs", problem, "leave one of them out"
 
 
@@ -61,7 +61,7 @@ _UNFINISHED = Mistake(
     "model(config)",
     None,
     "some parameters got no gradient in a step, so that DDP could not finish it",
-    "set find_unused_parameters=True, which looks for them in each step; without static_graph",
+    "set find_unused_parameters=True, which searches for them in each step, and leave out static_graph",
 )
 # A bucket of one byte holds a single gradient: each is sent by itself.
 UNFUSED_MB = 1 / 2**20
@@ -125,7 +125,7 @@ class _Compression:
         if self._name == "powersgd":
             from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-            # It has to let DDP settle its buckets in the first step, which is all-reduced as it is.
+            # DDP settles its buckets in the first step, whose gradients have to be all-reduced uncompressed.
             self._state = powerSGD_hook.PowerSGDState(None, self._rank, start_powerSGD_iter=2)
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -146,10 +146,10 @@ class _Compression:
 
 
 class AfterBackward:
-    """Communication hook that sends nothing before the last gradient is there, then bucket after bucket.
+    """Communication hook that sends nothing before the last gradient is ready, then one bucket after another.
 
-    The difference to the usual order is what wait-free back-propagation saves (Zhang et al. 2017,
-    https://arxiv.org/abs/1706.03292). The buckets are the same.
+    The usual order, with the same buckets, is wait-free back-propagation (Zhang et al. 2017,
+    https://arxiv.org/abs/1706.03292); the difference is what it saves.
     """
 
     def __init__(self, hook: Callable[[GradBucket], torch.futures.Future[Tensor]], device: torch.device) -> None:

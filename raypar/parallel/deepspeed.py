@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO: optimizer state, gradients and weights divided among the ranks, as its stage says.
 
-Stage 0 shares out nothing (an all-reduce after the backward pass), 1 the optimizer's state, 2 the gradients too, 3 the
+Stage 0 divides nothing (an all-reduce after the backward pass), 1 the optimizer's state, 2 the gradients too, 3 the
 weights too (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). It works on the trial's own process group.
 Gradients are averaged over the ranks, as in DDP. Batch norm's running means are each rank's own until an evaluation.
 """
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 ZERO_STAGE = Option(
     2,
     int,
-    "what DeepSpeed shares out: nothing (0), optimizer state (1), gradients too (2), weights too (3)",
+    "what DeepSpeed divides among workers: nothing (0), optimizer state (1), gradients too (2), weights too (3)",
     lambda value: None if value in (0, 1, 2, 3) else "must be 0, 1, 2 or 3",
 )
 
 
 def conflicts(config: Config, _swept: Collection[str]) -> Iterator[Conflict]:
-    """Yield what DeepSpeed's engine does not do."""
+    """Yield the conflicts with DeepSpeed's engine."""
     if config["num_workers"] == 1:
         return
     if config["optimizer"] in ("lars", "lamb") and config["zero_stage"]:
         hint = 'use zero_stage=0, strategy="ddp", or another optimizer'
-        yield "optimizer", "needs whole layers' norms, which ZeRO cuts into flat parts", hint
+        yield "optimizer", "needs the norms of whole layers, which ZeRO cuts into flat parts", hint
     if config["precision"] == "fp64":
-        yield "precision", "is not DeepSpeed's: it keeps float32", 'use precision="fp32"'
+        yield "precision", "does not go with deepspeed, which keeps float32 weights", 'use precision="fp32"'
     if config["checkpoint_every_epochs"]:
         problem = "does not go with deepspeed, whose engine keeps its own weights"
-        yield "checkpoint_every_epochs", problem, 'leave it out, or use strategy="fsdp", which shares out as much'
+        yield "checkpoint_every_epochs", problem, 'leave it out, or use strategy="fsdp", which divides as much'
 
 
 class DeepSpeed(DataParallelism):
@@ -137,7 +137,7 @@ class DeepSpeed(DataParallelism):
 
 
 class EngineOptimizer:
-    """`StepOptimizer` whose step the engine does."""
+    """`StepOptimizer` that leaves its step to the engine."""
 
     def __init__(self, engine: Any, optimizer: Optimizer, after: Callable[[], None]) -> None:
         self._engine, self._after = engine, after
@@ -152,7 +152,7 @@ class EngineOptimizer:
 
 
 def engine_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. Its batch sizes only have to fit each other: raypar cuts the batches itself."""
+    """Return DeepSpeed's configuration. Its batch sizes only have to be consistent, since raypar cuts the batches."""
     num_parts, stage, max_norm = config["accumulation_steps"], config["zero_stage"], config["clip_grad_norm"]
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -187,7 +187,7 @@ def _package(device: torch.device) -> Any:
 
 
 def check_compatible(_workload: Workload, _config: Config) -> tuple[str, str] | None:
-    """Return the problem and the fix where DeepSpeed is not installed."""
+    """Return the problem and the fix if DeepSpeed is not installed."""
     if find_spec("deepspeed") is None:
         hint = "pip install 'raypar[deepspeed]' on every machine that runs workers"
         return "needs the package deepspeed, which is not installed", hint
@@ -196,7 +196,7 @@ def check_compatible(_workload: Workload, _config: Config) -> tuple[str, str] | 
 
 STRATEGY = StrategyTraits(
     build=DeepSpeed,
-    splits="as ZeRO's stages have it: optimizer state, gradients, weights",
+    splits="by ZeRO stage: optimizer state, gradients, weights",
     built_on="DeepSpeed, `pip install 'raypar[deepspeed]'`",
     options={"zero_stage": ZERO_STAGE},
     conflicts=conflicts,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FullyShard(SplitModel, DataParallelism):
-    """torch's ``fully_shard``, around every unit of the model and around what is left of it."""
+    """torch's ``fully_shard``, around every unit of the model and around the rest of it."""
 
     def __init__(self, task: Task) -> None:
         from torch.distributed.device_mesh import init_device_mesh

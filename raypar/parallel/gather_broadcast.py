@@ -53,7 +53,7 @@ class GatherBroadcast(DataParallelism):
             flat = parameters_to_vector(self._trained)
             dist.broadcast(flat, src=MASTER)
             vector_to_parameters(flat, self._trained)
-        # A step changes them beside the weights, for example batch norm's running means: the master's count.
+        # Each rank's step changes its buffers, such as batch norm's running means; the master's are used.
         broadcast_buffers(self._model, self._device)
 
 

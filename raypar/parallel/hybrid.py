@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     from raypar.parallel.strategy import Batch, ForwardBackward, Task
 
-DEFAULT_BUCKET_MB = 25.0  # as DDP has it
+DEFAULT_BUCKET_MB = 25.0  # DDP's default
 OPTIONS: Mapping[str, Option] = {
-    "tensor_size": whole_number(1, "workers among whom layers are split, in a hybrid"),
-    "pipeline_size": whole_number(1, "workers that a pipeline has, in a hybrid"),
+    "tensor_size": whole_number(1, "workers that each layer is split among, in a hybrid"),
+    "pipeline_size": whole_number(1, "workers in each pipeline, in a hybrid"),
     **pipeline.OPTIONS,
     "bucket_mb": BUCKET_MB,
 }
 
 
 def layout(config: Config) -> WorkLayout:
-    """Return the sizes of the mesh; the data dimension is what is left."""
+    """Return the sizes of the mesh; the number of replicas follows from the other two and the number of workers."""
     num_stages, num_splits = int(config["pipeline_size"]), int(config["tensor_size"])
     num_replicas = max(1, int(config["num_workers"]) // (num_stages * num_splits))
     return WorkLayout(num_shares=num_replicas, pipeline_size=num_stages, tensor_size=num_splits)
 
 
 def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
-    """Yield what keeps the workers from forming the mesh, and a pipeline's conflicts."""
+    """Yield the conflicts of the mesh and of a pipeline."""
     yield from pipeline.conflicts(config, swept)
     replica_size = config["tensor_size"] * config["pipeline_size"]
     if config["num_workers"] > 1 and config["num_workers"] % replica_size:
@@ -49,7 +49,7 @@ def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
 
 
 class Hybrid(SplitModel):
-    """``num_workers = data x pipeline_size x tensor_size``; the data dimension is what is left."""
+    """A mesh of ``num_workers = replicas x pipeline_size x tensor_size``."""
 
     def __init__(self, task: Task) -> None:
         from torch import nn
@@ -99,7 +99,7 @@ class Hybrid(SplitModel):
 
 
 def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
-    """Replace every gradient by its mean over the group; several travel as one, up to `bucket_bytes`."""
+    """Replace every gradient by its mean over the group, sending them in buckets of up to `bucket_bytes`."""
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
@@ -122,7 +122,7 @@ def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, bucke
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
-    """Return why a workload's model can't be split so, and the fix; None if it can."""
+    """Return why a workload's model can't be split this way, and the fix; None if it can."""
     problem = pipeline.check_compatible(workload, config) if config["pipeline_size"] > 1 else None
     return problem or (tensor.check_compatible(workload, config) if config["tensor_size"] > 1 else None)
 
@@ -130,7 +130,7 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
 STRATEGY = StrategyTraits(
     build=Hybrid,
     splits="all three, on a mesh of `num_workers` = replicas × `pipeline_size` × `tensor_size`",
-    built_on="the same",
+    built_on="torch's `parallelize_module` and `distributed.pipelining`",
     options=OPTIONS,
     layout=layout,
     conflicts=conflicts,

@@ -34,7 +34,7 @@ class LocalSgd(DataParallelism):
         self.reset_state()
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
-        # The loss of this rank's samples, not its part of the global one; a rank without samples stays where it is.
+        # The loss of this rank's samples, not its part of the global loss. A rank without samples keeps its weights.
         alone = batch._replace(weight=float(batch.num_samples > 0), num_global=batch.num_samples)
         return super().forward_backward(alone, do)
 
@@ -49,8 +49,8 @@ class LocalSgd(DataParallelism):
             import torch.distributed as dist
             from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-            # All of them: torch's PeriodicModelAverager leaves out those without a gradient in the last step, which
-            # may be others on each rank.
+            # All parameters, unlike torch's PeriodicModelAverager, which skips those without a gradient in the last
+            # step: these may differ between ranks.
             with torch.no_grad():
                 flat = parameters_to_vector(self._trained) / self._context.world_size
                 dist.all_reduce(flat)

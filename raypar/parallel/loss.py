@@ -61,8 +61,8 @@ class Loss:
         """Return what the backward pass of a part of a batch starts from.
 
         Args:
-            value: of the part.
-            weight: of the part, as `Batch` has it.
+            value: the part's loss.
+            weight: the part's `Batch.weight`.
             num_samples: samples of the part; 0: they don't count.
             num_global: samples of the global batch.
         """
@@ -74,7 +74,7 @@ class Loss:
         return value if weight == 1.0 else value * weight
 
     def noted(self, value: Value, share: float = 1.0) -> Tensor:
-        """Return what is kept of a part's loss, so that the sum over the parts of a batch is the batch's.
+        """Return the record of a part's loss; the records of a batch's parts add up to that of the batch.
 
         Args:
             share: the part's share of the rank's samples; 0: they don't count.
@@ -93,15 +93,15 @@ class Loss:
         return value if share == 1.0 else value * share
 
     def nothing(self, device: torch.device) -> Tensor:
-        """Return what a rank notes that computes no loss."""
+        """Return the record of a rank that computes no loss."""
         return torch.zeros(2 if self.kind is Kind.RATIO else (), device=device)
 
     def sums(self, noted: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """Return numerators and weights that add up over ranks, steps and evaluation batches.
 
         Args:
-            noted: of some batches, shape ``(batches,)``, of a `RATIO` ``(batches, 2)``.
-            num_samples: of each, shape ``(batches,)``; 0: they don't count.
+            noted: records of some batches, shape ``(batches,)``, of a `RATIO` ``(batches, 2)``.
+            num_samples: samples of each batch, shape ``(batches,)``; 0: they don't count.
 
         Returns:
             Two tensors of float64, shape ``(batches,)``.
@@ -112,7 +112,7 @@ class Loss:
             return noted[:, 0] * counts, noted[:, 1] * counts
         if self.kind is Kind.SUM:
             return noted * (num_samples > 0), torch.zeros_like(num_samples)
-        # Not where nothing counts: the loss there may be infinite.
+        # Not a plain product: the loss of samples that don't count may be infinite.
         return torch.where(num_samples > 0, noted * num_samples, 0.0), num_samples
 
 

@@ -38,10 +38,10 @@ def _split_problem(value: Value) -> str | None:
 
 OPTIONS: Mapping[str, Option] = {
     "pipeline_schedule": one_of("1f1b", SCHEDULES, "the order of forward and backward passes in a pipeline"),
-    "num_microbatches": whole_number(4, "parts of a batch that follow one another through a pipeline"),
-    "stages_per_worker": whole_number(2, "stages of each worker, interleaved"),
+    "num_microbatches": whole_number(4, "parts of a batch that pass through a pipeline one after another"),
+    "stages_per_worker": whole_number(2, "stages of each worker, with pipeline_schedule=interleaved"),
     "pipeline_split": Option(
-        "counted", object, "cut by counted work, by measured time, or before named layers", _split_problem
+        "counted", object, "cut the model by counted work, by measured time, or before named layers", _split_problem
     ),
 }
 
@@ -59,7 +59,7 @@ def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
         problem = f"can't be cut into num_microbatches={num} of equal size on {shares} replicas"
         yield "batch_size", problem, f"use a multiple of {shares} x {num}"
     if stages > 1 and config["accumulation_steps"] > 1:
-        yield "accumulation_steps", "is what a pipeline does anyway", "use num_microbatches, which does it"
+        yield "accumulation_steps", "is what a pipeline does anyway", "use num_microbatches instead"
     if "stages_per_worker" in swept and schedule != "interleaved":
         yield "stages_per_worker", "has no effect without interleaved stages", 'use pipeline_schedule="interleaved"'
 
@@ -92,17 +92,17 @@ def partition(
     Args:
         sample: inputs of the first layer.
         how: "counted" (multiply-accumulates), "measured" (seconds), or the names of the layers that begin a stage,
-            but for the first.
+            except the first.
     """
     import torch
     import torch.distributed as dist
 
     if isinstance(how, tuple):
         names = names_of(model, layers)
-        starts = [0, *sorted(names.index(name) for name in how), len(layers)]
+        starts = [0, *sorted({names.index(name) for name in how}), len(layers)]
         return [range(a, b) for a, b in itertools.pairwise(starts)]
     costs = torch.tensor(_costs(layers, sample, _counted if how == "counted" else _measured), dtype=torch.float64)
-    if how == "measured":  # rank 0's, so that all cut alike
+    if how == "measured":  # rank 0's times, so that all ranks cut alike
         costs = costs.to(sample.device)
         dist.broadcast(costs, src=0)
     return balanced(costs.tolist(), num_stages)
@@ -155,13 +155,13 @@ def _counted(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
 
 
 def _measured(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
-    """Return a layer's seconds, forward and backward, the least of a few; and its output."""
+    """Return a layer's seconds, forward and backward, the minimum of a few passes; and its output."""
     import torch
 
     from raypar.parallel.strategy import wait_for_device
 
     times_s: list[float] = []
-    for _ in range(NUM_TIMED + 1):  # the first one is not like the others
+    for _ in range(NUM_TIMED + 1):  # the first pass is slower
         with torch.enable_grad():
             leaf = x.detach().requires_grad_(x.is_floating_point())
             start_s = time.perf_counter()
@@ -218,22 +218,22 @@ class Stages:
             schedule.step(*inputs, target=batch.targets if self.is_last else None, return_outputs=False)
         if not self.is_last:
             return do.loss.nothing(self._device)
-        # Earlier ones come from finding out the shapes.
+        # Earlier losses come from shape inference.
         return torch.stack(self._losses[-num_microbatches:]).sum(0)
 
     def fill(self, complete: nn.Module) -> nn.Module:
-        """Give every rank the weights and buffers of the others' layers; its own are there already."""
+        """Fill in the weights and buffers of other ranks' layers; a complete model already has this rank's."""
         from raypar.parallel.strategy import broadcast
 
         for stage, layers in enumerate(self._ranges):
-            for name in filter(None, (self._names[i] for i in layers)):  # the others hold no weights of the model
+            for name in filter(None, (self._names[i] for i in layers)):  # layers without a name have no weights
                 layer = complete.get_submodule(name)
                 for tensor in (*layer.parameters(), *layer.buffers()):
                     broadcast(tensor.data, self._device, self._group, stage % self._size)
         return complete
 
     def _schedule(self, num_samples: int) -> tuple[int, Any]:
-        """Return the number of micro-batches and the schedule that runs them: one per batch size, it holds shapes."""
+        """Return the number of micro-batches and the schedule that runs them, one per batch size: it holds shapes."""
         if num_samples not in self._schedules:
             from torch.distributed.pipelining import (
                 PipelineStage,
@@ -314,7 +314,7 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     layers = layers_of(workload, model)
     if layers is None:
         hint = "give the Workload layers=, or a model that is an nn.Sequential"
-        return f"needs a model that splits: {type(model).__name__} is not known to be a row of layers", hint
+        return f"needs a model that can be split: {type(model).__name__} is not known to be a sequence of layers", hint
     num_stages, how = num_stages_of(config, pipeline_size(config)), config["pipeline_split"]
     if len(layers) < num_stages:
         return f"needs {num_stages} stages, and the model has {len(layers)} layers", "use fewer workers or stages"

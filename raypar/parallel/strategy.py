@@ -20,7 +20,7 @@ from raypar.study.strategy import STRATEGIES, num_shares
 from raypar.study.workload import Config, Workload, first_tensor
 
 HOST = torch.device("cpu")
-MIXED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # autocast's, by `precision`
+MIXED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # autocast's types, by `precision`
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from raypar.parallel.strategy import Task
 
-# Layers that work on each feature by itself, so that a rank can do it for those that it has.
+# Layers that treat each feature separately, so that a rank can apply them to its own features.
 ELEMENTWISE = (
     *("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "LeakyReLU", "ELU", "ReLU6", "Hardtanh"),
     *("Hardswish", "Softplus", "Dropout", "Identity"),
@@ -82,21 +82,23 @@ def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | No
     plan = plan_of(workload, model)
     if not plan:
         hint = "give the Workload tensor_plan=, or a model with nn.Linear layers in an nn.Sequential"
-        return "needs layers that split: it knows of no pair of nn.Linear in this model", hint
+        return "needs layers that can be split: this model has no known pair of nn.Linear layers", hint
+    layers = dict(model.named_modules())
     for name, how in plan.items():
-        layer = model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
+        layer = layers.get(name)
+        if not isinstance(layer, nn.Linear) or how not in ("column", "row"):
+            hint = 'let tensor_plan= return the names of nn.Linear layers, each with "column" or "row"'
+            return f"can't split layer {name!r} by {how!r}", hint
         width = layer.out_features if how == "column" else layer.in_features
         if width % num_ranks:
-            return f"can't split the {width} features of layer {name} evenly among {num_ranks} workers", (
-                "choose a width that is a multiple of it, or fewer workers"
-            )
+            hint = f"choose a width that is a multiple of {num_ranks}, or fewer workers"
+            return f"can't split the {width} features of layer {name} evenly among {num_ranks} workers", hint
     return None
 
 
 STRATEGY = StrategyTraits(
     build=TensorParallel,
-    splits="layers, within: a pair of linear layers by outputs and by inputs",
+    splits="within layers: a pair of linear layers by outputs and by inputs",
     built_on="torch's `parallelize_module`",
     layout=lambda config: WorkLayout(tensor_size=config["num_workers"]),
     check=check_compatible,

@@ -16,7 +16,7 @@ from raypar.units import counted
 if TYPE_CHECKING:
     from raypar.study.study import Study
 
-MIN_BLOCKS = 3  # before a study that runs until it is settled first looks at its results
+MIN_BLOCKS = 3  # that a study which runs until it is settled completes before it first evaluates its results
 
 
 def num_first_blocks(study: Study) -> int:
@@ -36,8 +36,8 @@ def block(
 ) -> tuple[TrialSpec, ...]:
     """Return a trial of each point, in execution order, the same for the same study and points.
 
-    The placements come in random order, and so do the trials of a placement. So a drift over time can't be mistaken for
-    the effect of a hyperparameter. Trials that differ only in the revision of the code follow each other.
+    Placements are in random order, and so are the trials within a placement, so that a drift over time can't be
+    mistaken for the effect of a hyperparameter. Trials that differ only in the revision of the code follow each other.
     """
     shuffled = random.Random(f"{study.seed}/{repeat}")
     by_placement: dict[Placement, dict[str, list[TrialSpec]]] = {}

@@ -100,8 +100,8 @@ class Command:
 
     @property
     def title(self) -> str:
-        """Short name: that of the Python file, or of the program."""
-        words = self.files or self.template if isinstance(self.template, tuple) else self.files or self.template.split()
+        """Name of the Python file, or else of the program."""
+        words = self.files or (self.template.split() if isinstance(self.template, str) else self.template)
         return PurePath(str(words[0])).name if words else "command"
 
     def is_per_cent(self, name: str) -> bool:
@@ -123,7 +123,7 @@ class Command:
         """Return the command line of a trial.
 
         Args:
-            values: of every name in braces.
+            values: value of each name in braces.
         """
         if self.shell:
             values = {name: shlex.quote(str(value)) for name, value in values.items()}
@@ -146,7 +146,7 @@ class Command:
         if any("\0" in text for text in filled):
             return "holds a null character"
         if (size := max(len(word.encode(errors="surrogatepass")) for word in filled)) > MAX_WORD_BYTES:
-            return f"has a word of {size:,} bytes, and may have {MAX_WORD_BYTES:,}"
+            return f"has a word of {size:,} bytes; at most {MAX_WORD_BYTES:,} are allowed"
         return ""
 
     def mistakes(self) -> Iterator[Mistake]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+
+from raypar.study.space import LARGEST_FLOAT
 
 Stored: TypeAlias = Mapping[str, Any]  # parsed JSON; other programs may have written anything
 
@@ -196,6 +197,6 @@ def _read(kind: Any, value: Any) -> Any:
     if get_origin(kind) is Mapping:
         return {k: v for k, v in value.items() if _read(float, v) is not None} if isinstance(value, Mapping) else None
     if kind in (int, float):
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
         return value if is_number and (kind is float or value == int(value)) else None
     return value if isinstance(value, kind) else None

@@ -60,20 +60,11 @@ class LoadedStudy:
     code: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def module_files(self) -> tuple[Path, ...]:
-        """Files of the local modules, and files that its command runs."""
-        modules = (Path(str(sys.modules[name].__file__)) for name in self.local_modules)
-        return tuple(dict.fromkeys((*modules, *(self.path.parent / name for name in self._command_files))))
-
-    @property
     def sources(self) -> dict[str, bytes]:
         """Contents of the files that its command runs, by name in the study's folder."""
-        return {name: (self.path.parent / name).read_bytes() for name in self._command_files}
-
-    @property
-    def _command_files(self) -> tuple[str, ...]:
-        runs_files = isinstance(self.study.workload, CommandWorkload)
-        return tuple(name for name in self.code if runs_files and name != self.path.name)
+        if not isinstance(self.study.workload, CommandWorkload):
+            return {}
+        return {name: (self.path.parent / name).read_bytes() for name in self.code if name != self.path.name}
 
 
 def load_study(path: Path, settings: Sequence[str] = (), flags: Sequence[FieldFlag] = ()) -> LoadedStudy:
@@ -115,15 +106,25 @@ def load_study(path: Path, settings: Sequence[str] = (), flags: Sequence[FieldFl
 
 
 def load_workload(path: Path) -> AnyWorkload:
-    """Run a study file, or another file that defines a workload, and return the workload. Raises RayparError."""
-    module = _execute(path, read_python(path, "file"), _module_name(path))
-    values = [value.workload if isinstance(value, Study) else value for value in vars(module).values()]
-    workloads = {id(value): value for value in values if isinstance(value, AnyWorkload)}
+    """Run a study file, or another file that defines a workload, and return the workload.
+
+    If the file has studies, only their workloads count: others may be imports that those are derived from.
+
+    Raises:
+        RayparError: as for `load_study`, or the file has no workload, or several.
+    """
+    try:
+        module = _execute(path, read_python(path, "file"), _module_name(path))
+    except StudyError as error:
+        raise error.at(path) from None
+    values = vars(module).values()
+    of_studies = {id(value.workload): value.workload for value in values if isinstance(value, Study)}
+    workloads = of_studies or {id(value): value for value in values if isinstance(value, AnyWorkload)}
     if len(workloads) == 1:
         return workloads.popitem()[1]
     names = ", ".join(str(workload.name) for workload in workloads.values())
     problem = f"defines several workloads: {names}" if workloads else "defines no workload"
-    raise RayparError(f"{path}: {problem}", hint="name a file with a Study, or with one Workload")
+    raise RayparError(f"{path}: {problem}", hint="name a file with one Study, or with one Workload")
 
 
 def name_of(path: Path) -> str:
@@ -237,8 +238,9 @@ def _load_error(path: Path, error: BaseException) -> RayparError:
 
 def _hiding_error(path: Path, names: Sequence[str]) -> RayparError:
     """Return the error for a module in the study's folder that hides one of Python's library or a dependency."""
-    texts = [f"{file_of(path.resolve().parent, name)} hides the module `{name}` {owner_of(name)}" for name in names]
-    return RayparError(f"{path}: beside it {' and '.join(texts)}", hint=f"rename {'it' if len(names) == 1 else 'them'}")
+    folder = path.resolve().parent
+    texts = [f"{file_of(folder, name)} beside it hides the module `{name}` {owner_of(name)}" for name in names]
+    return RayparError(f"{path}: {' and '.join(texts)}", hint=f"rename {'it' if len(names) == 1 else 'them'}")
 
 
 def _where(path: Path, frames: traceback.StackSummary) -> str:

@@ -15,7 +15,7 @@ PERCENT = "percent"  # 93.21, shown as 93.21 %
 NUMBER = "number"
 UNITS = (SHARE, PERCENT, NUMBER)
 
-# Words of names, by what is better.
+# Words in names of metrics, by their direction.
 WORDS = {
     "max": r"acc|accuracy|f1|auc|auroc|bleu|rouge|iou|miou|dice|map|reward|score|psnr|ssim",
     "min": r"loss|nll|perplexity|ppl|error|err|mse|rmse|mae|wer|cer",
@@ -121,7 +121,7 @@ class Metric:
         return f"{factor * value:.{self._decimals}f} %"
 
     def show_interval(self, of: units.Interval) -> str:
-        """``97.8 % [97.6, 97.9]`` of a share, ``0.2134 [0.2100, 0.2170]`` of others."""
+        """``97.8 % [97.6, 97.9]`` for a share, ``0.2134 [0.2100, 0.2170]`` for others."""
         factor = self._factor(of.value)
         if factor is None:
             return units.number(of.value) + units.brackets(of, units.number)
@@ -133,7 +133,7 @@ class Metric:
         return units.number(value) if factor is None else f"{factor * value:.{self._decimals}f} points"
 
     def show_change(self, of: units.Interval) -> str:
-        """``-2.1 points [-2.4, -1.8]`` of a share, ``+0.0120 [+0.0100, +0.0140]`` of others."""
+        """``-2.1 points [-2.4, -1.8]`` for a share, ``+0.0120 [+0.0100, +0.0140]`` for others."""
         factor, decimals = self.per_cent, self._decimals
 
         def show(value: float) -> str:

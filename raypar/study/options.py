@@ -160,7 +160,7 @@ GENERAL: Mapping[str, Option] = {
         has_effect=lambda config: config["lr_scaling"] != "none",
     ),
     "lr_schedule": one_of("constant", LR_SCHEDULES, "constant, or down to 0 over the training: linear, cosine"),
-    "lr_warmup_steps": whole_number(0, "steps over which lr rises from 0 (other than num_warmup_steps)", at_least=0),
+    "lr_warmup_steps": whole_number(0, "steps over which lr rises from 0 (unrelated to num_warmup_steps)", at_least=0),
     "optimizer": one_of("sgd", OPTIMIZERS),
     "weight_decay": Option(0.0, float, "weight decay", at_least(0)),
     "clip_grad_norm": Option(None, float, "maximum norm of the gradients; None: no limit", _positive, optional=True),
@@ -172,13 +172,13 @@ GENERAL: Mapping[str, Option] = {
     ),
     "prefetch_factor": whole_number(None, "batches that a loader process makes ahead; None: torch's 2"),
     "pin_memory": Option(
-        None, bool, "loader=dataloader puts batches into page-locked memory; None: where there is a GPU", optional=True
+        None, bool, "loader=dataloader puts batches into page-locked memory; None: if there is a GPU", optional=True
     ),
-    "cpus_per_worker": whole_number(1, "cores of each worker alone; unless set, all that a node has per GPU"),
+    "cpus_per_worker": whole_number(1, "cores reserved for each worker; unless set, all that a node has per GPU"),
     "cpu_affinity": Option(
         None,
         object,
-        'cores to pin workers to: a count for each, a list ("0-3" or (0, 1)) shared out, "spread" or "compact"',
+        'cores to pin workers to: a count per worker, a list to divide ("0-3" or (0, 1)), "spread" or "compact"',
         _affinity_problem,
         optional=True,
     ),
@@ -205,7 +205,7 @@ GENERAL: Mapping[str, Option] = {
     "drop_last": Option(False, bool, "drop a smaller last batch"),
     "num_warmup_steps": whole_number(10, "steps run and undone before the clock starts", at_least=0),
     "eval_every_steps": whole_number(None, "number of steps between evaluations; None: one epoch"),
-    "eval_batch_size": whole_number(1000, "samples at once in an evaluation"),
+    "eval_batch_size": whole_number(1000, "samples per batch in an evaluation"),
     "checkpoint_every_epochs": whole_number(
         None,
         "a restarted trial continues from a checkpoint that is at most this many epochs old; None: from the beginning",
@@ -218,7 +218,7 @@ GENERAL: Mapping[str, Option] = {
         _memory_problem,
         optional=True,
     ),
-    "stop_on_nan": Option(True, bool, "end a trial at its first report of a loss that is not finite; False: train on"),
+    "stop_on_nan": Option(True, bool, "end a trial at its first report of a loss that is not finite; False: continue"),
 }
 
 
@@ -226,8 +226,8 @@ def _options() -> dict[str, Option]:
     """Return all options: those of strategies follow the strategy."""
     return {
         "num_workers": whole_number(1, "ranks that train together"),
-        "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and come to the same weights"),
-        "accumulation_steps": whole_number(1, "parts into which a worker's batch is cut for one update"),
+        "strategy": one_of("ddp", STRATEGIES, "how the workers share a step and reach the same weights"),
+        "accumulation_steps": whole_number(1, "gradient accumulation: parts of a worker's batch for one update"),
         **strategy_options(),
         **GENERAL,
     }
@@ -311,7 +311,7 @@ def conflicts(
         problem = f"{num_cores} cores can't be shared out evenly among num_workers={workers}"
         yield "cpu_affinity", problem, f"list a multiple of {workers} cores"
     if isinstance(config["nodes"], int) and config["nodes"] > workers:
-        yield "nodes", f"is more than num_workers={workers}", "ask for as many nodes as workers at most"
+        yield "nodes", f"is more than num_workers={workers}", "ask for at most as many nodes as workers"
     if isinstance(workload, Workload):
         yield from _batch_conflicts(config, num_train_samples)
         yield from _data_conflicts(config, workload)
@@ -325,7 +325,7 @@ def conflicts(
         if is_for_it or config.get(key, option.default) == option.default:
             continue
         if "strategy" not in swept or key in swept:
-            hint = f"it is for {', '.join(option.strategies)}: leave it out, or choose one"
+            hint = f"leave it out, or use a strategy that has it: {', '.join(option.strategies)}"
             yield key, f'has no effect with strategy="{config["strategy"]}"', hint
 
 
@@ -378,7 +378,7 @@ def _strategy_conflicts(config: Config) -> Iterator[Conflict]:
         yield "num_workers", "can't share the one MPS device", "use num_workers=1 with it"
     if config["optimizer"] in ("lars", "lamb") and not traits.has_layer_norms:
         hint = 'use strategy="ddp", or another optimizer'
-        yield "optimizer", f"needs whole layers' norms, which {strategy} splits up", hint
+        yield "optimizer", f"needs the norms of whole layers, which {strategy} splits", hint
     if config["precision"] == "fp16" and not traits.scales_loss:
         hint = 'use precision="bf16", which needs no scaling, or strategy="ddp"'
         yield "precision", f"scales its loss by rank: {strategy} would mix the scales", hint

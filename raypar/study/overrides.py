@@ -21,7 +21,7 @@ class FieldFlag:
     Attributes:
         field: the study's field.
         word: ``--repeats``.
-        value: what it was given; None: it was not.
+        value: the given value; None: not given.
         needs_until: it only applies to a study that runs until it is settled.
     """
 
@@ -114,10 +114,10 @@ def split_setting(setting: str) -> tuple[str, str]:
 
 
 def _parse(study: Study | None, setting: str, words: Mapping[str, str]) -> tuple[str, Value | Domain]:
-    """Return key and value of a ``--set``. Raises StudyError with what is wrong with them.
+    """Return key and value of a ``--set``. Raises StudyError with its mistakes.
 
     Args:
-        words: the flags that change a field of the study, by field.
+        words: field of the study to the flag that changes it.
     """
     try:
         key, text = split_setting(setting)

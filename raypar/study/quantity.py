@@ -22,7 +22,7 @@ from raypar.study.trial import TrialResult
 GROUP = "raypar.quantities"
 UNITS_J = {"": 1.0, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
 PACKAGES = "CPU packages"
-MIXED = "the energies of some trials hold that of the CPU packages, those of others don't"
+MIXED = "the energy of some trials includes the CPU packages, that of others doesn't"
 NOT_MEASURED = "no trial has its energy recorded"
 
 
@@ -75,13 +75,13 @@ class UpperLimit:
     Attributes:
         flag: ``--max-energy``.
         scales: units by lower-case name, each in the quantity's own; empty: the option takes a plain number.
-        noun: what its value is, in a message.
+        noun: name of its value, in messages.
         examples: values, for a hint.
-        about: of the limit, in the JSON Schema.
-        phrase: of the objective; ``{}`` is the limit.
-        show: the limit as text; None: as the quantity shows its values.
+        about: description of the limit, in the JSON Schema.
+        phrase: part of the objective's sentence; ``{}`` is the limit.
+        show: returns the limit as text; None: as the quantity shows its values.
         why_unknown: returns why none of these trials has the quantity; None: no result has it recorded.
-        hint: what to do then.
+        hint: fix for trials without the quantity.
     """
 
     flag: str
@@ -109,22 +109,22 @@ class Quantity:
     Attributes:
         key: its name in JSON, files and MLflow, with the unit at its end.
         about: its meaning, in the JSON Schema.
-        head: of its column, and its name in sentences.
-        show: a value as text, with the unit.
-        show_interval: the same with its interval; None: the bounds are shown as the value is.
+        head: header of its column, and its name in sentences.
+        show: returns a value as text, with the unit.
+        show_interval: the same with the value's interval; None: `show` formats the bounds, too.
         views: where it appears.
         of_trial: returns a trial's value; None: it is measured on the ranks.
         monitor: makes the measurement of a rank.
         of_ranks: how the ranks' values combine; None: the trial as a whole has the value.
         of_repeats: how a point's trials combine; None: points don't have it.
-        are_comparable: whether the values of these trials can be compared with each other.
+        are_comparable: returns whether the values of these trials can be compared with each other.
         accrues: it adds up evenly over the timed steps, so that a share of the time has that share of it.
         limit: an option of `raypar recommend`; None: there is none.
-        legend: below the table of points; ``{energy_source}`` and ``{price}`` are the study's.
-        spoken: a value in a sentence, ``{}``.
-        page_head: of the page's column, which has numbers without unit.
+        legend: text below the table of points; ``{energy_source}`` and ``{price}`` are the study's.
+        spoken: form of a value in a sentence; ``{}`` is the value.
+        page_head: header of the page's column, which has numbers without unit.
         min_ratio: ratio of two points from which a brief table shows the quantity.
-        importance: where a terminal is too narrow, those of 0 go first, those of 1 after the ±% of times; others stay.
+        importance: order in which a narrow terminal drops columns: 0 first, 1 after the ±% of times; others stay.
     """
 
     key: str
@@ -186,7 +186,7 @@ def energy_source(results: Iterable[TrialResult]) -> str:
 
 
 def _why_energy_unknown(results: Sequence[TrialResult]) -> str:
-    """Return why no energies can be compared, in words of the machine where it has some."""
+    """Return why no energies can be compared: the machines' reasons, if they stored some."""
     if any(r.energy_j is not None for r in results):
         return MIXED
     reasons = dict.fromkeys(r.conditions.no_energy for r in results if r.conditions.no_energy)
@@ -223,9 +223,9 @@ COST = Quantity(
     limit=UpperLimit(
         flag="--max-cost",
         metavar="X",
-        help="Cost no more, in the price's currency.",
+        help="Maximum cost, in the price's currency.",
         about="in the currency of the price.",
-        phrase="for {} at most",
+        phrase="for at most {}",
         show="{:g}".format,
         why_unknown=lambda _: "no result has its number of nodes recorded",
         hint="leave it out, or run the study again: new results record their nodes",
@@ -247,12 +247,12 @@ ENERGY = Quantity(
     limit=UpperLimit(
         flag="--max-energy",
         metavar="ENERGY",
-        help="Use no more, where it can be read: 500J, 5kJ, 2Wh.",
+        help="Maximum energy, where it can be read: 500J, 5kJ, 2Wh.",
         scales=UNITS_J,
         noun="energy",
         examples="500J, 5kJ or 2Wh",
         about="joules of the time that counts.",
-        phrase="with {} at most",
+        phrase="with at most {}",
         why_unknown=_why_energy_unknown,
         hint="leave it out, or run the study where it can be read",
     ),
@@ -261,7 +261,7 @@ ENERGY = Quantity(
 )
 MEMORY = Quantity(
     key="memory_bytes",
-    about="that a worker needs at its peak, the most of any trial.",
+    about="peak memory of a worker in bytes, the largest of all trials.",
     head="memory",
     show=units.size,
     views=_OF_POINTS,
@@ -271,12 +271,12 @@ MEMORY = Quantity(
     limit=UpperLimit(
         flag="--max-memory",
         metavar="SIZE",
-        help="Use no more of a worker's GPU or machine: 20GB, 512MiB.",
+        help="Maximum memory of a worker: 20GB, 512MiB.",
         scales=units.SIZES_BYTES,
         noun="size",
         examples="20GB or 512MiB",
-        about="that a worker needs at its peak.",
-        phrase="with {} of memory a worker at most",
+        about="peak memory of a worker in bytes.",
+        phrase="with at most {} of memory per worker",
         hint="run the study again with --fresh: new results have it",
     ),
     legend="peak of a worker's training",
@@ -303,12 +303,12 @@ BUILT_IN = (
     _largest("other_load_cores", "cores that were busy with other work.", View.MLFLOW),
     _largest(
         "peak_memory_bytes",
-        "that the training on a worker allocates, the most of any.",
+        "peak memory allocated by the training on a worker, the largest of all workers.",
         View.RECORD | View.MLFLOW,
     ),
     _largest(
         "peak_rss_bytes",
-        "of the machine's memory that a worker takes, the most of any.",
+        "peak memory that a worker takes from its machine, the largest of all workers.",
         View.RECORD | View.MLFLOW,
     ),
     MEMORY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from raypar.errors import cut, shortened
 from raypar.units import listed
 
 LARGEST = 2**53  # up to here floats hold every whole number, and so do all formats that results are kept in
+LARGEST_FLOAT = sys.float_info.max  # abs(x) <= this: x is finite; math.isfinite(x) raises OverflowError for large ints
 MAX_VALUES = 100_000
 _MAX_SHOWN = 8
 _MAX_TEXT = 100  # characters of a value in a message
@@ -184,8 +186,8 @@ def lone_surrogate(value: object) -> str | None:
             return lone_surrogate([*value.keys(), *value.values()])
         case list() | tuple():
             return next(filter(None, map(lone_surrogate, value)), None)
-    if is_dataclass(value) and not isinstance(value, type):
-        return lone_surrogate([getattr(value, each.name) for each in fields(value)])
+    if is_dataclass(value) and not callable(value):  # a function's fields aren't stored
+        return lone_surrogate([getattr(value, each.name, None) for each in fields(value)])
     return None
 
 

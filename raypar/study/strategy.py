@@ -79,7 +79,7 @@ class StrategyTraits:
 # of their own trials, so that a new strategy doesn't change the identity of other trials.
 IN_EVERY_CONFIG = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "local_sgd", "gather_broadcast", "deepspeed")
 # raypar's own, in the order in which they are listed.
-OWN = {name: f"raypar.parallel.{name}:STRATEGY" for name in (*IN_EVERY_CONFIG,)}
+OWN = {name: f"raypar.parallel.{name}:STRATEGY" for name in IN_EVERY_CONFIG}
 STRATEGIES = registered("raypar.strategies", StrategyTraits, OWN)
 
 

@@ -7,13 +7,24 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from raypar.errors import Mistake, StudyError, closest, shortened, suggest
 from raypar.study.blocks import MIN_BLOCKS, block, num_first_blocks
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, OPTIONS, Auto, affinity_width, known_options, resolve
-from raypar.study.space import DOMAINS, Choice, Domain, Grid, Value, examples, lone_surrogate, plain, problem
+from raypar.study.space import (
+    DOMAINS,
+    LARGEST_FLOAT,
+    Choice,
+    Domain,
+    Grid,
+    Value,
+    examples,
+    lone_surrogate,
+    plain,
+    problem,
+)
 from raypar.study.trial import TrialSpec, point_label
 from raypar.study.validation import (
     KEPT,
@@ -29,8 +40,8 @@ from raypar.study.workload import AnyWorkload, CommandWorkload, Option, Workload
 from raypar.units import DURATIONS_S, SHARES, listed, parsed
 
 MAX_TRIALS = 100_000
-MAX_BLOCKS = 100  # of such a study: more than that nobody waits for
-MAX_NAME = 150  # file names are made of it
+MAX_BLOCKS = 100  # of a study with `until`
+MAX_NAME = 150  # characters, since file names contain it
 MAX_SHOWN = 20  # points that can't run
 MAX_VALUES_SHOWN = 8
 # Bounds of the fields that are whole numbers.
@@ -42,7 +53,7 @@ WHOLE_NUMBERS = {
     "seed": (0, 2**32 - 1),
 }
 _MAPPINGS = ("space", "config", "baseline")
-# What a trial of raypar's own loop reports of itself, beside its metrics.
+# Keys that raypar's own loop reports in addition to the workload's metrics.
 REPORTED = (
     "train_loss",
     "val_loss",
@@ -62,7 +73,8 @@ class Study:
     Attributes:
         workload: model, data, loss and metrics.
         space: swept hyperparameters. Grids are run in full; with any other domain the study is a search.
-        baseline: values to compare at: a point's speedup is over the point that differs from it in these alone.
+        baseline: values to compare with: a point's speedup is over the point that has these values and is the same
+            otherwise.
         num_repeats: trials of every point, each in another block and with another seed; the minimum with `until`.
         until: "settled" repeats inconclusive points, and those that they are compared with, block by block; empty:
             every point is run `num_repeats` times.
@@ -82,8 +94,8 @@ class Study:
         max_concurrent_trials: None: trials share no machine, so they run one at a time on each. A number: this many
             trials run at a time and may share machines, each on separate cores; 1: one at a time, wherever it runs.
         description: the question, for people; empty: the file's docstring.
-        price_per_node_hour: cost of a machine for an hour, in any currency; None: nothing has a cost. Changing it runs
-            nothing again.
+        price_per_node_hour: cost of a machine for an hour, in any currency; None: no costs are shown. A new price
+            doesn't rerun trials.
 
     Raises:
         StudyError: with every mistake in it.
@@ -111,7 +123,7 @@ class Study:
     price_per_node_hour: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("space", "config", "baseline"):
+        for key in _MAPPINGS:
             if isinstance(chosen := getattr(self, key), Mapping):
                 object.__setattr__(self, key, {name: plain(value) for name, value in chosen.items()})
         for key, scales in (("margin", SHARES), ("budget", DURATIONS_S)):
@@ -224,7 +236,7 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
             yield from filter(None, [whole_number_mistake(key, key, value)])
     yield from _until_mistakes(study)
     price = study.price_per_node_hour
-    if price is not None and not (_is_number(price) and 0 < price < math.inf):
+    if price is not None and not (_is_number(price) and price > 0):
         hint = "set price_per_node_hour=2.5, or leave it out"
         yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
     if isinstance(study.mode, str) and study.mode not in ("max", "min", ""):
@@ -271,7 +283,7 @@ def _until_mistakes(study: Study) -> Iterator[Mistake]:
         if not drawn and study.searcher is None:
             wrong, hint = "a scheduler stops trials, which then have no time", "leave one of the two out"
         yield Mistake("until", until, wrong, hint=hint)
-    if not _is_number(study.margin) or not 0 < float(study.margin) < 1:
+    if not _is_number(study.margin) or not 0 < study.margin < 1:
         yield Mistake("margin", study.margin, "must lie between 0 and 1", hint="a share, such as 0.05 or 5%")
     if not isinstance(most, int) or isinstance(most, bool) or not MIN_BLOCKS <= most <= MAX_BLOCKS:
         wrong = f"must be a whole number from {MIN_BLOCKS} to {MAX_BLOCKS}"
@@ -280,15 +292,16 @@ def _until_mistakes(study: Study) -> Iterator[Mistake]:
         wrong = f"is more than max_repeats={most}"
         yield Mistake("num_repeats", repeats, wrong, hint="lower it, or raise max_repeats (--max-repeats)")
     budget = study.budget
-    if budget is not None and (not _is_number(budget) or not 0 < float(budget) < math.inf):
+    if budget is not None and not (_is_number(budget) and budget > 0):
         yield Mistake("budget", budget, "must be a time greater than 0", hint="such as 90s, 10m or 2h; or leave it out")
     elif budget is not None and not until:
         hint = 'add --until settled (in a file until="settled"), or leave it out'
         yield Mistake("budget", budget, "limits a study that runs until it is settled", hint=hint)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number within the range of floats."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
 
 
 def options_of(study: Study) -> tuple[Mapping[str, Option], bool]:
@@ -322,7 +335,7 @@ def _config_mistakes(study: Study, options: Mapping[str, Option], is_complete: b
             "batch_size fixes the global batch (strong scaling), per_worker_batch_size a worker's (weak): leave one out"
         )
         value = both["per_worker_batch_size"]
-        yield Mistake("per_worker_batch_size", value, "is given beside batch_size", hint=hint)
+        yield Mistake("per_worker_batch_size", value, "is given in addition to batch_size", hint=hint)
 
 
 def _space_mistakes(study: Study, options: Mapping[str, Option], is_complete: bool) -> Iterator[Mistake]:
@@ -385,7 +398,7 @@ def _baseline_mistakes(
         if not isinstance(domain, DOMAINS) or problem(domain):
             continue
         if not isinstance(domain, (Grid, Choice)):
-            wrong, hint = "no point of a drawn range is sure to match it", "a baseline needs grid(...) or choice(...)"
+            wrong, hint = "a drawn range may have no point that matches", "a baseline needs grid(...) or choice(...)"
             yield Mistake(where, value, wrong, hint=hint)
         elif not any(_is_same(value, v) for v in domain.values):
             valid = [v for v in domain.values if _setting_mistake(where, key, v, options) is None]
@@ -401,7 +414,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _size_mistakes(study: Study) -> list[Mistake]:
-    """Return the mistake of more trials than anyone can run, alone: to validate all points would take as long."""
+    """Return the mistake of too many trials. Their points are not validated, which would take too long."""
     num_points = math.prod(len(domain.values) for domain in study.space.values() if isinstance(domain, Grid))
     if num_points > MAX_TRIALS:
         hint = "narrow the grids, or search with choice/uniform and num_trials"
@@ -420,7 +433,7 @@ def _point_mistakes(study: Study) -> list[Mistake]:
         affinity = chosen["cpu_affinity"]
         values = examples(affinity) if isinstance(affinity, DOMAINS) else (affinity,)
         if counts := [value for value in values if affinity_width(value, 1) is not None]:
-            wrong = f"is given beside cpu_affinity={counts[0]!r}, which sets the number of cores too"
+            wrong = f"is given in addition to cpu_affinity={counts[0]!r}, which sets the number of cores too"
             hint = 'leave cpus_per_worker out, or set cpu_affinity="spread" or "compact"'
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}

@@ -117,7 +117,7 @@ class TrialState(StrEnum):
         return self.value if number == 1 else self.traits.plural or self.value
 
 
-# By counter, the state that it is named after.
+# State that each counter is named after.
 COUNTERS = {state.counter: state for state in TrialState if state.traits.is_measured or not state.traits.is_usable}
 
 
@@ -152,7 +152,7 @@ class FailureKind(StrEnum):
     DEVICE = "device", FailureTraits(is_retried=True)
     # A rank lost its connection to another one, for an unknown reason.
     PEER_LOST = "peer_lost", FailureTraits(is_retried=True)
-    HUNG = "hung", FailureTraits(is_retried=True)  # took longer than it may
+    HUNG = "hung", FailureTraits(is_retried=True)  # exceeded its time limit
     GANG_LOST = "gang_lost", FailureTraits(is_retried=True)  # a worker, node or controller of the gang died
     REFUSED = "refused"  # could never be placed
     SKIPPED = "skipped"  # never started: the first attempts at its point had all ended with one error
@@ -190,7 +190,7 @@ class Placement:
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker" + ("s" if self.num_workers > 1 else "")
         cores = f"{self.cpus_per_worker} core" + ("s" if self.cpus_per_worker > 1 else "")
-        # Apple's GPU is part of the machine, and nothing that Ray counts.
+        # Ray doesn't count Apple's GPU, which is part of the machine.
         text = f"{workers} × {cores}" + {"cuda": " + 1 GPU", "mps": " + mps"}.get(self.device, "")
         if isinstance(self.nodes, int):
             text += f" on {counted(self.nodes, 'node')}"
@@ -339,7 +339,7 @@ class TrialResult:
 
     @property
     def reason(self) -> str:
-        """Return why a trial failed, diverged or does not fit, in a line; empty for others, or if nothing is known."""
+        """Reason why a trial failed, diverged or does not fit, in one line; empty for others, or if unknown."""
         if self.failure is not None:
             return self.failure.summary
         if not self.state.traits.is_unusable:
@@ -465,7 +465,7 @@ def gain(mode: str, value: float) -> float:
 
 
 def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[TrialResult]:
-    """Return the finished trials by the best report of each, whose weights are kept; those without the metric last."""
+    """Return the finished trials, ordered by their best reports, whose weights are kept; without the metric: last."""
 
     def best(result: TrialResult) -> float:
         gains = (gain(mode, report[metric]) for report in result.reports if metric in report)

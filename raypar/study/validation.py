@@ -1,7 +1,7 @@
 """Validation of workloads, of values of options, and of complete configs.
 
-A `Study` validates itself and each of its configs when it is made; `validate` is asked again with the cluster that it
-is to run on. The allowed values of an option, and what it excludes, are in `raypar.study.options`.
+A `Study` validates itself and each of its configs when it is created. `validate` is called again with the cluster that
+the study is to run on. The allowed values of options and their conflicts are in `raypar.study.options`.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def validate(
     must_fit: bool = True,
     check_strategy: StrategyCheck | None = None,
 ) -> list[Mistake]:
-    """Return what keeps a complete config, whose values are each fine alone, from running.
+    """Return why a complete config can't run, although each of its values is valid on its own.
 
     Args:
         cluster: where it is to run; None: undecided, so only what holds everywhere is checked.
-        where: prefix of the mistakes' fields, say the point.
+        where: prefix of the mistakes' fields, such as the point.
         swept: hyperparameters that the study varies.
         must_fit: on a cluster, its gang has to fit on the nodes.
-        check_strategy: tells whether the model and the installed packages allow the strategy. Needs torch, so it is
-            called on a cluster only, and only for strategies that depend on the model.
+        check_strategy: returns why the model or the machine rules out the strategy, and the fix. It needs torch, so it
+            is only called on a cluster, and only for strategies that have a check.
     """
     size = None
     try:
@@ -96,7 +96,7 @@ def validate(
 
 
 def _unavailable(config: Config, workload: AnyWorkload, cluster: Machines) -> Iterator[Mistake]:
-    """Yield what the config names that the cluster's machines lack."""
+    """Yield the mistakes of values that need something the cluster's machines lack."""
     affinity, device = config["cpu_affinity"], config["device"]
     if cluster.cores == () and isinstance(affinity, (str, tuple)):
         hint = "leave it out, or give the number of cores of each worker: cpu_affinity=2"

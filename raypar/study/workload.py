@@ -31,7 +31,7 @@ CLASS_LOSSES = (
 )
 DEFAULT_CHOOSER = "raypar"  # of a metric that is named nowhere
 LOADERS = ("resident", "dataloader")
-# raypar's options that say where training code runs and what ends it: the only ones that another's code heeds.
+# Options of raypar that determine where training code runs and what ends it. Train loops and commands have only these.
 PLACEMENT_OPTIONS = (
     *("num_workers", "device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads"),
     "stop_on_nan",
@@ -166,7 +166,7 @@ def whole_number(default: int | None, doc: str, *, at_least: int = 1, **rules: A
 
 
 def _no_preparation(config: Config) -> None:
-    """Do nothing, as an embedded data set needs."""
+    """Do nothing: an embedded data set needs no preparation."""
 
 
 class CommonFields(TypedDict, total=False):
@@ -257,7 +257,7 @@ class AnyWorkload:
         """Return the metric that a study is judged by.
 
         Args:
-            name: of a key of the reports, or a metric; empty: the workload's own.
+            name: key of the reports, or a metric; empty: the workload's own.
             mode: "max" or "min"; empty: the metric's own.
         """
         if isinstance(name, Metric):
@@ -399,8 +399,9 @@ class Workload(AnyWorkload):
         Returns:
             The workload. raypar can't prove that its points do equal work, since it doesn't see what is trained.
         """
-        words = command if isinstance(command, str) or not isinstance(command, Sequence) else tuple(command)
-        template = Command(words, shell, dict(metrics or {}), tensorboard, folder)
+        if not isinstance(command, str):
+            command = tuple(command) if isinstance(command, Sequence) else (command,)
+        template = Command(command, shell, dict(metrics or {}), str(tensorboard or ""), str(folder or ""))
         return CommandWorkload(name=name or template.title, command=template, **_with_chooser(fields))
 
     def train_size(self, config: Config) -> int | None:
@@ -408,7 +409,7 @@ class Workload(AnyWorkload):
 
     @property
     def has_class_loss(self) -> bool:
-        """True where the loss is torch's cross-entropy, so that its outputs are scores of classes."""
+        """True if the loss is torch's cross-entropy, so that its outputs are scores of classes."""
         loss = self.loss.func if isinstance(self.loss, partial) else self.loss
         kind: Any = loss if hasattr(loss, "__qualname__") else type(loss)
         # By their names: nothing here imports torch.
@@ -416,17 +417,17 @@ class Workload(AnyWorkload):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names of the metrics that raypar takes of it."""
+        """Names of the metrics that raypar computes for it."""
         if self.metrics is not None:
             return tuple(map(str, self.metrics)) if isinstance(self.metrics, Mapping) else ()
         named = self.metric.name if isinstance(self.metric, Metric) else self.metric
         return ("accuracy",) if self.has_class_loss or named == "accuracy" else ()
 
     def _default_metric(self) -> str:
-        """Return that of the loss, unless another one is certain."""
+        """Return "val_loss", unless another metric is certain."""
         if "accuracy" in self.metric_names:
             return "accuracy"
-        # A direction without a name is that of the only metric there is.
+        # A direction without a name applies to the only metric.
         return self.metric_names[0] if self.mode and len(self.metric_names) == 1 else "val_loss"
 
     def _reported_metric(self, name: str, mode: str) -> Metric:
@@ -435,7 +436,7 @@ class Workload(AnyWorkload):
     def mistakes(self) -> Iterator[Mistake]:
         if not self.metric and self.metric_of() == Metric("val_loss", "max"):
             hint = 'name the metric, metric="f1", or leave mode out'
-            yield Mistake("workload.mode", "max", "is given without metric=, so it would be that of val_loss", hint)
+            yield Mistake("workload.mode", "max", "is given without metric=, so it would apply to val_loss", hint)
         for part in ("model", "data"):
             hint = f"give the Workload {part}=, a function of the trial's config"
             yield from _function_mistakes(self, part, hint=hint)
@@ -446,8 +447,8 @@ class Workload(AnyWorkload):
             hint = "give a number, or a function of the config that returns it, or leave it out"
             yield Mistake("workload.num_train_samples", size, "must be a whole number of at least 1", hint=hint)
         if not isinstance(self.loaders, (tuple, list)) or not self.loaders or set(self.loaders) - {*LOADERS}:
-            hint = f"give a tuple of them: loaders={LOADERS}"
-            yield Mistake("workload.loaders", self.loaders, f"are not some of {', '.join(LOADERS)}", hint=hint)
+            problem = f"must be a tuple of one or more of {', '.join(LOADERS)}"
+            yield Mistake("workload.loaders", self.loaders, problem, hint=f"set loaders={LOADERS}, or leave it out")
         if not isinstance(self.metrics, Mapping | None):
             yield Mistake("workload.metrics", self.metrics, "must be a dict", hint='set metrics={"name": …}')
 

@@ -1,4 +1,4 @@
-"""Building blocks of networks: activations by name, perceptrons of them, the dropout's option."""
+"""Building blocks of networks: activations by name, perceptrons, an option for dropout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def activation(name: str) -> nn.Module:
 
 
 def perceptron(sizes: Sequence[int], name: str) -> nn.Sequential:
-    """Build linear layers of `sizes`, from inputs to scores, with the activation between each two."""
+    """Build linear layers of `sizes`, from inputs to scores, with the activation between them."""
     from torch import nn
 
     *hidden, last = pairwise(sizes)

@@ -1,4 +1,4 @@
-"""Data sets: where their files are, whether these are complete, and the tensors made of them.
+"""Data sets: location of their files, checks for completeness, and the tensors made from them.
 
 There is no fallback to other data: a data set is complete, or a DataError says how to get it.
 """
@@ -32,7 +32,7 @@ class DataFile:
     """A published file.
 
     Attributes:
-        url: where it is downloaded from; empty where torchvision downloads the set.
+        url: where it is downloaded from; empty if torchvision downloads the set.
         sha256: hexadecimal; downloads with another digest are refused.
         header: its first bytes, for a check without reading it all.
     """
@@ -180,10 +180,15 @@ def _fill_cache(files: FileSet, root: Path) -> None:
                 shutil.move(folder, target)  # a rename: both are in the cache
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"{files.name} is not in the cache {root}, and the download failed: {str(error).splitlines()[0]}",
+            f"{files.name} is not in the cache {root}, and the download failed: {first_line(error)}",
             hint=f"name a folder that contains {files.folder} with --data-dir DIR; or set {DATA_DIR_VARIABLE}=DIR; "
             f"or put its files into {target} (or connect once to download it)",
         ) from None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def prepared(

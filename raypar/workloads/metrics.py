@@ -19,9 +19,9 @@ IGNORED_CLASS = -100  # torch's default
 
 
 def default_metrics(workload: Workload) -> Mapping[str, Callable[[Any, Any], Any] | Statistic]:
-    """Return the metrics that are taken on ``Data.val``: the workload's, else accuracy where that is what is asked for.
+    """Return the metrics that are computed on ``Data.val``: the workload's own, else accuracy if it applies.
 
-    Accuracy is certain where the loss is torch's cross-entropy, and asked for where the workload is judged by it.
+    It applies if the loss is torch's cross-entropy, or if the workload is judged by it.
     """
     if workload.metrics is not None:
         return workload.metrics
@@ -41,8 +41,8 @@ def accuracy(outputs: Tensor, targets: Tensor, ignore_index: int = IGNORED_CLASS
         ignore_index: target that is not counted.
 
     Returns:
-        Shape ``(batch,)``; where there are several positions, or some are not counted, the number of the right ones,
-        and of all that are counted.
+        Shape ``(batch,)``; with several positions per sample or ignored targets, the numbers of correct and of counted
+        positions.
 
     Raises:
         RayparError: these are not scores of classes with their targets.
@@ -65,15 +65,15 @@ def accuracy(outputs: Tensor, targets: Tensor, ignore_index: int = IGNORED_CLASS
 
 
 def _entry(values: Any, name: str) -> Any:
-    """Return an entry of a mapping, or an attribute, where there is one."""
+    """Return an entry of a mapping, or an attribute, if there is one, else the values themselves."""
     return values.get(name, values) if isinstance(values, Mapping) else getattr(values, name, values)
 
 
 def sum_and_weight(scores: Any, num_samples: int) -> tuple[Any, Any]:
-    """Return the sum of what a metric returned for a batch, and the number of what it counted.
+    """Return the sum of a metric's scores for a batch, and the number of scores.
 
     Raises:
-        RayparError: it is neither a score for each sample nor such a pair.
+        RayparError: the metric returned neither a score for each sample nor a pair of sum and number.
     """
     if isinstance(scores, tuple) and len(scores) == 2:
         if all(getattr(part, "shape", ()) == () for part in scores):
@@ -86,13 +86,13 @@ def sum_and_weight(scores: Any, num_samples: int) -> tuple[Any, Any]:
 
 
 def pairs_samples(metric: Callable[[Any, Any], Any], outputs: Tensor, targets: Tensor) -> bool:
-    """Return whether a metric holds outputs against the targets of other samples too.
+    """Return whether a metric compares outputs with the targets of other samples too.
 
-    So it does where ``(batch, 1)`` and ``(batch,)`` are broadcast, and a mean makes a score for each sample of that.
+    This happens if ``(batch, 1)`` and ``(batch,)`` are broadcast, and a mean reduces the result to a score per sample.
 
     Args:
-        outputs: of samples; only their shape and type matter.
-        targets: of several samples, the more the better.
+        outputs: outputs of some samples; only their shape and type matter.
+        targets: targets of several samples, the more the better.
     """
     import torch
 

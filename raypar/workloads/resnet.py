@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raypar.errors import DataError, RayparError, suggest
 from raypar.study.workload import Config, Data, Option, Split, Workload, one_of, whole_number
-from raypar.workloads.datasets import DATA_DIR_VARIABLE, data_dir
+from raypar.workloads.datasets import DATA_DIR_VARIABLE, data_dir, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,11 +120,8 @@ def check_image_folder(root: Path) -> None:
     train, val = (set(class_names(root / part)) for part in PARTS)
     if train != val:
         odd = min(train ^ val)
-        problem, hint = (
-            f"class {odd} is in {PARTS[odd in val]} only",
-            "both need the same class folders",
-        )
-        raise DataError(f"{root}: {problem}", hint=hint)
+        problem = f"class {odd} is in {PARTS[odd in val]} only"
+        raise DataError(f"{root}: {problem}", hint="both need the same class folders")
     if len(train) < 2:
         raise DataError(f"{root / 'train'}: needs at least 2 classes, contains {len(train)}", hint=_LAYOUT)
 
@@ -154,7 +151,7 @@ def layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a ResNet, ResNeXt or Wide ResNet in order.
 
     Raises:
-        RayparError: another network: torchvision's have no common order of layers.
+        RayparError: for any other network, since torchvision's have no common order of layers.
     """
     from torch import nn
     from torchvision.models import ResNet
@@ -173,8 +170,8 @@ def layers(model: nn.Module) -> list[nn.Module]:
 def data(config: Config) -> Data:
     """Return images of shape ``(3, image_size, image_size)``.
 
-    Synthetic ones are uint8 in memory, with a quarter as many for ``val``; a folder is decoded by loader processes, its
-    training images in a fixed random order, so that every prefix is about stratified.
+    Synthetic images are uint8 in memory, with a quarter as many for ``val``. Images of a folder are decoded by loader
+    processes; its training images are in a fixed random order, so that every prefix is about stratified.
     """
     _check_loader(config)
     size, augment = config["image_size"], config["augment"]
@@ -217,7 +214,7 @@ def prepare(config: Config) -> None:
         return
     except (AssertionError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"{config['architecture']} can't take images of {size}x{size} pixels: {str(error).splitlines()[0]}",
+            f"{config['architecture']} can't take images of {size}x{size} pixels: {first_line(error)}",
             hint="use --set image_size=224, which every architecture of torchvision accepts",
         ) from None
 

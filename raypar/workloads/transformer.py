@@ -138,7 +138,7 @@ def prepare(config: Config) -> None:
     if num_heads % (splits := tensor_size(config)):
         raise DataError(
             f"num_heads={num_heads} is not divisible by the {splits} workers that split each layer",
-            hint=f"use --set num_heads={splits}, or another multiple that divides width={width}",
+            hint=f"use a num_heads that is a multiple of {splits} and divides width={width}, or fewer workers",
         )
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 SEED = 0
-# Of a class's centre from the origin, in standard deviations of the noise. Two centres are about 5.7 apart for any
-# num_features: with ten classes, one sample in fifty is nearer to a wrong centre.
+# Distance of a class's centre from the origin, in standard deviations of the noise. Two centres are about 5.7 apart for
+# any num_features: with ten classes, one sample in fifty is nearer to a wrong centre.
 DISTANCE = 4.0
 
 

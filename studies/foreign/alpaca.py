@@ -5,8 +5,8 @@ The script is not part of raypar; it runs unchanged:
     git clone --depth 1 https://github.com/tatsu-lab/stanford_alpaca studies/foreign/stanford_alpaca
     pip install 'transformers<5' accelerate 'openai<1'
 
-On CPUs try it with a small model and a part of its data: `--set model=FOLDER --set data=FILE.json`, absolute paths. Its
-batch is that of one worker. The Trainer writes the model into `--output_dir`, which is kept with each trial.
+On CPUs, try it with a small model and part of its data: `--set model=FOLDER --set data=FILE.json` with absolute paths.
+Its batch size is per worker. The Trainer writes the model into `--output_dir`, which is kept with each trial.
 """
 
 from foreign_scripts import cloned

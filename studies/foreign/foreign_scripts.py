@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def cloned(repository: str, script: str) -> Callable[[object], None]:
-    """Return a check that a script is there; it raises RayparError with the command that brings it."""
+    """Return a check for a script, which raises RayparError with the command that clones a missing one."""
 
     def check(_: object) -> None:
         if not (HERE / script).is_file():

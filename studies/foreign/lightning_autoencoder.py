@@ -5,9 +5,9 @@ The script is not part of raypar; it runs unchanged, and downloads MNIST into it
     git clone --depth 1 https://github.com/Lightning-AI/pytorch-lightning studies/foreign/pytorch-lightning
     pip install lightning 'jsonargparse[signatures]' tensorboard
 
-Its batch is that of one worker, and so is `num_batches`: two of them train on twice as many samples. Its losses are
-read of TensorBoard's event files, at the end. Their steps are of three counters (training, validation, test), so that
-times are of the whole command.
+Its batch size and `num_batches` are per worker, so two workers train on twice as many samples. Its losses are read from
+TensorBoard's event files at the end. Their steps have three counters (training, validation, test), so only the whole
+command is timed.
 """
 
 from foreign_scripts import cloned

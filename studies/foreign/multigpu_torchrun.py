@@ -4,8 +4,8 @@ The script is not part of raypar; it runs unchanged:
 
     git clone --depth 1 https://github.com/pytorch/examples studies/foreign/examples
 
-It needs a GPU for each worker, as it asks for NCCL and `cuda:N` whatever there is. It prints no loss: only times are
-measured, of the whole command, and equal work is unknown. Its batch is that of one worker.
+It needs a GPU for each worker, since it always uses NCCL and `cuda:N`. It prints no loss, so only the time of the whole
+command is measured, and whether points do equal work is unknown. Its batch size is per worker.
 """
 
 from foreign_scripts import HERE, cloned

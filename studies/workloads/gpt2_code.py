@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raypar.errors import DataError, RayparError
 from raypar.study.workload import Config, Data, Option, Split, Workload, one_of
 from raypar.workloads.activations import dropout
-from raypar.workloads.datasets import DataFile, FileSet, data_dir, ensure_files, prepared
+from raypar.workloads.datasets import DataFile, FileSet, data_dir, ensure_files, first_line, prepared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -188,8 +188,9 @@ def _from_hub(name: str, files: tuple[str, ...], may_download: bool, what: str, 
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=not may_download))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise DataError(f"{what}: not on this machine, and the download failed: {why}", hint=ways) from None
+        raise DataError(
+            f"{what}: not on this machine, and the download failed: {first_line(error)}", hint=ways
+        ) from None
 
 
 @contextlib.contextmanager

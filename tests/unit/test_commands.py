@@ -42,7 +42,7 @@ def test_a_shell_gets_a_value_as_one_word_too(value):
     assert subprocess.run(["/bin/sh", "-c", text], capture_output=True, check=True).stdout.decode() == value
 
 
-def test_quotes_and_doubled_braces_of_a_template_are_those_of_a_shell_and_of_python():
+def test_a_template_has_the_quotes_of_a_shell_and_the_doubled_braces_of_python():
     command = Command("""python -c 'print("{{}}")' --lr {lr:.2f}""")
     assert command.filled({"lr": 0.5}) == ("python", "-c", 'print("{}")', "--lr", "0.50")
     assert command.names == ("lr",)
@@ -68,6 +68,8 @@ def test_a_name_in_braces_is_an_option_and_raypars_own_keep_their_meaning():
         ("", {}, {}, "must be a command line"),
         ("  \n", {}, {}, "must be a command line"),
         ((), {}, {}, "must be a command line"),
+        (3, {}, {}, "must be a command line"),
+        (None, {"name": "x"}, {}, "must be a command line"),
         (("", "train.py"), {}, {}, "must be a command line"),
         ("  ", {"shell": True}, {}, "must be a command line"),
         ("train.py {lr:d}", {}, {"lr": 0.5}, "can't be filled in with lr=0.5: Unknown format code 'd'"),
@@ -79,7 +81,7 @@ def test_a_name_in_braces_is_an_option_and_raypars_own_keep_their_meaning():
         ("train.py {seed:.1f} {output_dir:d}", {}, {}, "can't be filled in"),
         ("{program} train.py", {}, {"program": " "}, "begins with an empty word"),
         ("train.py {note}", {}, {"note": "a\0b"}, "holds a null character"),
-        ("train.py {note}", {}, {"note": "x" * 200_000}, "has a word of 200,000 bytes, and may have 131,071"),
+        ("train.py {note}", {}, {"note": "x" * 200_000}, "has a word of 200,000 bytes; at most 131,071 are allowed"),
         ("train.py", {"metrics": {"loss": "loss"}}, {}, "has no group for the value"),
         ("train.py", {"metrics": {"loss": "("}}, {}, "is not a regular expression"),
         ("train.py", {"defaults": {"epochs": 3}}, {}, "unknown option 'epochs'"),
@@ -187,7 +189,7 @@ def test_torchrun_prints_the_first_rank_alone_and_the_others_are_in_files(tmp_pa
     assert list(lines_of_other_ranks(tmp_path / "ranks")) == ["[local rank 1] loss 1", "[local rank 1] acc 1"]
 
 
-def test_the_first_step_counts_as_an_average_one_and_what_lies_beside_a_report_is_in_no_step():
+def test_the_first_step_counts_as_an_average_one_and_the_time_around_a_report_is_in_no_step():
     laps = LapTimer()
     for at_s in (10, 11, 13):
         laps.step(at_s)
@@ -226,7 +228,7 @@ def test_reports_that_count_steps_give_the_mean_step_time_between_two_of_them():
     assert laps.cover == "steps 100 to 204" and laps_of((0, {"global_step": 1}), (3, {"global_step": 2})).times_s
 
 
-def test_one_report_for_each_epoch_gives_their_times_but_for_the_first_one():
+def test_one_report_for_each_epoch_gives_the_times_of_all_epochs_but_the_first():
     laps = laps_of((5, {}), (7, {"epoch": 1}), (9, {"epoch": 2}), (12, {"epoch": 3}), (20, {"test_loss": 1}))
     assert (laps.times_s, laps.train_time_s, laps.cover) == ((2, 3), 5, "epochs 1 to 3")
 
@@ -234,7 +236,7 @@ def test_one_report_for_each_epoch_gives_their_times_but_for_the_first_one():
 @pytest.mark.parametrize(
     "reports",
     [
-        [(0, {}), (1, {}), (2, {})],  # say every 100 batches
+        [(0, {}), (1, {}), (2, {})],  # every 100 batches, for example
         [(0, {"epoch": 0}), (1, {"epoch": 0}), (2, {"epoch": 1}), (3, {"epoch": 1})],
         [(0, {"epoch": 0}), (1, {"epoch": 2})],
         [(0, {"epoch": 0.5}), (1, {"epoch": 1.5})],
@@ -245,7 +247,7 @@ def test_one_report_for_each_epoch_gives_their_times_but_for_the_first_one():
         [],
     ],
 )
-def test_reports_that_do_not_say_what_lies_between_them_give_no_times(reports):
+def test_reports_that_do_not_show_the_work_between_them_give_no_times(reports):
     assert laps_of(*reports) == StepTimes()
 
 
@@ -264,7 +266,7 @@ def batches(num_batches, step_s, every, epochs, last):
     ("num_batches", "every", "epochs"),
     [(350, 100, 1), (350, 100, 3), (1250, 500, 1), (938, 10, 2), (190, 100, 2), (350, 350, 3), (400, 200, 3)],
 )
-def test_prints_every_so_many_batches_give_the_true_speedup_or_none(num_batches, every, epochs, last):
+def test_reports_at_regular_intervals_give_the_true_speedup_or_none(num_batches, every, epochs, last):
     one, two = (
         laps_of(*batches(num, step_s, every, epochs, last))
         for num, step_s in ((num_batches, 0.010), (math.ceil(num_batches / 2), 0.0065))
@@ -278,6 +280,13 @@ def test_prints_every_so_many_batches_give_the_true_speedup_or_none(num_batches,
 def test_the_files_of_a_command_are_its_scripts_and_modules():
     command = Command("python -m parts.train --config a.yaml helpers/run.py /opt/other.py")
     assert command.files == ("helpers/run.py", "parts/train.py") and command.title == "run.py"
+
+
+def test_a_command_its_words_and_its_folders_may_be_paths():
+    for command in (Path("parts/run.py"), [Path("parts/run.py")]):
+        workload = Workload.from_command(command, folder=Path("there"), tensorboard=Path("runs"))
+        assert (workload.name, workload.files) == ("run.py", ("there/parts/run.py",))
+        Study(workload=workload, name="s")
 
 
 def test_the_hooks_need_no_other_package_and_do_nothing_outside_of_a_study(tmp_path):
@@ -296,7 +305,7 @@ def test_the_hooks_need_no_other_package_and_do_nothing_outside_of_a_study(tmp_p
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-def test_only_the_first_rank_of_a_command_writes_and_what_is_no_number_is_left_out(tmp_path):
+def test_only_the_first_rank_of_a_command_writes_and_only_numbers(tmp_path):
     path = tmp_path / "reports"
     code = "import raypar; raypar.step(); raypar.report({'loss': 1.5, 'name': 'x', 'ok': True, 'list': [1]})"
     for rank in ("0", "1"):
@@ -381,10 +390,10 @@ def test_laps_of_other_work_are_not_compared_but_whole_trials_are(first, second,
         ({"metric": "accuracy", "metric_chosen_by": "raypar init"}, None),  # which no trial reports
     ],
 )
-def test_a_recommendation_names_a_metric_that_nobody_chose(parts, chooser):
+def test_a_recommendation_says_if_the_user_did_not_choose_the_metric(parts, chooser):
     analysis = analysed([(0.5, 5.0, BY_EPOCH), (0.5, 1.0, BY_EPOCH)], **parts)
     lines = " ".join(recommended_lines(analysis.verdict))
-    assert ("It rests on loss" in lines) == (chooser is not None)
+    assert ("It is based on loss" in lines) == (chooser is not None)
     assert chooser is None or f"which {chooser} chose, not you" in lines
 
 

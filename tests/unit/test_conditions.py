@@ -21,7 +21,7 @@ WHOLE = Conditions(
 )
 
 
-def test_conditions_come_back_equal_and_are_stored_as_lists_by_rank_without_what_is_unknown():
+def test_conditions_come_back_equal_and_are_stored_as_lists_by_rank_without_unknown_values():
     stored = WHOLE.to_stored()
     assert stored == {
         "node": ("n1", "n2"),
@@ -48,17 +48,18 @@ def test_conditions_come_back_equal_and_are_stored_as_lists_by_rank_without_what
     [
         ({"throttles": [1, "?", True, float("nan"), 2.5]}, {"throttles": [1, 2.5]}),
         ({"num_threads": [4.0, 4.5]}, {"num_threads": [4.0]}),
+        ({"throttles": [10**400, 1], "num_threads": [10**400]}, {"throttles": [1], "num_threads": []}),
         ({"cores": [[0, "1"], [2], 3]}, {"cores": [(2,)]}),
         ({"device_name": ["cpu", 7], "finds_unused": [1, True]}, {"device_name": ["cpu"], "finds_unused": [True]}),
         ({"cpu_model": "one for all", "of a later version": [1]}, {"cpu_model": []}),
     ],
 )
-def test_values_that_are_none_of_their_kind_are_unknown(stored, expected):
+def test_values_of_a_wrong_type_are_unknown(stored, expected):
     conditions = Conditions.from_stored(stored)
     assert {name: conditions.of_ranks(name) for name in expected} == expected
 
 
-def test_of_a_trial_too_and_one_host_name_stands_for_a_list():
+def test_values_of_a_trial_may_have_a_wrong_type_too_and_one_host_name_stands_for_a_list():
     conditions = Conditions.from_stored({"node": "n1", "shared_with": ["b"], "num_sharing": "2", "stalls_s": "?"})
     assert conditions == Conditions(node=("n1",))
 
@@ -69,6 +70,6 @@ def test_of_a_trial_too_and_one_host_name_stands_for_a_list():
         st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists),
     )
 )
-def test_anything_can_be_read_and_what_was_understood_comes_back(stored):
+def test_anything_can_be_read_and_valid_values_come_back(stored):
     conditions = Conditions.from_stored(stored)
     assert Conditions.from_stored(conditions.to_stored()).to_stored() == conditions.to_stored()

@@ -61,32 +61,39 @@ def test_a_file_becomes_its_study_and_a_module(tmp_path):
     ],
     ids=["given", "spaces", "dash", "byte order mark", "another variable", "one named study", "one under two names"],
 )
-def test_a_study_is_called_as_it_says_or_as_its_file(tmp_path, file, text, name):
+def test_a_study_has_the_name_it_gives_or_that_of_its_file(tmp_path, file, text, name):
     study = load_study(written(tmp_path, text, file)).study
     assert study.name == name and (study.description == "why") == (name == "mine")
 
 
-def test_a_changed_file_is_the_same_module_and_one_of_the_same_name_elsewhere_another(tmp_path):
+def test_a_changed_file_is_the_same_module_and_a_file_of_the_same_name_elsewhere_is_another(tmp_path):
     names = {load_study(written(tmp_path, GOOD, file)).module_name for file in ("asked.py", "other/asked.py")}
     assert len(names) == 2 and names <= set(sys.modules)
     changed = loaded(tmp_path, GOOD.replace("0.2", "0.4"))
     assert changed.module_name in names and changed.study.config["lr"] == 0.4
 
 
+IMPORTS = "from raypar import Study\nfrom raypar.workloads import digits, wide_mlp\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "defines no workload"),
-        ("from raypar.workloads import digits, wide_mlp\n", "several workloads: digits, wide_mlp"),
+        (IMPORTS, "several workloads: digits, wide_mlp"),
+        (IMPORTS + "a, b = Study(workload=digits), Study(workload=wide_mlp)\n", "several workloads: digits, wide_mlp"),
+        (GOOD.replace("space,", "space, num_repeats=0,"), r"asked\.py: 1 mistake in the study"),
     ],
 )
-def test_a_file_stands_for_a_workload_only_if_it_defines_one(tmp_path, text, message):
+def test_a_file_without_exactly_one_workload_is_refused(tmp_path, text, message):
     with pytest.raises(RayparError, match=message):
         load_workload(written(tmp_path, text))
-    made = (
-        "from raypar.workloads import digits\nmine = digits\nfrom raypar import Study\nstudy = Study(workload=mine)\n"
-    )
-    assert load_workload(written(tmp_path, made)).name == "digits"
+
+
+@pytest.mark.parametrize("made", ["", "study = Study(workload=digits)\nother = Study(workload=digits, name='other')\n"])
+def test_the_workload_of_a_file_is_that_of_its_study_or_its_only_one(tmp_path, made):
+    text = IMPORTS + made if made else "from raypar.workloads import digits\nmine = digits\n"
+    assert load_workload(written(tmp_path, text)).name == "digits"
 
 
 def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path):
@@ -101,7 +108,7 @@ def test_modules_beside_the_file_can_be_imported_and_are_named(tmp_path):
     assert not any(name.startswith(("helper", "package")) for name in study_file.imported_modules)
 
 
-def test_third_party_imports_are_named_those_in_functions_too(tmp_path):
+def test_third_party_imports_are_named_including_those_in_functions(tmp_path):
     text = "import os, json\nimport numpy as np\n" + GOOD + "\ndef f():\n    from sklearn.datasets import load_iris\n"
     assert loaded(tmp_path, text).imported_modules == ("numpy", "sklearn.datasets")
 

@@ -1,4 +1,4 @@
-"""The hyperparameters that raypar understands: values, defaults, what excludes what; see also `bad_input`."""
+"""The hyperparameters that raypar understands: values, defaults and conflicts; see also `bad_input`."""
 
 import math
 
@@ -110,7 +110,7 @@ def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults()
         ({"cpu_affinity": "spread"}, {"cpus_per_worker": 6}),
     ],
 )
-def test_a_config_is_complete_with_what_follows_from_what_was_chosen(chosen, expected):
+def test_a_config_is_completed_from_the_chosen_values(chosen, expected):
     config = resolve(a_workload(options={"width": 3}, defaults={"batch_size": 96}), chosen, Auto("cuda", 6))
     assert set(config) == {*OPTIONS, "width"} and isinstance(config["lr"], float)
     assert {key: config[key] for key in expected} == expected
@@ -158,7 +158,7 @@ KEPT = {"checkpoint_every_epochs": 1}
             "batch_size: can't be cut into num_microbatches",
         ),
         ({"strategy": "tensor", "compile": True}, "compile: is not for strategy=tensor"),
-        ({"strategy": "fsdp", "optimizer": "lars"}, "optimizer: needs whole layers' norms"),
+        ({"strategy": "fsdp", "optimizer": "lars"}, "optimizer: needs the norms of whole layers"),
         ({"static_graph": True, "accumulation_steps": 2}, "static_graph: does not go with accumulation_steps"),
         ({"static_graph": True, "find_unused_parameters": True}, "find_unused_parameters: is what static_graph does"),
         ({**KEPT, "strategy": "deepspeed"}, "checkpoint_every_epochs: does not go with deepspeed"),

@@ -64,7 +64,8 @@ def test_a_cut_by_counted_work_isolates_the_wide_layers_and_leaves_a_batch_norm_
 
 def test_named_layers_begin_stages():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
-    assert partition(model, list(model), torch.randn(2, 2), 3, ("3", "1")) == [range(1), range(1, 3), range(3, 5)]
+    for how in (("3", "1"), ("1", "3", "1")):
+        assert partition(model, list(model), torch.randn(2, 2), 3, how) == [range(1), range(1, 3), range(3, 5)]
 
 
 @given(size=st.integers(1, 40), num=st.integers(1, 9))
@@ -112,7 +113,7 @@ def test_fully_sharded_units_are_the_members_of_the_outermost_containers_that_ha
 
 
 class Tied(nn.Module):
-    """An embedding that is the last layer too, a batch norm, weights of matrix products, and a layer without use."""
+    """An embedding that is also the last layer, a batch norm, weights of matrix products, and an unused layer."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +127,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.skipif(not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"), reason="needs torch 2.15")
-def test_in_mixed_precision_fsdp_gathers_in_16_bits_what_autocast_alone_reads():
+def test_in_mixed_precision_fsdp_gathers_the_weights_that_only_autocast_reads_in_16_bits():
     config = resolve(Workload(name="own"), {"num_workers": 2, "strategy": "fsdp"})
     model = Tied()
     model.unused.eval()
@@ -170,11 +171,14 @@ OWN = Workload(name="own", model=lambda _: nn.Linear(2, 2), data=lambda _: None)
 TIED = replace(OWN, model=tied)
 CASES = [
     (TIED, {"strategy": "pipeline"}, "can't cut between layers that share weights"),
-    (OWN, {"strategy": "pipeline"}, "needs a model that splits: Linear is not known to be a row of layers"),
+    (OWN, {"strategy": "pipeline"}, "needs a model that can be split: Linear is not known to be a sequence of layers"),
     (digits, {"strategy": "pipeline", "num_workers": 8, "num_microbatches": 8}, "needs 8 stages, and the model has"),
     (digits, {"strategy": "pipeline", "pipeline_split": ("x",)}, "can't begin a stage at 'x'"),
     (wide_mlp, {"strategy": "pipeline", "pipeline_split": ("2", "4")}, "needs 1 name for 2 stages, not 2"),
-    (resnet, {"strategy": "tensor"}, "needs layers that split"),
+    (resnet, {"strategy": "tensor"}, "needs layers that can be split"),
+    (replace(wide_mlp, tensor_plan=lambda _: {"x": "row"}), {"strategy": "tensor"}, "can't split layer 'x' by 'row'"),
+    (replace(wide_mlp, tensor_plan=lambda _: {"1": "row"}), {"strategy": "tensor"}, "can't split layer '1' by 'row'"),
+    (replace(wide_mlp, tensor_plan=lambda _: {"0": "in"}), {"strategy": "tensor"}, "can't split layer '0' by 'in'"),
     (wide_mlp, {"strategy": "tensor", "width": 30, "num_workers": 4}, "can't split the 30 features of layer 0"),
 ]
 
@@ -207,7 +211,7 @@ TWO = DistContext(0, 2, GPU)
 
 @pytest.fixture
 def sent_from(monkeypatch):
-    """Devices of the tensors that are sent; none arrives."""
+    """Return the devices of the tensors that are sent; none is received."""
     devices = []
     for name in ("broadcast", "all_reduce"):
         monkeypatch.setattr(dist, name, lambda tensor, **_: devices.append(tensor.device))
@@ -256,7 +260,7 @@ def test_a_rank_without_gradients_takes_part_in_the_clipping_from_its_device(sen
     assert sent_from == [GPU]
 
 
-def test_a_copy_has_the_weights_that_are_shared_shared_and_those_that_are_frozen_frozen():
+def test_a_copy_keeps_shared_weights_shared_and_frozen_weights_frozen():
     model = tied({})
     model[0].bias.requires_grad_(False)
     copy = copied(model, torch.device("cpu"))

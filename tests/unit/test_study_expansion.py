@@ -1,11 +1,11 @@
-"""A study becomes trials: every point in every block once, in a random but settled order."""
+"""A study becomes trials: every point once in every block, in a random but fixed order."""
 
 import itertools
 import json
 import pickle
 import re
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ def studies(draw):
 
 
 @given(studies())
-def test_every_block_holds_every_point_once_placement_by_placement_with_a_seed_of_its_own(study):
+def test_every_block_has_every_point_once_placement_by_placement_and_its_own_seed(study):
     product = Counter(itertools.product(*(d.values for d in study.space.values())))
     trials = study.trials()
     assert trials == study.trials()
@@ -102,7 +102,7 @@ def test_a_spec_survives_being_written_and_read_also_from_before_there_were_node
     assert (older.identity, older.placement) == (spec.identity, spec.placement)
 
 
-def test_placements_that_differ_in_nodes_have_gangs_of_their_own_and_say_so():
+def test_placements_that_differ_in_nodes_have_separate_gangs_and_say_so():
     trials = a_study(space={"nodes": grid("pack", "spread", 1, 2)}, config={"num_workers": 2}, num_repeats=1).trials()
     ends = ("", ", spread over the nodes", " on 1 node", " on 2 nodes")
     assert {str(trial.placement) for trial in trials} == {f"2 workers × 1 core{end}" for end in ends}
@@ -177,9 +177,24 @@ class Colour(Enum):
     RED = "red"
 
 
+@dataclass
+class WeightedLoss:
+    weight: float = field(init=False)
+
+    def __call__(self, outputs, targets):
+        return self.weight * (outputs - targets).mean()
+
+
+def test_a_function_of_a_workload_may_be_an_object_with_any_fields():
+    loss = WeightedLoss()
+    loss.weight = loss
+    for each in (WeightedLoss(), loss):
+        assert a_study(workload=replace(WORKLOAD, loss=each, metrics={"own": each})).workload.loss is each
+
+
 @pytest.mark.parametrize("options", [{}, {"colour": ()}])
 @pytest.mark.parametrize("value", [(Colour.RED,), (1, (Colour.RED,))])
-def test_what_no_trial_could_be_given_is_refused(options, value):
+def test_a_value_that_no_trial_could_be_given_is_refused(options, value):
     with pytest.raises(StudyError, match="can't be kept with the results"):
         Study(workload=Workload.from_train_loop(print, options=options), space={"colour": grid(value)})
 

@@ -73,7 +73,7 @@ ONE_WORKER = ("epochs", "large_batch_lars", "learning_rate", "loader_workers", "
 
 
 def devices_of(name, num_gpus):
-    """What a study's trials are on, on a machine with so many GPUs; none: it is refused, as it needs one."""
+    """Return the devices of a study's trials on a machine with this many GPUs; none: it needs a GPU."""
     if name in ON_BOTH:
         return {"cpu", "cuda"} if num_gpus else set()
     return {"cuda"} if name not in ON_CPU and num_gpus >= (1 if name in ONE_WORKER else 2) else {"cpu"}
@@ -151,7 +151,7 @@ def test_lars_and_momentum_have_the_same_batches_and_rates_to_choose_from():
 def test_the_custom_model_trains_on_its_own_data():
     loaded = study_file("custom_model")
     workload, config = loaded.study.workload, loaded.study.trials()[0].config
-    assert loaded.imported_modules == ("sklearn.datasets", "torch")  # can be imported ahead of its trials
+    assert loaded.imported_modules == ("sklearn.datasets", "torch")  # can be imported before its trials
     train = workload.data(config).train
     assert train is not None and len(train) == workload.num_train_samples
     outputs = workload.model(config)(train.inputs[:5])

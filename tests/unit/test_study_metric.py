@@ -1,4 +1,4 @@
-"""Metrics: what a study is judged by, the unit that is declared or read from values, and how values are shown."""
+"""Metrics that studies are judged by: units, declared or read from values, and display of values."""
 
 import functools
 import math
@@ -141,7 +141,7 @@ def test_classes_that_the_loss_ignores_are_not_counted():
     assert default_metrics(Own(loss=functools.partial(functional.nll_loss)))["accuracy"] is accuracy
 
 
-def test_a_study_may_judge_by_another_metric_with_a_direction_of_its_own():
+def test_a_study_may_judge_by_another_metric_with_its_own_direction():
     assert Study(workload=digits, metric="val_loss").judged_by == Metric("val_loss", "min")
     assert Study(workload=digits, metric="accuracy", mode="min").judged_by == Metric("accuracy", "min", SHARE)
     f1 = Own(metrics={"f1": scores}, metric=Metric("f1", "max", SHARE))
@@ -169,7 +169,7 @@ def test_commands_and_train_loops_are_judged_by_what_they_report_in_its_unit():
     [
         ({"workload": Own(loss=loss), "metric": "accuracy"}, "metric = 'accuracy': is not reported by workload w"),
         ({"workload": Own(metrics={"f1": scores}, metric="f2")}, "it reports f1, val_loss, train_loss"),
-        ({"workload": Own(loss=loss, mode="max")}, "is given without metric=, so it would be that of val_loss"),
+        ({"workload": Own(loss=loss, mode="max")}, "is given without metric=, so it would apply to val_loss"),
         ({"workload": Own(metric=Metric("val_loss", "most"))}, 'must be "max" or "min"'),
         ({"workload": Own(metric=Metric("val_loss", "min", "%"))}, "its unit must be one of share, percent, number"),
         ({"workload": digits, "metric": Metric("val_loss", "min", "%")}, "its unit must be one of share"),

@@ -1,4 +1,4 @@
-"""GPT-2: problems become blocks of tokens, a new or a given model learns from them, is kept and writes."""
+"""GPT-2: problems become blocks of tokens; a new or given model learns from them, is kept and writes."""
 
 import importlib.util
 import json
@@ -66,7 +66,7 @@ def problem_of(chosen):
 
 
 def train(num_steps, **chosen):
-    """A model after some steps on all blocks, and its losses."""
+    """Return a model after some steps on all blocks, and its losses."""
     model, _, losses = trained(gpt2_code, num_steps, **{**SMALL, "lr": 0.003, "batch_size": 1000, **chosen})
     return model, losses
 
@@ -92,7 +92,7 @@ def test_tokens_are_made_once_whatever_the_model(few, monkeypatch):
         gpt2_code.data(config(block_size=8))
 
 
-def test_the_loss_is_the_mean_over_the_tokens_that_follow_on_another():
+def test_the_loss_is_the_mean_over_the_tokens_that_follow_another():
     outputs, targets = torch.randn(3, 5, 11), torch.randint(11, (3, 5))
     expected = cross_entropy(outputs[:, :-1].reshape(-1, 11), targets[:, 1:].reshape(-1))
     parts = [next_token_loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(3)]
@@ -121,7 +121,7 @@ def test_a_kept_model_is_loaded_again_and_writes_what_it_would_have_written(few,
 
 
 @needs_transformers
-def test_writing_ends_at_the_last_position_and_a_prompt_that_leaves_none_is_problem_of(few, tmp_path):
+def test_writing_ends_at_the_last_position_and_a_prompt_that_leaves_none_is_refused(few, tmp_path):
     gpt2_code.save(gpt2_code.model(config()), config(), tmp_path / "kept")
     assert len(generate(tmp_path / "kept", "Add 1.", 500).encode()) <= 16 * 3
     with pytest.raises(RayparError, match="31 tokens, the model 16 positions"):

@@ -332,7 +332,7 @@ def test_accuracy_counts_samples_or_positions_without_those_that_are_ignored(out
     ],
     ids=["one logit", "flat", "a column of classes", "numbers", "classes last"],
 )
-def test_accuracy_of_what_are_no_classes_is_refused_never_broadcast(outputs, targets):
+def test_accuracy_of_outputs_that_are_not_classes_is_refused_never_broadcast(outputs, targets):
     with pytest.raises(RayparError, match=r"accuracy needs .* got outputs of shape .* and targets of shape"):
         accuracies(outputs, targets)
 

@@ -34,7 +34,7 @@ def from_folder(**chosen):
 
 
 def write_images(root, counts):
-    """JPEG files of one colour a class, of unequal width and height, as ``PART/CLASS`` and how many."""
+    """Write JPEG files of one colour per class and of different widths; `counts`: ``PART/CLASS`` to their number."""
     for place, count in counts.items():
         folder = root / place
         folder.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_torchs_loader_gets_the_same_synthetic_samples_and_normalising_keeps_the
 
 
 @pytest.mark.parametrize("source", ["synthetic", "folder"])
-def test_augmented_images_differ_from_time_to_time_as_the_seed_has_it(source, pictures):
+def test_augmented_images_differ_from_epoch_to_epoch_and_depend_on_the_seed(source, pictures):
     stripes = Image.new("RGB", (50, 40))
     stripes.putdata([(5 * (i % 50), 200, 0) for i in range(50 * 40)])
     stripes.save(pictures / "train" / "ant" / "000.jpg")
@@ -136,7 +136,7 @@ def test_what_needs_torchs_loader_says_so_before_anything_runs_and_in_a_worker(c
 
 
 @pytest.mark.parametrize("name", ["googlenet", "vit_b_16", "squeezenet1_0"])
-def test_other_architectures_give_one_score_a_class_in_training(name):
+def test_other_architectures_give_one_score_per_class_in_training(name):
     with torch.device("meta"):
         model = network(architecture=name, image_size=64, num_classes=7).train()
         assert model(torch.empty(2, 3, 64, 64)).shape == (2, 7)
@@ -149,7 +149,7 @@ def test_an_architecture_that_torchvision_lacks_is_a_mistake_of_the_study():
 
 
 @pytest.mark.parametrize(("name", "size"), [("alexnet", 32), ("vit_b_16", 60)])
-def test_images_that_an_architecture_cannot_take_are_told_before_anything_runs(name, size):
+def test_images_that_an_architecture_cannot_take_are_refused_before_anything_runs(name, size):
     with pytest.raises(DataError, match=f"{name} can't take images of {size}x{size} pixels") as error:
         resnet.prepare(config(architecture=name, image_size=size))
     assert "image_size=224" in str(error.value)

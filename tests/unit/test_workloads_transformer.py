@@ -1,4 +1,4 @@
-"""The transformer sorts, its layers stand in a row."""
+"""The transformer sorts, and its layers form a sequence."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_there_is_a_score_for_every_token_at_every_position(num_heads, head_widt
     assert model(torch.zeros(3, length, dtype=torch.int64)).shape == (3, length, num_tokens)
 
 
-def test_the_heads_attend_apart_from_each_other():
+def test_the_heads_attend_separately():
     """As torch's own attention does with the same weights."""
     (block,) = network(num_blocks=1)[1:-1]
     own = nn.MultiheadAttention(32, 4, batch_first=True)
@@ -100,7 +100,7 @@ def test_heads_have_to_divide_the_width_and_be_divisible_by_the_workers():
         transformer.prepare(config(num_heads=2, strategy="hybrid", tensor_size=4, num_workers=4))
 
 
-def test_the_work_of_a_sample_is_twelve_widths_squared_a_token_and_block():
+def test_the_work_of_a_sample_is_twelve_widths_squared_per_token_and_block():
     work = {layer.kind: layer for layer in count_work(network(), torch.zeros(2, 8, dtype=torch.int64)).layers}
     assert work[FULLY_CONNECTED].forward == 2 * 8 * 12 * 32**2 + 8 * 32 * 10
     product = 2 * 8 * 8 * 32  # of two activations: two forward, four backward, none by weights

@@ -38,25 +38,25 @@ def few(tmp_path, monkeypatch):
     return tmp_path / "named"
 
 
-def test_words_are_numbered_by_how_often_they_occur_in_the_training_part(few):
+def test_words_are_numbered_by_their_frequency_in_the_training_part(few):
     data = tweets.data(config())
     assert data.train.inputs.shape == (4, 32) and data.train.inputs.dtype == torch.int64
     # the: 3 times, sun: 2, then by the alphabet: ! #sun , @ cold snow so venice
     assert data.train.inputs[0, :9].tolist() == [2, 3, 7, 11, 6, 2, 3, 4, 0]
     assert data.train.inputs[2, :3].tolist() == [2, 9, 0]  # one tweet, though Unicode would end a line in it
-    assert data.train.inputs[1, :3].tolist() == [10, 8, 0]  # what is left of an emoji is no word
+    assert data.train.inputs[1, :3].tolist() == [10, 8, 0]  # the rest of a removed emoji is not a word
     assert data.val.inputs[0, :3].tolist() == [2, 1, 0]  # "moon" is unknown
     assert tweets.model(config(embedding_size=8, hidden_size=4))(data.train.inputs).shape == (4, 20)
     assert data.train.targets.tolist() == [0, 1, 2, 3] and len(data.test) == 3
     assert tweets.data(config(vocabulary_size=4)).train.inputs.unique().tolist() == [0, 1, 2, 3]  # rare: unknown
 
 
-def test_the_large_split_trains_on_most_of_the_test_part_and_on_none_of_what_it_judges_by(few):
+def test_the_large_split_trains_on_most_of_the_test_part_and_keeps_the_rest_for_testing(few):
     data = tweets.data(config(split="large"))
     assert (len(data.train), len(data.val), len(data.test)) == (6, 1, 1)
 
 
-def test_numbers_are_made_once_and_kept_in_the_cache_alone(few, monkeypatch):
+def test_numbers_are_made_once_and_kept_only_in_the_cache(few, monkeypatch):
     before = sorted(few.rglob("*"))
     first = tweets.data(config())
     monkeypatch.setitem(numbered.__globals__, "numbered", None)
@@ -64,10 +64,10 @@ def test_numbers_are_made_once_and_kept_in_the_cache_alone(few, monkeypatch):
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert sorted(few.rglob("*")) == before and len(list((cache_dir() / "prepared").glob("*.pt"))) == 1
     with pytest.raises(TypeError):
-        tweets.data(config(vocabulary_size=5))  # other options: to be made anew
+        tweets.data(config(vocabulary_size=5))  # other options, so they are made again
 
 
-def test_other_contents_or_a_damaged_cache_are_numbered_anew(few):
+def test_other_contents_or_a_damaged_cache_are_numbered_again(few):
     tweets.data(config())
     (kept,) = (cache_dir() / "prepared").glob("*.pt")
     kept.write_bytes(b"half")
@@ -76,14 +76,14 @@ def test_other_contents_or_a_damaged_cache_are_numbered_anew(few):
     assert tweets.data(config()).val.targets.tolist() == [7]
 
 
-def test_a_cache_that_can_not_be_written_is_done_without(few, tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_not_needed(few, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert len(tweets.data(config()).train) == 4
 
 
 @needs_tweets
-def test_the_real_tweets_are_all_there_and_a_majority_of_them_is_beaten(tmp_path, monkeypatch):
+def test_the_real_tweets_are_complete_and_the_network_beats_the_majority_class(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPAR_DATA_DIR", str(REAL_DATA))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = {"vocabulary_size": 5_000, "embedding_size": 64, "hidden_size": 32, "lr": 0.003}
