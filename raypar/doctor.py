@@ -70,18 +70,18 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
     Starts and stops a private Ray; with an address it checks the cluster there instead.
     """
     checks: tuple[Callable[[], CheckResult | Iterator[CheckResult]], ...] = (
-        *(
-            installed_versions,
-            versions_in_range,
-            cores,
-            cpu_quota,
-            pinning,
-            other_load,
-            memory,
-            shared_memory,
-            open_files,
-        ),
-        *(partial(disk, project_dir), data_sets, partial(store, project_dir, tracking_uri)),
+        installed_versions,
+        versions_in_range,
+        cores,
+        cpu_quota,
+        pinning,
+        other_load,
+        memory,
+        shared_memory,
+        open_files,
+        partial(disk, project_dir),
+        data_sets,
+        partial(store, project_dir, tracking_uri),
         partial(unsent, project_dir),
     )
     for check in checks:

@@ -41,17 +41,17 @@ def registered(group: str, kind: type[T], own_entries: Mapping[str, str]) -> Laz
     """Return raypar's own entries and those that installed packages add, imported when they are first read.
 
     Args:
-        group: of the entry points, such as ``raypar.strategies``.
-        kind: the type of the entries.
+        group: group of the entry points, such as ``raypar.strategies``.
+        kind: type of the entries.
         own_entries: raypar's own, by name, each as ``"module:attribute"``.
 
     Returns:
         The entries by name: raypar's own first, in their order, then the others by name. Reading it raises RayparError
-        where an entry can't be imported, is of another type, or has the same name as another.
+        if an entry can't be imported, is of another type, or has the same name as another.
     """
 
     def load() -> dict[str, T]:
-        from importlib.metadata import EntryPoint, entry_points  # takes longer to import than all of raypar's own
+        from importlib.metadata import EntryPoint, entry_points  # slow to import
 
         points = [EntryPoint(name, value, group) for name, value in own_entries.items()]
         points += sorted(entry_points(group=group), key=lambda point: (point.name, point.value))

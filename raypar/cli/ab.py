@@ -106,7 +106,7 @@ def ab(
 
 
 def publish(view: AbView, outcome: ExecutionOutcome, markdown: Path | None, command: str, *, as_json: bool) -> None:
-    """Write the verdict into a Markdown file, or print it, or print it as JSON."""
+    """Write or print the verdict as Markdown, and print it as JSON, as asked."""
     from raypar.reporting.ab import ab_markdown
     from raypar.reporting.text import write_text
     from raypar.reporting.view import StudyView
@@ -141,7 +141,7 @@ def view_of(outcome: ExecutionOutcome, study: str, allowed: float | None, inconc
 
 
 def split_words(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """Return A, B (None: not given) and the words after ``study``. Raises RayparError if they are not so."""
+    """Return A, B (None: not given) and the words after ``study``. Raises RayparError for other words."""
     for number in (1, 2):
         if words[number : number + 1] == ["study"]:
             a, *b = words[:number]

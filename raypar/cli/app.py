@@ -58,7 +58,7 @@ def command(
     Args:
         where: place of its function in this package: ``module:function``.
         summary: line in the list of commands, and the first line of its help.
-        name: None: that of the function.
+        name: its name; None: that of the function.
         panel: panel of the first screen.
         of: its group.
         passes_flags: it accepts any flags and passes them on to another command.
@@ -85,7 +85,7 @@ command("store:doctor", "Check the installation, data, store and Ray, with fixes
 
 command("store:report", "Show the answer of a stored study.", panel=ANSWERS)
 command("recommend:recommend", "Recommend a configuration of a study, with the reason.", panel=ANSWERS)
-command("store:compare", "Compare two studies: of other machines, versions or branches.", panel=ANSWERS)
+command("store:compare", "Compare studies of two machines, versions or branches.", panel=ANSWERS)
 command("ab:ab", "Run a study under two revisions of its code and compare.", panel=ANSWERS)
 command("predict:fit", "Fit scaling laws to a study or a CSV file.", panel=ANSWERS)
 

@@ -247,4 +247,4 @@ def write(text: str) -> None:
         sys.stdout.write(ascii_fallback(masked(strip_control("".join(lines))), sys.stdout.encoding or "utf-8"))
         sys.stdout.flush()
     except BrokenPipeError:
-        raise SystemExit(0) from None  # for example of `| head`
+        raise SystemExit(0) from None  # for example, after `| head`

@@ -48,7 +48,7 @@ EXIT_FAILED = 1
 EXIT_INCONCLUSIVE = 3
 DRIVER_LOG = "driver.log"  # in an execution's log folder: what Ray and MLflow print in the driver
 OUTPUT = "Output"  # the last panel of a verb's help
-# Options of the panels that several verbs have. Those without a panel stand first.
+# Options in panels that several verbs share. Options without a panel come first.
 what, where, output = (partial(typer.Option, rich_help_panel=panel) for panel in (WHAT, WHERE, OUTPUT))
 _BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 

@@ -45,7 +45,7 @@ def demo(
     typer.echo(f"A stored run of studies/quickstart.py; views: raypar demo {' | '.join(VIEWS)}\n", err=True)
     words = context.args or VIEWS[view]
     here = Path.cwd()
-    words = [str(here / word) if before in PATHS else word for before, word in zip(["", *words], words, strict=False)]
+    words = [from_here(word, before) for before, word in zip(["", *words], words, strict=False)]
     folder = demo_folder()
     stored = ("--tracking-uri", demo_uri(folder))
     os.chdir(folder)
@@ -60,6 +60,14 @@ def demo(
         views.main([view, STUDY, *stored, *words], prog_name="raypar demo")
     finally:
         os.chdir(here)
+
+
+def from_here(word: str, before: str) -> str:
+    """Return a word of a command line; a path after a flag in `PATHS` becomes absolute."""
+    flag, equals, path = word.partition("=")
+    if equals and flag in PATHS:
+        return f"{flag}={Path(path).absolute()}"
+    return str(Path(word).absolute()) if before in PATHS else word
 
 
 def demo_folder() -> Path:

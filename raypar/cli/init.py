@@ -92,7 +92,7 @@ def _summary(script: Script, draft: Draft) -> list[str]:
         shown = listed([_shown(option) for option in script.options], MAX_SHOWN)
         lines.append(f"{counted(len(script.options), 'option')}{of}: {shown}")
     elif not script.notes:
-        lines.append("no options: the script does not parse its command line, or in a way that raypar doesn't know")
+        lines.append("no options: the script parses no command line, or parses it in a way that raypar doesn't know")
     if script.metrics:
         metrics = [f"{m.name} (line {m.line})" if m.line else m.name for m in script.metrics]
         lines.append(f"{counted(len(metrics), 'metric')}: {listed(metrics, MAX_SHOWN)}")

@@ -13,6 +13,7 @@ import typer
 
 from raypar.cli import common
 from raypar.errors import NotForTraining, RayparError, check_for_training
+from raypar.units import counted
 
 if TYPE_CHECKING:
     from raypar.analysis.table import Asked
@@ -87,7 +88,7 @@ def predict(
     overlap: _Overlap = None,
     data_dir: common.DataDir = None,
     tracking_uri: common.TrackingUri = None,
-    plot: Annotated[Path | None, common.output(metavar="FILE", help="Draw it into this file: .svg or .png.")] = None,
+    plot: Annotated[Path | None, common.output(metavar="FILE", help="Also draw a plot: .svg or .png.")] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Predict more workers or another network from a study.
@@ -131,7 +132,14 @@ def predict(
         calibration=calibration,
         training=training,
         communication=how,
-        sweep=predicted(calibration, training, how, counts, is_measured_network=flags.is_of_study),
+        sweep=predicted(
+            calibration,
+            training,
+            how,
+            counts,
+            is_measured_network=flags.is_of_study,
+            is_measured_sending=flags.sends_as_in_study(results[0].spec.config),
+        ),
         network_source=origin,
         sources=(*sources, *notes),
         caveats=tuple(warning.detail for warning in study.analysis.warnings),
@@ -142,7 +150,7 @@ def predict(
         print_prediction(common.stdout(), view)
     if plot is not None:
         plot_of(view).save(plot)
-        typer.echo(f"drawn into {plot}", err=True)
+        typer.echo(f"wrote {plot}", err=True)
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,17 @@ class _NetworkFlags:
         """True if the prediction is for the network that the study's trials used."""
         return self.given is None and self.nodes_of == 1
 
+    def has_buckets_of_study(self, config: Config) -> bool:
+        """Return whether buckets and overlap are those of the study's trials."""
+        from raypar.predict.predict import FREE, communication_of
+
+        asked = communication_of(config, FREE, bucket_mb=self.bucket_mb, overlap=self.overlap)
+        return asked == communication_of(config, FREE)
+
+    def sends_as_in_study(self, config: Config) -> bool:
+        """Return whether gradients are sent like those of the study, whose network is fitted as if by rings."""
+        return self.algorithm in (None, "ring") and self.has_buckets_of_study(config)
+
     def communication(
         self, config: Config, fit: Callable[[Communication], tuple[Network, str]]
     ) -> tuple[Communication, str, list[str]]:
@@ -208,7 +227,7 @@ class _NetworkFlags:
         how = communication_of(config, link, self.algorithm or usual, bucket_mb=self.bucket_mb, overlap=overlap)
         if on_own_cores:
             notes.append("no communication overlaps on this machine: the cores that compute also copy the gradients")
-        if (self.bucket_mb, self.overlap) != (None, None):
+        if not self.has_buckets_of_study(config):
             notes.append("buckets or overlap differ from those of the study")
         return how, origin, notes
 
@@ -443,12 +462,12 @@ def work(
     from raypar.reporting.listings import WorkView, print_work
     from raypar.train.flops import work_of
 
-    counted = work_of(workload, config)
+    of_network = work_of(workload, config)
     peak, source = measured_peak(config) if peak_tflops is None else (peak_tflops * 1e12, "as given")
     view = WorkView(
         workload=workload.name,
         title=" ".join([workload.name, *(settings or [])]),
-        work=counted,
+        work=of_network,
         batch_size=batch_size or config["batch_size"],
         epochs=epochs or config["epochs"],
         num_samples=samples or config["num_samples"] or workload.train_size(config),
@@ -492,7 +511,7 @@ def measured_peak(config: Config) -> tuple[float, str]:
     dtype, precision = numerics.mixed or numerics.dtype, config["precision"]
     if kind == "cpu":  # workers share one machine: their threads are measured together
         num_threads = num_workers * config["num_threads"]
-        threads = f"{num_threads} thread" + ("s" if num_threads > 1 else "")
+        threads = counted(num_threads, "thread")
         return peak_flops(device, dtype, num_threads), f"measured: matrix products, {precision}, cpu, {threads}"
     peak = num_workers * peak_flops(device, dtype, 1)
     return peak, f"measured: matrix products, {precision}, {num_workers} × {kind}"

@@ -37,7 +37,7 @@ _limit = partial(typer.Option, rich_help_panel="Limits")
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each quantity with a limit, after ``--max-time``.
 
-    If an installed package's quantity is faulty, there are only built-in ones; reading results reports the fault.
+    If an installed package's quantity is faulty, only built-in quantities have one; reading results reports the fault.
     """
 
     def parameter(option: UpperLimit) -> inspect.Parameter:
@@ -204,7 +204,7 @@ def _target(text: str, study: StoredStudy) -> Target:
 
 
 def _check_unit(flag: str, metric: Metric, value: float) -> None:
-    """Raise RayparError for a value out of the range of a share or a percentage, with the likely one of the other."""
+    """Raise RayparError for a value that is not in the metric's range; the hint converts shares and percentages."""
     from raypar.study.metric import PERCENT, SHARE
 
     if metric.unit == SHARE and not 0 <= value <= 1:
@@ -233,6 +233,7 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
         set=tuple(fixed.values()),
         repeats=None if flags.until else num_repeats,
         seed=flags.seed or None,
+        log_model=flags.log_model,  # changes the trials' identity
         no_ray=flags.no_ray,
         address=flags.address,
         data_dir=data_dir if str(data_dir or "") != os.environ.get("RAYPAR_DATA_DIR") else None,

@@ -124,7 +124,7 @@ def confirm(question: str, yes: bool) -> None:
         if yes or typer.confirm(strip_control(question), err=True):
             return
     except typer.Abort:
-        typer.echo(err=True)  # the cursor stands behind the question
+        typer.echo(err=True)  # the cursor is still behind the question
         raise RayparError("no answer, so nothing was changed", hint="answer y, or give --yes") from None
     common.complain("nothing was changed")
     raise typer.Exit(common.EXIT_FAILED)
@@ -283,8 +283,8 @@ def ui(
 ) -> None:
     """Show the studies in MLflow's UI, in the browser.
 
-    It opens at a study's points and runs until Ctrl-C, for you on this machine only. The link works once, in one
-    browser. If the store is a server, only its links are shown.
+    It opens at a study's points and runs until Ctrl-C. Only you can open it, and only on this machine. The link works
+    once, in one browser. If the store is a server, only its links are shown.
 
     Examples:  raypar ui    raypar ui batch_size --port 5050
     """
@@ -392,7 +392,7 @@ def compare(
     inconclusive: common.Inconclusive = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Compare two studies: of other machines, versions or branches.
+    """Compare studies of two machines, versions or branches.
 
     Points with the same values are compared as independent samples. Other differences are listed.
 

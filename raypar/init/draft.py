@@ -20,7 +20,7 @@ from raypar.units import listed
 MAX_COLUMNS = 110
 MAX_OTHERS = 12  # options listed in a comment
 LEARNING_RATE = re.compile(r"(.*_)?(lr|learning_rate)")
-# Options to sweep, in order of preference, with a value in case of no default.
+# Options to sweep, in order of preference, with the value for an option without a default.
 SWEPT = {
     re.compile(r"(?!.*(test|val|eval))(.*_)?(batch_?size|bs|bsz)(_per_\w+)?"): 32,
     LEARNING_RATE: 0.01,

@@ -188,8 +188,8 @@ class Prediction:
         efficiency: speedup divided by workers.
         training_s: all epochs.
         limit: main cause that keeps it from being faster.
-        measured: step time measured with these workers, this batch and this network; None: not measured.
-        extrapolated: what goes beyond the measurements: "workers", "batch", "network".
+        measured: step time measured with these workers, this batch, network and way of sending; None: not measured.
+        extrapolated: what goes beyond the measurements: "workers", "batch", "network", "sending".
     """
 
     num_workers: int
@@ -245,17 +245,20 @@ def predict(
     counts: Sequence[int],
     *,
     is_measured_network: bool = False,
+    is_measured_sending: bool = True,
 ) -> Sweep:
     """Predict the times of a job for each worker count.
 
     Args:
         counts: worker counts; those above the samples of a batch are excluded.
         is_measured_network: the network is the one that the study ran on.
+        is_measured_sending: gradients are sent in the study's buckets, with its overlap and algorithm.
 
     Raises:
         RayparError: all counts exceed the samples of a batch, or the model contradicts the measurements.
     """
-    _check_measured(calibration, job, communication if is_measured_network else replace(communication, network=FREE))
+    is_measured = is_measured_network and is_measured_sending
+    _check_measured(calibration, job, communication if is_measured else replace(communication, network=FREE))
     most = job.batch_size if job.scaling is Scaling.STRONG else None
     kept = [n for n in sorted(set(counts)) if most is None or n <= most]
     if not kept:
@@ -267,9 +270,10 @@ def predict(
     every = np.arange(1, kept[-1] + 1)
     steps = job_step_times(calibration, job, communication, every)
     rates = job.global_batch(every) / steps.step_time_s
+    missing = "" if is_measured else "sending" if is_measured_network else "network"
     return Sweep(
         predictions=tuple(
-            _prediction(calibration, job, steps.at(n - 1), times, i, n, is_measured_network) for i, n in enumerate(kept)
+            _prediction(calibration, job, steps.at(n - 1), times, i, n, missing) for i, n in enumerate(kept)
         ),
         most_workers=most,
         fastest=int(every[np.argmax(rates)]),
@@ -303,8 +307,13 @@ def _prediction(
     times: BootstrapSteps,
     i: int,
     num_workers: int,
-    is_measured_network: bool,
+    missing: str,
 ) -> Prediction:
+    """Return the prediction of a worker count.
+
+    Args:
+        missing: part of the communication that was not measured, "network" or "sending"; empty: all was.
+    """
     batch_size = int(job.global_batch(np.array(num_workers)))
 
     def speedup(t: Floats) -> Any:
@@ -313,13 +322,13 @@ def _prediction(
     losses = dict(step.losses_s)
     if job.scaling is Scaling.STRONG:
         losses[Limit.BATCH] = step.optimizer_s * (1 - 1 / num_workers)
-    comparable = [p for p in calibration.points if is_measured_network or p.num_workers == 1]
+    comparable = [p for p in calibration.points if not missing or p.num_workers == 1]
     same = [p for p in comparable if (p.num_workers, p.batch_size) == (num_workers, batch_size)]
     shares = [p.batch_size / p.num_workers for p in comparable]
     beyond = {
         "workers": num_workers > max(p.num_workers for p in calibration.points),
         "batch": not min(shares) <= batch_size / num_workers <= max(shares),
-        "network": num_workers > 1 and not is_measured_network,
+        missing: num_workers > 1 and bool(missing),
     }
     extrapolated = tuple(what for what, is_beyond in beyond.items() if is_beyond)
     estimate = partial(times.estimate, has_interval=not extrapolated)

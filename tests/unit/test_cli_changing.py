@@ -225,8 +225,8 @@ def test_a_plan_names_the_source_of_its_time(project, uri, monkeypatch):
     for name in ("plants.py", "flowers.py"):
         (project / name).write_text(text)
     specs = load_study(project / "plants.py").study.trials()[:2]
-    estimate = "time for what is to run: {}"
-    assert estimate.format("not known before the first trials") in raypar("plan", "plants.py")[1]
+    estimate = "estimated time: {}"
+    assert estimate.format("unknown before the first trials") in raypar("plan", "plants.py")[1]
     results = [
         make_result(study="plants", spec=spec, wall_s=30.0, train_time_s=20.0, eval_time_s=5.0) for spec in specs
     ]

@@ -66,7 +66,7 @@ def test_a_closed_pipe_interrupts_a_study():
         with pytest.raises(Interrupted) as caught:
             console.print("the first trial")
         assert caught.value.exit_code == EXIT_NOBODY_READS
-        console.print("what is said while all is put away")
+        console.print("a line during cleanup")
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-1", "many", "\N{SUPERSCRIPT TWO}"])

@@ -21,7 +21,7 @@ def trials(factor=1.0, num_repeats=5, counts=(1, 2)):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """The addresses of two stores: of a study and what became of it, and of the study elsewhere."""
+    """The addresses of two stores: one with versions of a study, one with the study of another machine."""
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
     question = Question("base", {"num_workers": 1}, ("num_workers",))
     resnet = [replace(r, spec=replace(r.spec, workload="resnet")) for r in trials()]

@@ -51,8 +51,9 @@ def test_no_view_needs_torch_or_ray(tmp_path):
 def test_flags_are_passed_to_the_view(tmp_path):
     code, out, _ = raypar("demo", "recommend", "--target", "accuracy=0.9")
     assert code == 0 and joined(out).startswith("Study quickstart: the fastest to accuracy 90.0 % or more.")
-    code, out, _ = raypar("demo", "report", "--html", "page.html")
-    assert code == 0 and Path("page.html").read_text().startswith("<!doctype html>")
+    for words in (("--html", "page.html"), ("--html=other.html",)):
+        code, out, _ = raypar("demo", "report", *words)
+        assert code == 0 and Path(words[-1].removeprefix("--html=")).read_text().startswith("<!doctype html>")
     refused("No such option: --fast", "demo", "report", "--fast")
     assert "raypar demo fit [OPTIONS]" in joined(raypar("demo", "fit", "--help")[1])
     assert "raypar demo [OPTIONS]" in joined(raypar("demo", "--help")[1])

@@ -57,7 +57,7 @@ def test_a_summary_has_all_versions_and_no_command_line(store, tmp_path):
 def test_an_existing_file_is_only_replaced_with_force(store, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("mine")
-    refused("is there already → ", "store", "export", "mnist", str(path), "--tracking-uri", store)
+    refused("already exists → ", "store", "export", "mnist", str(path), "--tracking-uri", store)
     assert path.read_text() == "mine"
     assert exported(store, path, "--force").read_text().startswith("study,workload,identity,")
 

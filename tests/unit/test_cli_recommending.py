@@ -46,7 +46,7 @@ def project(tmp_path_factory):
         fast = TIMES.get(int(str(spec.point["num_workers"]))) if is_fast else None
         time_s = fast[spec.repeat] if fast else 90.0 + spec.repeat / 10
         noisy.append(replace(make_result({}, spec.repeat, time_s), spec=spec))
-    options = options_of(folder, tracking_uri="", set=("epochs=1",), no_ray=True)
+    options = options_of(folder, tracking_uri="", set=("epochs=1",), no_ray=True, log_model=True)
     resume = json.loads(ResumeFlags.of(loaded, options, 1.7e9).to_json())
     recorded(folder, question_of(loaded.study), noisy, resume={**resume, "data_dir": None})
     return folder
@@ -95,7 +95,7 @@ def test_the_suggested_command_repeats_the_same_points(project):
     _, out, _ = raypar("recommend", "noisy")
     (line,) = [line for line in out.splitlines() if line.startswith("  raypar study")]
     words = shlex.split(line)
-    assert words[:3] == ["raypar", "study", "noisy.py"] and words[-1] == "--no-ray"
+    assert words[:3] == ["raypar", "study", "noisy.py"] and words[-2:] == ["--log-model", "--no-ray"]
     settings = [after for word, after in pairwise(words) if word == "--set"]
     repeats = int(words[words.index("--repeats") + 1])
     before = load_study(project / "noisy.py").study

@@ -83,7 +83,7 @@ def test_figures_are_written_in_the_chosen_formats(store, tmp_path):
 
 
 def test_every_locale_shows_the_same_numbers(store, tmp_path):
-    """In processes of their own: Python chooses its encodings when it starts."""
+    """Run in separate processes, because Python chooses its encodings when it starts."""
 
     def report(**changes):
         command = [Path(sys.executable).parent / "raypar", "report", "scaling", "--tracking-uri", store]

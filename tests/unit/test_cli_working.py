@@ -22,7 +22,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
         (
             "digits" + PEAK,
             "digits: 1,126,410 weights; input of one sample: 64|fully connected 1.12M 1.12M 1.06M|"
-            "activation 2.05k 0 2.05k|3.31 MMAC = 6.62 MFLOP a sample, "
+            "activation 2.05k 0 2.05k|3.31 MMAC = 6.62 MFLOP per sample, "
             "2.94 times the forward pass|peak: 1.00 TFLOP/s (as given)|an iteration of 64 samples|"
             "training, 8 epochs of 1,536 samples",
         ),

@@ -1,4 +1,4 @@
-"""`raypar init`: what it reads of a script, and that the study it writes is one."""
+"""`raypar init`: what it reads from a script, and the study that it writes."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def read(folder, text):
     return read_script(folder / "train.py")
 
 
-# ---- metrics: what a line prints is what is read of it
+# ---- metrics: the number that a line prints is the number that is read
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def read(folder, text):
         ("print(json.dumps({'step': epoch, 'val_loss': loss}))", {"val_loss": 0.5}),
     ],
 )  # fmt: skip
-def test_a_printed_metric_is_read_by_the_expression_that_is_guessed(code, metrics, folder):
+def test_the_guessed_expression_reads_the_printed_metric(code, metrics, folder):
     script = read(folder, f"import json\n{code}\n")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(f"import json\nepoch, loss, tiny, acc = 3, 0.5, 1e-5, 0.25\n{code}")
@@ -74,7 +74,7 @@ def test_a_printed_metric_is_read_by_the_expression_that_is_guessed(code, metric
     assert {metric.name for metric in script.metrics} == set(metrics)
 
 
-def test_logging_calls_are_read_too_and_a_tensor_shows_its_number(folder):
+def test_metrics_of_logging_calls_and_tensors_are_read(folder):
     script = read(folder, "import logging\nlogging.info('step %d: loss %.3f', 3, loss)\nprint('val loss:', val_loss)\n")
     patterns = {metric.name: metric.pattern for metric in script.metrics}
     reader = OutputReader(patterns)
@@ -115,7 +115,7 @@ LOSSES = "import logging, sys\nlosses = {'train': 0.1, 'val': 0.2}\n"
          {"val_accuracy_percent": 93.21, "val_loss": 0.1, "test_accuracy_percent": 50}),
     ],
 )  # fmt: skip
-def test_each_phase_has_its_own_expression_and_what_it_finds_is_shown(code, metrics, folder, monkeypatch):
+def test_each_phase_has_its_own_expression_and_sample(code, metrics, folder, monkeypatch):
     script = read(folder, LOSSES + code)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         handler = logging.StreamHandler(printed)
@@ -144,7 +144,7 @@ def test_each_phase_has_its_own_expression_and_what_it_finds_is_shown(code, metr
         "phase = sys.argv[1]\nprint(f'{phase} loss: {loss:.3f}')",
     ],
 )
-def test_phases_that_print_the_same_words_are_named(code, folder):
+def test_phases_with_the_same_words_are_noted(code, folder):
     assert read(folder, code).metrics[0].is_mixed
     assert "note: loss (line 2): other lines print the same words" in raypar("init", "train.py")[1]
 
@@ -157,7 +157,7 @@ def test_phases_that_print_the_same_words_are_named(code, folder):
         ("print(f'loss: {loss:.3f} per epoch')", False),
     ],
 )
-def test_the_number_of_the_epoch_is_read_where_it_is_printed(code, is_printed, folder):
+def test_a_printed_epoch_number_is_read(code, is_printed, folder):
     assert bool(read(folder, code).epoch_pattern) == is_printed
     raypar("init", "train.py")
     metrics = load_study(folder / "train_study.py").study.workload.command.metrics
@@ -182,12 +182,12 @@ def options_of(script):
         ("parser.add_argument('--n', default=10**10**10)", {"--n": None}),
     ],
 )
-def test_options_of_argparse_have_the_defaults_that_their_code_shows(text, options, folder):
+def test_options_of_argparse_have_the_defaults_in_the_code(text, options, folder):
     script = read(folder, f"import argparse\nparser = argparse.ArgumentParser()\n{text}\nargs = parser.parse_args()\n")
     assert options_of(script) == options
 
 
-def test_of_subcommands_the_one_that_trains_is_taken(folder):
+def test_the_subcommand_that_trains_is_chosen(folder):
     script = read(
         folder,
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=0)\n"
@@ -215,7 +215,7 @@ def test_the_keys_of_a_config_are_overrides(text, folder):
     assert load_study(folder / "train_study.py").study.workload.command.filled({}) == ("python", "train.py")
 
 
-def test_of_options_that_are_read_otherwise_the_file_says_what_to_fill_in(folder):
+def test_the_file_explains_options_of_other_parsers(folder):
     (folder / "train.py").write_text("import click\n@click.command()\n@click.option('--lr')\ndef main(lr): ...\nmain()")
     _, out, _ = raypar("init", "train.py")
     assert "note: options of click are not recognised" in out
@@ -242,21 +242,21 @@ def test_of_options_that_are_read_otherwise_the_file_says_what_to_fill_in(folder
         ("print(1)", ScriptKind.PLAIN),
     ],
 )  # fmt: skip
-def test_the_kind_of_a_script_shows_in_its_calls(text, kind, folder):
+def test_the_kind_of_a_script_follows_from_its_calls(text, kind, folder):
     assert read(folder, text).kind is kind
 
 
-def test_a_train_loop_that_trains_when_it_is_imported_is_refused_with_the_fix(folder):
+def test_a_script_that_trains_on_import_is_refused(folder):
     text = (SCRIPTS / "ray_script.py").read_text().replace('if __name__ == "__main__":', "if True:")
     (folder / "train.py").write_text(text)
     refused("train.py, line 21: runs on import", "init", "train.py")
 
 
-# ---- what it writes
+# ---- the written study
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.py")))
-def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_no_default_for(name, folder):
+def test_the_study_of_a_script_loads_or_asks_for_missing_values(name, folder):
     shutil.copy(SCRIPTS / f"{name}.py", folder)
     code, out, err = raypar("init", f"{name}.py")
     num_metrics = sum(" in: " in line for line in out.splitlines())
@@ -273,21 +273,21 @@ def test_the_study_of_a_script_loads_or_asks_for_the_values_that_the_script_has_
     assert all(validate(trial.config, study.workload) == [] for trial in study.trials())
 
 
-def test_what_the_documentation_shows_is_what_it_prints(folder):
+def test_the_documentation_shows_the_output(folder):
     docs = (SCRIPTS.parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```text\n(torchrun_script.py: .*?)^```", docs, re.MULTILINE | re.DOTALL)
     shutil.copy(SCRIPTS / "torchrun_script.py", folder)
     assert raypar("init", "torchrun_script.py")[1] == shown
 
 
-def test_the_question_follows_from_what_is_swept(folder):
+def test_the_question_follows_from_the_swept_options(folder):
     options = "".join(f"p.add_argument('--{name}', type=int, default=8)\n" for name in ("epochs", "bs"))
     (folder / "train.py").write_text(f"import argparse\np = argparse.ArgumentParser()\n{options}p.parse_args()\n")
     raypar("init", "train.py")
     questions = {
         (): "What does bs change for train.py?",
         ("bs=8,64",): "What does bs change for train.py?",
-        ("bs=8,64", "epochs=1,2"): "What does bs change for train.py?",  # it alone is compared with a baseline
+        ("bs=8,64", "epochs=1,2"): "What does bs change for train.py?",  # only bs is compared with a baseline
         ("cpus_per_worker=1,2", "bs=8"): "Do more cores pay off for train.py?",
     }
     for settings, question in questions.items():
@@ -310,14 +310,14 @@ def test_the_question_follows_from_what_is_swept(folder):
         ({}, {}, ""),
     ],
 )
-def test_a_study_without_a_question_in_words_has_that_of_what_it_compares(space, baseline, question):
+def test_a_study_without_a_docstring_asks_about_its_comparison(space, baseline, question):
     study = Study(workload=digits, name="s", space=space, baseline=baseline)
     assert question_of(study).text == question
     own = Study(workload=digits, name="s", space=space, baseline=baseline, description="Is it fast? Maybe.")
     assert question_of(own).text == "Is it fast?"
 
 
-def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(folder):
+def test_the_study_is_written_beside_the_script_and_replaces_no_file_without_force(folder):
     (folder / "sub").mkdir()
     (folder / "sub" / "my train.py").write_text("print(f'loss {1}')")
     assert raypar("init", "sub/my train.py")[0] == 0
@@ -325,7 +325,7 @@ def test_it_is_written_beside_the_script_and_never_over_a_file_unless_asked(fold
     command = load_study(path).study.workload.command
     assert command.filled({}) == ("python", "my train.py")
     path.write_text("mine")
-    refused("my train_study.py: is there already", "init", "sub/my train.py")
+    refused("my train_study.py: already exists", "init", "sub/my train.py")
     assert path.read_text() == "mine"
     assert raypar("init", "sub/my train.py", "--force")[0] == 0 and path.read_text() != "mine"
 
@@ -337,14 +337,14 @@ def test_from_another_folder_the_command_names_the_scripts_path(folder):
     assert load_study(folder / "study.py").study.workload.command.filled({}) == ("python", "src/train.py")
 
 
-def test_a_script_that_is_imported_has_its_study_beside_it(folder):
+def test_the_study_of_an_imported_script_must_be_beside_it(folder):
     (folder / "src").mkdir()
     shutil.copy(SCRIPTS / "ray_script.py", folder / "src")
     refused("imports the script and must be in the same folder", "init", "src/ray_script.py", "--output", "s.py")
     assert raypar("init", "src/ray_script.py", "--output", "src/s.py")[0] == 0
 
 
-def test_a_train_loop_in_a_file_whose_name_is_no_identifier_is_imported_too(folder):
+def test_a_train_loop_in_a_file_with_any_name_is_imported(folder):
     (folder / "my-loop.py").write_text(
         "from ray import train\nLR = 1e-3\ndef loop(config):\n"
         "    for epoch in range(config['epochs']):\n        train.report({'loss': config.get('lr', LR)})\n"
@@ -355,7 +355,7 @@ def test_a_train_loop_in_a_file_whose_name_is_no_identifier_is_imported_too(fold
     assert (config["epochs"], config["lr"], study.workload.metric) == (2, 1e-3, "loss")
 
 
-def test_without_a_script_it_writes_one_to_start_from(folder):
+def test_without_a_script_a_starter_study_is_written(folder):
     code, out, _ = raypar("init")
     assert code == 0 and "raypar study first_study.py" in out
     assert len(load_study(folder / "first_study.py").study.points()) == 4
@@ -372,7 +372,7 @@ def test_without_a_script_it_writes_one_to_start_from(folder):
         (".", None, "is a folder, not a script"),
     ],
 )
-def test_what_is_no_script_is_refused(name, text, message, folder):
+def test_other_files_than_scripts_are_refused(name, text, message, folder):
     if text is not None:
         (folder / name).write_text(text)
     refused(message, "init", name)
@@ -387,7 +387,7 @@ def test_what_is_no_script_is_refused(name, text, message, folder):
         ("train.py", "is the script itself"),
     ],
 )
-def test_a_place_that_no_study_can_be_written_to_is_refused(output, message, folder):
+def test_an_invalid_output_is_refused(output, message, folder):
     (folder / "train.py").write_text("print(1)")
     refused(message, "init", "train.py", "--output", output, "--force")
     assert (folder / "train.py").read_text() == "print(1)"

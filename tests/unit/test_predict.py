@@ -233,20 +233,24 @@ def test_weak_scaling_keeps_the_batch_of_a_worker():
 
 
 @pytest.mark.parametrize(
-    ("job", "count", "is_measured", "beyond"),
+    ("job", "count", "measured", "beyond"),
     [
-        (strong(), 4, True, ()),
-        (strong(), 8, True, ("workers",)),
-        (strong(), 2, False, ("network",)),
-        (strong(), 1, False, ()),
-        (strong(), 8, False, ("workers", "batch", "network")),
-        (JobSpec(Scaling.WEAK, 300, 1000), 1, True, ("batch",)),
+        (strong(), 4, {"network", "sending"}, ()),
+        (strong(), 8, {"network", "sending"}, ("workers",)),
+        (strong(), 2, {"sending"}, ("network",)),
+        (strong(), 2, {"network"}, ("sending",)),
+        (strong(), 2, set(), ("network",)),
+        (strong(), 1, {"sending"}, ()),
+        (strong(), 8, {"sending"}, ("workers", "batch", "network")),
+        (JobSpec(Scaling.WEAK, 300, 1000), 1, {"network", "sending"}, ("batch",)),
     ],
 )
-def test_extrapolation_is_marked(job, count, is_measured, beyond):
+def test_extrapolation_is_marked(job, count, measured, beyond):
     calibration = calibrate(points(counts=(1, 2, 4)), LAYERS)
-    sweep = predict(calibration, job, HOW, [count], is_measured_network=is_measured)
-    assert sweep.predictions[0].extrapolated == beyond
+    are_measured = {f"is_measured_{part}": part in measured for part in ("network", "sending")}
+    (prediction,) = predict(calibration, job, HOW, [count], **are_measured).predictions
+    assert prediction.extrapolated == beyond
+    assert (prediction.measured is not None) == (beyond == ())
 
 
 def test_the_workers_of_a_node_share_its_input_pipeline():

@@ -38,7 +38,7 @@ def test_normalisation_has_gradients_and_no_counted_work(precision, num_bytes):
 
 
 class Backwards(nn.Module):
-    """Layers that are used in another order than they are made."""
+    """Layers that are used in another order than they are defined."""
 
     def __init__(self):
         super().__init__()

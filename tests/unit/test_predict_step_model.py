@@ -69,7 +69,7 @@ def all_reduce_s(num_bytes, num_workers, network, algorithm="ring"):
         ("tree", 1e6, 4, NODES, 4e-5, 0.02),
     ],
 )
-def test_costs_are_those_of_the_published_formulas(algorithm, num_bytes, num_workers, network, latency_s, transfer_s):
+def test_costs_follow_the_published_formulas(algorithm, num_bytes, num_workers, network, latency_s, transfer_s):
     cost = all_reduce_cost(num_bytes, num_workers, network, algorithm)
     assert (float(cost.latency_s), float(cost.transfer_s)) == pytest.approx((latency_s, transfer_s))
 
@@ -131,7 +131,7 @@ def test_a_malformed_network_is_refused_with_an_example(text, problem):
 
 
 @given(networks, st.integers(2, 64))
-def test_a_fit_gives_the_link_that_made_the_times(network, num_workers):
+def test_a_fit_recovers_the_link(network, num_workers):
     samples = [(size, all_reduce_s(size, num_workers, network)) for size in (1e3, 1e5, 1e7, 1e8)]
     fitted = fit_network(samples, num_workers)
     for size, seconds in samples:
@@ -215,7 +215,7 @@ def test_a_step_takes_as_long_as_its_data():
 def test_buckets_are_filled_as_torch_fills_them_and_a_last_one_takes_the_rest():
     layers = [LayerCost(str(i), 600 * 1024, 0.1, 0.0) for i in range(60)]
     messages = buckets(layers)
-    # The first is closed by the layer that brings it to 1 MiB, the next by that which brings it to 25 MiB.
+    # The layer that brings the first bucket to 1 MiB closes it; the next bucket is closed at 25 MiB.
     assert [size / (600 * 1024) for size, _ in messages] == [2, 43, 15]
     assert [share for _, share in messages] == pytest.approx([0.2, 4.5, 6.0])
     assert len(buckets(layers, 0)) == 60
@@ -252,7 +252,7 @@ def test_overlap_bandwidth_and_compression_never_slow_a_step(layers, how, num_wo
     assert step_s(replace(how, compression=how.compression / factor)) <= limit
 
 
-def test_the_expected_maximum_is_that_of_the_tables():
+def test_the_expected_maximum_matches_published_tables():
     # Harter, "Expected values of normal order statistics", Biometrika 48, 1961.
     maxima = expected_max_of_normals(np.array([[1, 2, 3], [5, 10, 100]]))
     assert simulate_step(LAYERS, 3, SLOW, compute_s=1.0, variation=0.1).straggler_s == pytest.approx(0.084628, rel=1e-4)
