@@ -3,8 +3,8 @@
 The benchmark makes a repository of two commits: the second does 5 % more work in every step, calibrated beforehand on a
 separate core. `raypar ab` then compares the first with itself and with the second. Beside half of the runs, or all, a
 process takes a core for random periods from 0.5 to 4 s, with breaks as long. A miss has to be "inconclusive": "no
-difference" would be false. At last, the time of a verdict on `mnist_mlp`, from the start of its first trial, with both
-gangs warm. With 20 runs it takes one to two hours.
+difference" would be false. Finally, it measures the time of a verdict on `mnist_mlp`, from the start of its first
+trial, with both gangs warm. With 20 runs it takes one to two hours.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ while os.getppid() == parent:
 
 
 def calibrate(folder: Path) -> None:
-    """Send the units of extra work that make a step of the study 5 % longer, and by how much they do."""
+    """Send the units of extra work that make a step of the study 5 % longer, and the measured slowdown."""
     sys.path.insert(0, str(folder))
     import speed  # type: ignore[import-not-found]
     import torch
@@ -210,7 +210,7 @@ def time_verdict(folder: Path, flags: tuple[str, ...]) -> None:
 def main() -> None:
     parser = parser_for(__doc__, has_data=True)
     parser.add_argument("--runs", type=int, default=NUM_RUNS, help="[default: %(default)s]")
-    parser.add_argument("--budget", default=BUDGET, help="of each run [default: %(default)s]")
+    parser.add_argument("--budget", default=BUDGET, help="time budget of each run [default: %(default)s]")
     parser.add_argument("--ray", action="store_true", help="run the trials on Ray, not only those of mnist_mlp")
     parser.add_argument("--calibrate", type=Path, help=argparse.SUPPRESS)
     if "--calibrate" in sys.argv:

@@ -1,4 +1,4 @@
-"""Accuracy of the workloads with their defaults, on the whole of their data sets.
+"""Accuracy of the workloads with their defaults, on their whole data sets.
 
 Nothing is timed; losses don't depend on the number of workers, so all cores are used (at most 2). `--only NAME` runs
 one workload, `--quick` a small part of each. All of them take about half an hour on two cores; workloads whose data is

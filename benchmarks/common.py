@@ -163,10 +163,10 @@ def print_bar(
     at_least: float | None = None,
     error: float | None = None,
 ) -> bool:
-    """Print a figure, its bar if it has one, and whether the figure reaches it; return that.
+    """Print a figure, its bar if it has one, and whether the figure reaches the bar; return the latter.
 
     Args:
-        error: standard error of a simulated figure, two of which it may be beyond a bar; None: it is measured.
+        error: standard error of a simulated figure, which may miss a bar by two of them; None: a measured figure.
     """
     if not isinstance(figure, Figure):
         figure = Figure.of([figure])

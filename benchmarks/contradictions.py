@@ -1,4 +1,4 @@
-"""Whether the views of a study contradict each other: random studies, each read in every view.
+"""Contradictions between the views of a study: random studies, each read in every view.
 
 Random studies of 1 to 12 points and 1 to 8 repeats: with and without a baseline, searches, studies that ran until they
 were settled; with noise from none to 30 %, disturbed by others or not, with failed, stopped and diverged trials, with
@@ -158,7 +158,7 @@ def views_of(analysis: StudyAnalysis, sample: Sample) -> dict[str, str]:
 
 
 def contradictions(sample: Sample) -> Iterator[str]:
-    """Yield what contradicts what."""
+    """Yield a sentence for each contradiction."""
     analysis = analyse(sample.question, sample.results)
     verdict, advice = analysis.verdict, recommend(sample.question, sample.results, Constraints())
     views = views_of(analysis, sample)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python3 benchmarks/gpu_check.py
 
-prints one JSON line a check ({"check": ..., "ok": ..., figures, "seconds": ...}) and exits with 1 if a check failed.
+prints one JSON line per check ({"check": ..., "ok": ..., figures, "seconds": ...}) and exits with 1 if a check failed.
 The last line has the seconds of all of them: 8 minutes at most. `--only` runs some of them.
 
 `--dry-run` runs the same code on the CPU, with stand-ins for what only a GPU has: the clock for CUDA events, the
@@ -448,7 +448,7 @@ def peak_memory(bench: Bench) -> tuple[bool, Figures]:
 
 
 def out_of_memory(bench: Bench) -> tuple[bool, Figures]:
-    """A trial out of memory is classified as such, and the next one in the same server is healthy; none is left."""
+    """A trial out of memory is classified as such, the next one in the same server is healthy, and both free memory."""
     device = bench.device
     config, base_mb = {"device": device.name}, device.memory_mb()
     (failed,) = trial_results(bench.warm, {**config, "is_limited": device.limits_memory}, workload=hoarding)
@@ -557,7 +557,7 @@ def study_of(workload: Workload, config: Mapping[str, Any]) -> Study:
     return Study(workload=workload, config={"epochs": 1, **config}, name="gpu_check", max_retries=0)
 
 
-# ---- one line a check
+# ---- one line per check
 
 
 def environment(bench: Bench) -> tuple[bool, Figures]:

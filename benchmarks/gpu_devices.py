@@ -1,4 +1,4 @@
-"""What gpu_check.py is run on: a GPU, or a stand-in on the CPU with its limits."""
+"""Devices for gpu_check.py, with their limits: a GPU, or a stand-in on the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Combination(NamedTuple):
         return f"{self.network}_{self.precision}" + ("_compiled" if self.compiles else "")
 
 
-# fp32 first, from which deviations are; compiled ones last: where they take too long, the others have been run.
+# fp32 first, since deviations are relative to it; compiled ones last, so that the others run before the time limit.
 COMBINATIONS = tuple(
     Combination(network, precision, compiles)
     for compiles, precision, network in itertools.product((False, True), PRECISIONS, NETWORKS)
@@ -37,12 +37,12 @@ COMBINATIONS = tuple(
 
 
 class Device(Protocol):
-    """What is checked.
+    """Device under check.
 
     Attributes:
         name: as a study's ``device`` has it.
         widths: of two models: one whose steps wait for the host, and one whose steps wait for the device.
-        num_trials: warm trials whose memory is looked at.
+        num_trials: warm trials whose memory is checked.
         num_spawned: trials in spawned processes, and in warm ones, whose times are compared.
         min_spawned_ratio: lower bound of the time of a spawned trial over that of a warm one.
         combinations: of the check of precisions, in the order of `COMBINATIONS`.
@@ -130,7 +130,7 @@ class Gpu:
     def _read_power_mw(self) -> Callable[[], int]:
         import pynvml
 
-        pynvml.nvmlInit()  # for good: to open it for each sample takes longer than the sample
+        pynvml.nvmlInit()  # left open: opening it for each sample takes longer than the sample
         return partial(pynvml.nvmlDeviceGetPowerUsage, pynvml.nvmlDeviceGetHandleByUUID(visible_gpus()[0].uuid))
 
 

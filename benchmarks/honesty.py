@@ -1,4 +1,4 @@
-"""How often raypar's reports are wrong: simulated studies whose truth is known.
+"""False claims and power of raypar's reports: simulated studies whose truth is known.
 
 Every study goes through `analyse` and `recommend`, as a user's results do. In an A/A study all points are the same, and
 any claim of its report is false: a speedup whose interval excludes 1, a fastest or a best point, an effect, an
@@ -47,7 +47,7 @@ NUM_QUICK_RUNS = 100
 COVERAGE_FACTOR = 5  # simulations of an interval for each of a study
 MOST_RUNS_A_TASK = 50
 FALSE_CLAIMS, FALSE_CLAIMS_WITH_OUTLIERS = 0.05, 0.07
-OTHERS = ("honesty_compare", "honesty_laws", "honesty_settle")  # scripts whose rows belong to these
+OTHERS = ("honesty_compare", "honesty_laws", "honesty_settle")  # scripts whose rows this one prints too
 CONFIG = {"num_workers": 1, "cpus_per_worker": 1, "device": "cpu", "batch_size": 64, "epochs": 3, "lr": 0.1}
 # Sentences of a verdict that leave it open; any other one is a claim.
 HEDGES = re.compile(
@@ -265,7 +265,7 @@ def recommendation_claims(advice: Recommendation) -> Iterator[str]:
 
 
 def false_claims(study: Simulated, noise: Noise, target: Target | None = None) -> list[str]:
-    """Return the claims of a study whose points are all the same; with a target those of its recommendation alone."""
+    """Return the claims of a study whose points are all the same; with a target, only those of its recommendation."""
     claims = [*recommendation_claims(recommend(study.question, study.results, Constraints(target)))]
     if target is None:  # a report without target compares other times
         claims += claims_of(analyse(study.question, study.results))
@@ -372,7 +372,7 @@ def recommended(
 ) -> tuple[float, Sequence[str]]:
     """Measure whether a point that is twice as fast, and has another accuracy, is recommended.
 
-    A point that is not shown to be good enough counts as recommended where it is chosen nevertheless.
+    A point that is not shown to be good enough counts as recommended if it is chosen nevertheless.
     """
     noise = Noise(metric_sd=metric_sd)
     study = simulate(rng, dummies(2), num_blocks, noise, {1: 2.0}, {1: change})
@@ -535,7 +535,7 @@ def print_cell(cell: Cell, outcome: Outcome) -> bool:
 def main() -> None:
     parser = parser_for(__doc__, rounds=NUM_RUNS, quick_rounds=NUM_QUICK_RUNS)
     parser.add_argument("--jobs", type=int, default=len(allowed_cores()), help="processes [default: %(default)s]")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose title has it, a regular expression")
+    parser.add_argument("--only", default="", metavar="TEXT", help="regular expression for the titles of rows")
     args = begin(parser)
     begun_s = time.monotonic()
     asked = [cell for cell in cells() if re.search(args.only, cell.title)]

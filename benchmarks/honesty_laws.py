@@ -1,9 +1,9 @@
-"""How often `raypar fit` claims a peak, or a law with one, where there is none: simulated runs whose truth is known.
+"""False claims of a peak, or of a law with one, by `raypar fit`: simulated runs whose truth is known.
 
-Runs go through `analyse_scaling`, as those of a file or a study do. Their times scatter log-normally around the
-speedups of Amdahl's law, which has no peak, and of Gunther's with a peak at 4 workers. A peak is claimed where the
-latter has one, is called the better law, or where a doubling is shown to slow down. A bar is reached within two
-standard errors of the simulation.
+Runs go through `analyse_scaling`, like those of a file or a study. Their times scatter log-normally around the
+speedups of Amdahl's law, which has no peak, and of Gunther's with a peak at 4 workers. A peak is claimed if the fit of
+Gunther's law has one, if that law is called the better one, or if a doubling is shown to slow down. A bar is reached
+within two standard errors of the simulation.
 """
 
 from __future__ import annotations

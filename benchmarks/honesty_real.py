@@ -1,4 +1,4 @@
-"""What a report claims on points that are all the same: a real study, run several times.
+"""Claims of a report on points that are all the same: a real study, run several times.
 
 The points differ in an option that nothing reads: 20 of them, trained on the embedded digits by one worker, 6 repeats.
 `raypar study` runs them, and every claim of the report and of the recommendation is false. A trend over the study may

@@ -1,4 +1,4 @@
-"""What `--until settled` costs and promises: simulated studies whose truth is known.
+"""Cost and false claims of `--until settled`: simulated studies whose truth is known.
 
 Each study goes through `what_is_open`, as a user's does: block after block, until nothing is open or the maximum of
 repeats is reached. The cost is the number of its trials, over that of a study whose points all have the fixed number of

@@ -9,8 +9,8 @@ fails. Printed are its state, the seconds, what it breaks, and the test that fai
   unclear  the test fails without the mutation, too, or pytest could not run
   open     the snippet does not occur exactly once in raypar/: update mutations.toml
 
-All of them take about ten minutes on two idle cores; `--tests unit` takes several minutes for each that the listed
-files miss. Exit code 0 if every mutation is caught, else 1.
+All of them take about ten minutes on two idle cores; `--tests unit` takes several minutes for each mutation that the
+listed files miss. Exit code 0 if every mutation is caught, else 1.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def run_pytest(root: Path, tests: Sequence[str], timeout_s: float, *flags: str) 
     """Run tests of a checkout.
 
     Returns:
-        pytest's exit code, None where it took longer than it may, and the tests that failed or could not be collected.
+        pytest's exit code, None after a timeout, and the tests that failed or could not be collected.
     """
     shutil.rmtree(root / ".hypothesis", ignore_errors=True)  # the examples that failed under another mutation
     paths = (str(root), os.environ.get("PYTHONPATH", ""))

@@ -184,7 +184,7 @@ class Hosts:
                     self._pipes[host].send(True)
                 elif message[0] == "done":
                     outcomes[host] = message[1]
-                else:
+                elif message[0] == "error":  # the others are positions
                     raise SystemExit(f"host {host}: {message[3]}")
         return [outcomes[host] for host in range(len(jobs))]
 

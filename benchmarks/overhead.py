@@ -7,7 +7,7 @@ documented_tune.py). Both Rays stay up and idle while another variant runs; ever
 order, with a pause before each. raypar runs four trials per turn and all count, since a study also runs them back to
 back. A trial's time is from the runner's permission to continue to the result's arrival at the driver. The first
 trial, which starts Ray and its gang, is not counted. `--other PATH` measures the raypar of another checkout in the same
-turns: whether a change made trials slower.
+turns, to show whether a change made trials slower.
 
 Separately: the time to write a trial's result to MLflow (the embedded SQLite store).
 """
@@ -120,7 +120,7 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path, other: Path 
                     pids.update(first["pids"])
         shuffled = random.Random(num_workers)
         for i in range(max(counts.values())):
-            # Where a variant has fewer turns, they are spread over the rounds.
+            # A variant with fewer turns has them spread over the rounds.
             names = [n for n, count in counts.items() if (i + 1) * count // max(counts.values()) > num_turns[n]]
             shuffled.shuffle(names)
             for name in names:

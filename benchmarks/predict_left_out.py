@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from common import begin, local_trial, parser_for, print_row, progress, scratch
+from common import begin, local_trial, parser_for, print_row, progress, scratch, workload_named
 
-from raypar import units, workloads
+from raypar import units
 from raypar.analysis.laws import Scaling
 from raypar.analysis.stats import Estimate, median_estimate
 from raypar.predict.calibration import (
@@ -38,7 +38,7 @@ from raypar.study.trial import TrialResult
 from raypar.track.store import Store, default_tracking_uri
 
 NUM_WORKERS = 2
-# Global batch size, and True where the workers send their gradients.
+# Global batch size, and True if the workers send their gradients.
 CONFIGS = ((64, True), (64, False), (128, False))
 NEVER = 10**6  # steps between two averages
 NUM_IMAGES = 640
@@ -81,7 +81,7 @@ def as_one_worker(result: TrialResult) -> TrialResult:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A measured point and its prediction from the points of other worker counts; None where they don't suffice."""
+    """A measured point and its prediction from the points of other worker counts; None if they don't suffice."""
 
     num_workers: int
     batch_size: int
@@ -145,7 +145,7 @@ def main() -> None:
         results = stored(args.study) if args.study else measure(folder, args.rounds)
         chosen = choose_results(results, {key: parse_value(text) for key, text in settings.items()})
         config = chosen[0].spec.config
-        layers = layer_costs(getattr(workloads, chosen[0].spec.workload), config)
+        layers = layer_costs(workload_named(chosen[0].spec.workload), config)
         calibration = calibrate(observed_points(chosen), layers, variation_of(chosen))
         print_row(
             "one worker: a step, a sample",

@@ -2,7 +2,7 @@
 
 Each case is computed as `raypar model predict --nodes-of K --network …` does, for the published batch of a GPU: counted
 layers, torch's buckets behind the backward pass, the fastest of ring, tree and hierarchical all-reduce, workers whose
-steps vary by 1 % and by 3 %, as is assumed where nothing was measured. Nothing is fitted. A case is missed where the
+steps vary by 1 % and by 3 %, as is assumed if nothing was measured. Nothing is fitted. A case is missed if the
 prediction with 1 % is more than 5 points off.
 
 Horovod: Sergeev and Del Balso, https://arxiv.org/abs/1802.05799, and the benchmarks of its documentation, on servers of

@@ -1,4 +1,4 @@
-"""Whether what raypar shows is right: small studies of a user against plain torch, the script's own clock or a sum.
+"""Numbers that raypar shows for small studies, against plain torch, the script's own clock or a sum.
 
 Each case is a study file that is run as a user runs it, in an empty folder; then its trials, the report as JSON and the
 report's text are compared with an independent computation (`truth/`). A case is expected to be right, or refused before
@@ -47,7 +47,7 @@ def judged(case: Case, options: Sequence[str]) -> tuple[Outcome, float]:
             outcome = case.judge(User(folder.resolve(), tuple(options)))
         except subprocess.TimeoutExpired as error:
             outcome = Outcome(FAILED, f"not done after {error.timeout} s")
-        except Exception:  # of the case itself, say
+        except Exception:  # for example of the case itself
             outcome = Outcome(FAILED, traceback.format_exc(limit=-2).replace("\n", " | "))
     return outcome, time.perf_counter() - begun_s
 

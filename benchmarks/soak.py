@@ -1,15 +1,17 @@
 """Soak test: a long study whose processes get signals at random, the driver included, from its first second on.
 
-A signal, KILL, SEGV, STOP or TERM, goes to a process of the study every 2 to 20 seconds, both drawn with a seed; one of
-four to the fork server, which starts all ranks, and one of ten to the driver. With --no-ray there is no Ray.
+Every 2 to 20 seconds, a process of the study gets KILL, SEGV, STOP or TERM; signal and process are drawn with a seed.
+One signal in four goes to the fork server, which starts all ranks, and one in ten to the driver. With --no-ray, the
+study runs without Ray.
 
-A driver that has ended is started again; where no trial ends for a minute, all that was stopped is continued, and after
-five minutes the driver is killed. At the end every trial must be in the store, finished, exactly once; nothing may run
-any more, and the temporary folder must be empty. Locked out is a driver that fails though neither it nor a process of
-its own got a signal; ended without a message is one that got none itself and does not say why it failed.
+A driver that has ended is started again. If no trial ends for a minute, all stopped processes are continued; after five
+minutes, the driver is killed. At the end, every trial must be in the store, finished, exactly once. No process may be
+left, and the temporary folder must be empty. "Locked out" are drivers that fail although neither they nor their
+processes got a signal. "Ended without a message" are drivers that got no signal themselves and give no reason for their
+failure.
 
-Then the memory, in a separate study that nothing disturbs: the driver and Ray's head (gcs_server and raylet)
-must not grow from the 100th trial to the last.
+A second, undisturbed study measures memory: the driver and Ray's head (gcs_server and raylet) must not grow from the
+100th trial to the last.
 
 Needs two cores.
 """

@@ -13,7 +13,7 @@ import tarfile
 from functools import partial
 from pathlib import Path
 
-from common import FOLDER, Figure, begin, interleaved, parser_for, print_row, run_raypar, scratch, times
+from common import FOLDER, Figure, begin, interleaved, parser_for, print_bar, print_row, run_raypar, scratch, times
 
 from raypar import units
 
@@ -21,6 +21,7 @@ STORE = FOLDER.parent / "tests" / "golden" / "store.tar.gz"
 COMMANDS = (("--help",), ("list",), ("report", "digits"))
 DEMO = (("demo",), *(("demo", view) for view in ("recommend", "fit", "predict", "show")))
 ABSENT = ("torch", "torchvision", "ray")  # for the demo
+BARS_S = {("--help",): 0.5, **dict.fromkeys(DEMO, 2.0)}
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
         measured_s = [times_s[f"{name}: {title}"] for name in checkouts]
         for name, values in zip(checkouts, measured_s, strict=True):
             suffix = f", {name}" if len(checkouts) > 1 else ""
-            print_row(f"{title}{suffix}", Figure.of(values).show(units.seconds))
+            print_bar(f"{title}{suffix}", Figure.of(values), units.seconds, at_most=BARS_S.get(command))
         if len(measured_s) == 2:
             print_row(f"{title}, this / other", Figure.ratio(*measured_s).show(times))
 

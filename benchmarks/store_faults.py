@@ -64,7 +64,7 @@ def kill_server(name: str, folder: Path) -> None:
         recovered_s = time.monotonic() - begun_s
         study.go(third)
         process.wait(LIMIT_S)
-    is_reported = "wait on disk" in output(folder)
+    is_reported = "not in the store yet" in output(folder)
     with start_server(database, folder, port=port):
         sync_s = run_raypar(folder, "store", "sync", "--tracking-uri", url)
     outcome = f"finished; sync in {sync_s:.1f} s" if is_reported else "finished, WAITING RECORDS NOT REPORTED"

@@ -103,7 +103,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case, and the words for it."""
+    """Result of a case, and the reason in words."""
 
     got: str
     text: str = ""
