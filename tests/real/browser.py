@@ -96,7 +96,7 @@ def _post(address, **body):
 
 @contextlib.contextmanager
 def browser():
-    """Yield a function that opens a page; end all browsers afterwards. Skip the test where none starts."""
+    """Yield a function that opens a page; end all browsers afterwards. Skip the test if none starts."""
     driver, binary = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
     if driver is None or binary is None:
         pytest.skip("no chromium and chromedriver on this machine")

@@ -17,13 +17,13 @@ from raypar.train.affinity import allowed_cores
 
 HERE = Path(__file__).parent
 NUM_CORES = len(allowed_cores())
-# Tests wait for no study of this machine.
+# Tests don't wait for other studies on this machine.
 _locks = tempfile.TemporaryDirectory()
 atexit.register(_locks.cleanup)
 os.environ["RAYPAR_LOCK_DIR"] = f"{_locks.name}/locks"
 sys.path += [str(HERE.parent), str(HERE.parent / "unit")]  # for faultlab and netlab, and for results made by hand
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) is signal.SIG_IGN:  # under nohup; whatever tests start would inherit it
+    if signal.getsignal(number) is signal.SIG_IGN:  # under nohup; processes that tests start would inherit it
         signal.signal(number, lambda *_: None)
 
 

@@ -184,7 +184,7 @@ def train_func(config):
 
 
 def diverging_func(config):
-    """Report a non-finite loss from the second of five reports on, by rank 0 only."""
+    """Report a loss five times; on rank 0, all but the first are not finite."""
     import ray.train
 
     rank = ray.train.get_context().get_world_rank()
@@ -259,7 +259,7 @@ for epoch in range(2):
         mean = loss.item() / dist.get_world_size()
         print(f"epoch {epoch} loss: {mean:.6f} {args.note} on {len(os.sched_getaffinity(0))} cores")
 dist.destroy_process_group()
-# Skip Python's shutdown: rarely, threads left by torch abort the process there.
+# Skip Python's shutdown, in which threads left by torch occasionally abort the process.
 sys.stdout.flush()
 os._exit(0)
 """

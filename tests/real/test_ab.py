@@ -108,7 +108,7 @@ def test_each_revision_runs_its_own_code_and_the_verdict_is_printed_and_stored(r
     markdown = (repository.folder / "data/ab.md").read_text()
     assert document["answer"].split(" (")[0] in markdown.replace("### ", "") and "| revision |" in markdown
     assert repository.num_worktrees() == 1 and repository.processes() == {}
-    # The store has all of it, and what changes in the files is another study.
+    # The store has all results, and changed files make another study.
     assert document["b"] in repository.done("report", document["study"])
     refused = repository.run("store", "resume", document["study"])
     assert refused.returncode == 2 and "run `raypar ab 'HEAD~1' . --link data" in refused.stderr

@@ -153,7 +153,7 @@ def test_doctor_checks_everything_and_starts_ray(cli):
     assert all(check in done.stdout for check in (*checks, "Ray: starts in"))
     cli.wait_for_its_processes()
     done = cli.run("doctor", "--address", "127.0.0.1:1")
-    assert done.returncode == 1 and "→ is the cluster up" in done.stdout
+    assert done.returncode == 1 and "→ check that the cluster is up" in done.stdout
     assert "FAIL  cluster: no Ray cluster at --address 127.0.0.1:1" in done.stdout
 
 

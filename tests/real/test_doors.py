@@ -207,7 +207,7 @@ def test_secrets_in_the_environment_do_not_leak(isolation, cli, tmp_path):
     is_over, leaks, sessions = threading.Event(), set(), {}
 
     def look(ray_folder):
-        while not is_over.wait(0.02):  # some time for the study
+        while not is_over.wait(0.02):  # leaves time for the study
             lines = map(command_line, psutil.process_iter())
             leaks.update(line for line in lines if SECRET in line or PASSWORD in line)
             leaks.update(files_with(ray_folder, SECRET, PASSWORD))

@@ -41,7 +41,7 @@ IN_A_TRIAL = [
     (killed("fork server"), None, 2),
 ]
 IN_RAY = [*IN_A_TRIAL[:2], (killed("Tune trainable"), None, 1)]
-# Each costs a start of a gang.
+# Each costs a gang start.
 WITH_THE_GANG = [
     (killed("gang controller"), None, 2),
     (killed("gang worker"), None, 2),
@@ -122,7 +122,7 @@ def test_a_study_on_ray_survives_kills_and_resumes_after_the_loss_of_the_head(cl
         kill(process.pid, "Ray's head")
         assert process.wait(TIMEOUT_S) == 1
     output, errors = (cli.folder / "stdout").read_text(), (cli.folder / "stderr").read_text()
-    assert re.match(r"error: Ray was lost: its head, gcs_server ended \(process \d+\)\n  → ", errors), errors
+    assert re.match(r"error: Ray was lost: its head, gcs_server, ended \(process \d+\)\n  → ", errors), errors
     assert f"Partial: broke off when {len(IN_RAY)} of {len(IN_RAY) + 2} trials were done." in output
     assert "broke off; run `raypar store resume faulty` to continue" in output and "Traceback" not in output + errors
     assert outcomes(results_of(tmp_path)) == expected
@@ -153,7 +153,7 @@ def test_a_head_killed_during_the_start_ends_the_study_with_one_message(cli, tmp
         kill(process.pid, "Ray's head")
         assert process.wait(TIMEOUT_S) == 1
     errors = (cli.folder / "stderr").read_text()
-    assert re.match(r"error: Ray was lost: its head, gcs_server ended \(process \d+\)\n  → ", errors), errors
+    assert re.match(r"error: Ray was lost: its head, gcs_server, ended \(process \d+\)\n  → ", errors), errors
     assert errors.count("error: ") == 1 and "Traceback" not in cli.output()
     cli.wait_for_its_processes()
 

@@ -119,7 +119,7 @@ def test_studies_on_a_server_are_renamed_and_deleted_unless_they_run_elsewhere(p
             lambda: rename_study("mnist", "digits", uri, project),
             lambda: delete_study("mnist", uri, project),
         ):
-            with pytest.raises(RayparError, match="is being run, maybe on another machine"):
+            with pytest.raises(RayparError, match="is running, maybe on another machine"):
                 change()
         running.close("finished")
         rename_study("mnist", "digits", uri, project)
@@ -149,7 +149,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.append({str(HERE.parent / "unit")!r})
 from recording import make_result, recorder
-from raypar.track import journal, uploader
+from raypar.track import journal, run_writer, uploader
 from raypar.track.store import Store, default_tracking_uri
 project = Path(sys.argv[1])
 uri = default_tracking_uri(project)

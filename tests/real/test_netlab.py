@@ -66,7 +66,7 @@ class Channel:
 rank = int(sys.argv[1])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", f"tcp://{sys.argv[2]}:5001", timedelta(seconds=120), 2, rank)
-# Evaluations, in which a cut is no stall of a step, are rare.
+# Evaluations are rare, since a cut during one does not stall a step.
 config = resolve(digits, {"num_workers": 2, "epochs": 60, "batch_size": 128, "eval_every_steps": 300})
 outcome = train(digits, config, 0, DistContext(rank, 2, torch.device("cpu")), Channel(), start_s=0.0)
 print(json.dumps(outcome.step_times_s))

@@ -34,7 +34,7 @@ def _built(context, **config):
 
 
 def _batches(context):
-    """Yield a rank's half of the same batches for all."""
+    """Yield this rank's half of each batch; all strategies get the same batches."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(NUM_STEPS):
         inputs = torch.randn(2, 10, 8, generator=generator, dtype=torch.float64)

@@ -199,7 +199,7 @@ def test_a_trial_whose_rank_dies_fails_after_the_last_retry(study_run):
 def test_a_second_attempt_finishes_a_trial_and_later_trials_are_unaffected(study_run):
     result = study_run["heals"]
     assert (result.state, result.attempts, result.failure) == (TrialState.FINISHED, 2, None)
-    assert [report["epoch"] for report in result.reports] == [1, 2]  # none of the first attempt's
+    assert [report["epoch"] for report in result.reports] == [1, 2]  # none from the first attempt
     assert study_run.log("heals", attempt=1)[0]["pid"] != study_run.log("heals", attempt=2)[0]["pid"]
     for name in ("after it raised", "after it died", "after it soiled"):
         assert (study_run[name].state, study_run[name].attempts) == (TrialState.FINISHED, 1)
@@ -212,7 +212,7 @@ def test_a_retry_resumes_from_the_last_checkpoint_with_equal_losses(study_run):
         other.conditions.of_ranks("resumed_at_epoch") == [2, 2] and "resumed_at_epoch" not in one.conditions.to_stored()
     )
     assert losses(other) == losses(one) and len(other.reports) == 4
-    # Each step that led to the result is timed once, those of the first attempt included.
+    # Each step that led to the result is timed once, including those of the first attempt.
     assert [len(steps) for steps in other.step_times_s] == [len(steps) for steps in one.step_times_s] == [16, 16]
     events = study_run.events.about(study_run.specs["resumes after a fall"])
     assert list(other.reports[:2]) == [e.report for e in events if isinstance(e, TrialReported)][:2]
@@ -332,9 +332,9 @@ def test_a_torchrun_script_has_equal_losses_on_one_and_two_workers_and_timed_ste
     results = run_in(study, specs, tmp_path, sys_path=(str(tmp_path),)).results
     assert [(result.state, result.failure) for result in results] == [(TrialState.FINISHED, None)] * 2
     losses = {tuple(report["loss"] for report in result.reports) for result in results}
-    assert len(losses) == 1 and len(results[0].reports) == 2  # equal, to the digits that are printed
+    assert len(losses) == 1 and len(results[0].reports) == 2  # equal to the printed digits
     for result in results:
-        # 10 steps, less the first one; of the first process alone.
+        # 10 steps minus the first, of the first process only.
         assert [len(times) for times in result.step_times_s] == [9]
         assert 0 < result.train_time_s < result.wall_s
         log = (tmp_path / "logs" / result.spec.identity / "attempt1-rank0.log").read_text()

@@ -21,7 +21,7 @@ NUM_CPUS = 4
 
 
 def meet(config):
-    """Wait until all trials that have to run at the same time have been here."""
+    """Wait until all trials that must run at the same time are here."""
     folder, ends_s = Path(config["folder"]), time.monotonic() + 300
     if config["name"] == "lost":
         if (folder / "has begun").exists():
@@ -62,7 +62,7 @@ def main(folder):
         trial("too wide", num_workers=4, cpus_per_worker=NUM_CPUS),
         trial("lost", num_workers=3, cpus_per_worker=NUM_CPUS, nodes=3),
     )
-    # Without Ray's handlers of signals, which only the main thread may set: a node joins from another one.
+    # Without Ray's signal handlers, which only the main thread may set: a node is added from another thread.
     cluster = Cluster(initialize_head=True, head_node_args=node_args("m1"), shutdown_at_exit=False)
     cluster.add_node(**node_args("m2"))
     events = []
@@ -112,7 +112,7 @@ def test_trials_use_separate_machines_that_join_and_survive_the_loss_of_one(tmp_
     assert outcome["changes"][0] == outcome["changes"][-1] == [3, 3]
     too_wide = results.pop("too wide").failure
     assert too_wide is not None and "needs 16 CPUs in one gang, the cluster has 12" in too_wide.message
-    # One, two and three end only where all three run at the same time.
+    # One, two and three end only if all three run at the same time.
     assert {name: result.failure for name, result in results.items()} == dict.fromkeys(results) and len(results) == 6
     nodes = {name: sorted(set(result.conditions.node)) for name, result in results.items()}
     assert [result.conditions.num_sharing for result in results.values()] == [0] * 6

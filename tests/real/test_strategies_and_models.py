@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def plain(build, optimizer_of, *, num_ranks=NUM_RANKS, num_parts=1):
-    """Return the validation loss after each epoch of training in plain torch, the batch in as many parts."""
+    """Return the validation loss after each epoch of training in plain torch, with each rank's batch in parts."""
     torch.manual_seed(0)
     model, (inputs, targets), losses = build().double(), samples(), []
     optimizer = optimizer_of(model)
@@ -61,7 +61,7 @@ def plain(build, optimizer_of, *, num_ranks=NUM_RANKS, num_parts=1):
                     loss.backward()
             optimizer.step()
         with torch.no_grad():
-            # Ranks evaluate a part of the split each.
+            # Each rank evaluates a part of the split.
             parts = [(model(inputs[i : i + 20]), targets[i : i + 20]) for i in (0, 20)]
             losses.append(sum(float(cross_entropy(*part)) for part in parts) / 2)
     return losses

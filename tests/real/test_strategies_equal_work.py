@@ -56,7 +56,7 @@ LOSSY = {
     "local_sgd": ({"strategy": "local_sgd", "sync_every": 2}, 0.3),
 }
 KEYS = ("train_loss", "val_loss")
-# Losses whose batches may be cut, of single tensors, which all strategies accept.
+# All strategies accept these losses: their batches may be cut, and their inputs, outputs and targets are tensors.
 CUT = {name: kind for name, kind in KINDS.items() if kind.cuts and kind.has_one_tensor}
 # In fp32, against one process with the same strategy, if the package is installed.
 DEEPSPEED = {

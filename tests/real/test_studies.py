@@ -1,6 +1,6 @@
-"""Every study that ships, shrunk: all its trials finish, and its question gets an answer; some of them on Ray.
+"""Every shipped study, shrunk: all its trials finish, and its question is answered. Some run on Ray.
 
-Where MNIST and Fashion-MNIST are unavailable, files of their format hold scikit-learn's digits, enlarged: the test is
+If MNIST and Fashion-MNIST are unavailable, files of their format hold scikit-learn's digits, enlarged. The tests check
 that the studies run, not how well their networks learn.
 """
 
@@ -32,7 +32,7 @@ SHRUNK = {
     "batch_size": (*SMALL, "batch_size=32,128"),
     "break_even": (*SMALL[:1], "hidden_size=16,64", "num_samples=1000,2000"),
     "bucket_size": ("epochs=1", "depth=4", "num_points=256"),
-    # Many buckets: PowerSGD's must not overtake one another.
+    # Many buckets, since those of PowerSGD must keep their order.
     "compression": ("width=32", "depth=12", "num_points=512", "bucket_mb=0"),
     "cpu_affinity": (*SMALL, "hidden_size=16"),
     "cpu_vs_gpu": (*SMALL, "device=cpu", "num_loader_workers=1", "batch_size=64"),
@@ -61,7 +61,7 @@ NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}
 
 
 def _write_digits_as(name, root):
-    """Write the digits of 8x8 pixels, 24x24 in a frame of 28x28, over and over, in MNIST's format."""
+    """Write the 8x8 digits in MNIST's format, enlarged to 24x24 in a frame of 28x28, and repeated to its size."""
     pixels, labels = load_digits(return_X_y=True)
     large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9
     framed = np.pad(large.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))

@@ -77,7 +77,7 @@ def test_one_and_two_workers_see_the_same_batches_and_every_sample_once(trial, s
         assert series(one, "epoch") == series(two, "epoch") == [1, 2, 3]
         for key in ("train_loss", "val_loss"):
             assert series(two, key) == pytest.approx(series(one, key), rel=tolerance)
-        assert one.final["train_loss"] < one.reports[0]["train_loss"]  # and they do learn
+        assert one.final["train_loss"] < one.reports[0]["train_loss"]  # they learn
     one, two = (trial(("fp64", size, workers, "resident")) for workers in (1, 2))
     assert series(one, "accuracy") == series(two, "accuracy")
     for accuracy in series(one, "accuracy"):
@@ -121,7 +121,7 @@ def test_the_lr_of_each_step_is_reported(trial):
 
 @pytest.mark.parametrize("name", ["clipped", "clipped in fp16"])
 def test_clipped_gradients_report_their_norm_and_hardly_move_the_weights(trial, name):
-    assert all(1e-3 < norm < 10 for norm in series(trial(name), "grad_norm"))  # before they were clipped, and unscaled
+    assert all(1e-3 < norm < 10 for norm in series(trial(name), "grad_norm"))  # unscaled, before clipping
     assert abs(trial(name).reports[0]["val_loss"] - trial(name).final["val_loss"]) < 0.01
     assert "grad_norm" not in trial("plain").final
 

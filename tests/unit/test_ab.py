@@ -26,6 +26,7 @@ from raypar.analysis.settle import what_is_open
 from raypar.cli.ab import split_words
 from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags
+from raypar.execution.git import Repository as GitRepository
 from raypar.execution.revisions import StudyRequest, check_environment, comparison
 from raypar.reporting.ab import AbView, verdict_lines
 from raypar.run.forkserver import replaced
@@ -113,7 +114,7 @@ def test_one_or_two_revisions_precede_study(words, parts):
         ("--fail-if-slower 5 main -- study s.py", "--fail-if-slower 5: must be a percentage"),
         ("main -- study s.py --no-such", "No such option: --no-such"),
         ("--json --markdown - main -- study s.py", "--json and --markdown - exclude each other"),
-        ("main -- study s.py", "s.py: is in no git repository"),
+        ("main -- study s.py", "s.py: is not in a git repository"),
     ],
 )
 def test_bad_words_are_refused_before_anything_starts(tmp_path, words, message):
@@ -165,16 +166,36 @@ def test_the_working_tree_runs_in_place_and_is_labelled_by_its_changes(repositor
         with repository.compared("HEAD", ".") as made:
             labels.append(made.revisions[1].label)
     assert labels[0] == labels[2] != labels[1] and labels[0].startswith(".@changes-")
-    for name in (
-        "new_of_ab.py",
-        "mlflow.db",
-        ".raypar/logs",
-    ):  # what git does not know yet is a change, results are not
+    # An untracked file is a change, unless raypar made it.
+    for name in ("new_of_ab.py", "mlflow.db", ".raypar/logs"):
         repository.write(name, "")
         with repository.compared("HEAD", ".") as made:
             assert (made.revisions[1].label == labels[0]) == (name != "new_of_ab.py")
         (repository.folder / name).unlink()
     assert repository.git("status", "--porcelain", "helper_of_ab.py") == "M helper_of_ab.py"  # nothing was staged
+
+
+def test_the_same_changes_to_another_commit_are_another_version(repository):
+    labels = []
+    for value in (1, 2):
+        repository.write("other_of_ab.py", f"VALUE = {value}\n")
+        repository.commit("other")
+        repository.write("helper_of_ab.py", "VALUE = 3\n")
+        labels.append(GitRepository(repository.folder).look_up(".").label)
+        repository.git("checkout", "-q", ".")
+    assert labels[0] != labels[1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differs"),
+    [("HEAD", "HEAD", False), ("HEAD~1", "HEAD", True), ("HEAD", ".", True), (".", ".", False)],
+)
+def test_differences_of_a_folder_are_those_of_its_versions(repository, a, b, differs):
+    repository.write("package/code.py", "VALUE = 1\n")
+    repository.commit("package")
+    repository.write("package/code.py", "VALUE = 2\n")
+    git = GitRepository(repository.folder)
+    assert git.differs(repository.folder / "package", git.look_up(a), git.look_up(b)) == differs
 
 
 def test_a_revision_is_only_compared_with_itself_on_request(repository):
@@ -316,7 +337,7 @@ def test_path_entries_in_the_repository_move_to_the_checkout(tmp_path):
         folder.mkdir(parents=True)
     assert replaced(str(repository / "src"), repository, checkout) == str(checkout / "src")
     assert replaced(str(repository), repository, checkout) == str(checkout)
-    assert replaced(str(repository / "new"), repository, checkout) is None  # rather than the working tree's
+    assert replaced(str(repository / "new"), repository, checkout) is None  # instead of that of the working tree
     for kept in (repository / ".venv/lib/site-packages", tmp_path, checkout / "src"):
         assert replaced(str(kept), repository, checkout) == str(kept)
 
@@ -400,7 +421,7 @@ def test_an_inconclusive_verdict_names_the_blocks_needed():
     assert not what_is_open(question(), results(0.01, noise=noise)).stopped
     line = verdict_lines(compare_revisions(evidence_of(question(), results(0.01, noise=noise))))[0]
     assert line.startswith(f"inconclusive: about {point.num_more} more block") and "no difference" not in line
-    # A few pairs that scatter much can't tell how many thousand more it takes.
+    # A few noisy pairs can't predict how many thousand more blocks are needed.
     wild = compare_revisions(evidence_of(question(), results(0.01, noise=tuple(40 * each for each in NOISE[:4]))))
     assert wild.points[0].num_more > 1000
     line = verdict_lines(wild)[0]
@@ -408,12 +429,26 @@ def test_an_inconclusive_verdict_names_the_blocks_needed():
     assert str(wild.points[0].num_more) not in line.replace(",", "")
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "noise", "change"),
+    [
+        (0.01, tuple(4 * each for each in NOISE), f" % more time than {A} (95 % CI -"),
+        (-0.01, tuple(4 * each for each in NOISE), f" % less time than {A} (95 % CI -"),
+        (0.01, (0.2, -0.2), f"{B} takes 1.0 % more time than {A} (too noisy for an interval, 2 pairs)."),
+        (0.01, (0.0,), f"{B} takes 1.0 % more time than {A} (1 pair, no interval)."),
+    ],
+)
+def test_an_inconclusive_verdict_shows_the_change_and_its_interval(slowdown, noise, change):
+    (line,) = verdict_lines(compare_revisions(evidence_of(question(), results(slowdown, noise=noise))))
+    assert line.startswith("inconclusive") and change in line
+
+
 def test_disturbed_pairs_are_excluded_if_enough_others_are_left():
     busy = (0, 3)
     (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=busy))).points
     assert (point.time.outcome, point.num_pairs, point.num_blocks, point.num_disturbed) == (Outcome.SLOWER, 6, 8, 2)
     lines = verdict_lines(compare_revisions(evidence_of(question(), results(0.05, busy=busy))))
-    assert lines[1] == "Other load disturbed 2 of 8 pairs; 6 pairs of undisturbed trials are compared."
+    assert lines[1] == "Other load disturbed 2 of 8 pairs; the comparison uses 6 pairs of undisturbed trials."
     (point,) = compare_revisions(evidence_of(question(), results(0.05, busy=(0, 3, 5)))).points
     assert point.num_pairs == 8 and point.time.outcome is Outcome.INCONCLUSIVE
 
@@ -426,6 +461,13 @@ def test_the_gate_and_the_end_compare_the_interval_with_the_limit(slowdown, allo
     asked = question(allowed_share=allowed)
     assert compare_revisions(evidence_of(asked, results(slowdown))).gate(allowed) is gate
     assert (what_is_open(asked, results(slowdown)).stopped is None) == (gate is Gate.INCONCLUSIVE)
+
+
+def test_the_margin_and_the_limit_are_shown_as_given():
+    compared = compare_revisions(evidence_of(question(margin=0.125), results(0.0)))
+    assert verdict_lines(compared)[0].startswith("no difference above 12.5 % between ")
+    shown = [AbView(compared, "s", allowed, 0).gate_lines for allowed in (0.125, 0.07)]
+    assert shown == [["--fail-if-slower 12.5 %: passed, exit code 0."], ["--fail-if-slower 7 %: passed, exit code 0."]]
 
 
 def test_a_revision_with_failed_trials_does_not_pass():

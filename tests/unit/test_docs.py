@@ -202,6 +202,18 @@ def test_explained_messages_are_in_the_code():
     assert missing == OTHERS_MESSAGES
 
 
+SOUGHT = {"store_faults.py": ("not in the store yet",), "faults.py": ("starting a gang",)}
+SOUGHT |= {"contradictions.py": ("is the fastest:", "too close to call", "Recommended: ", "Leading: ")}
+
+
+@pytest.mark.parametrize("benchmark", SOUGHT)
+def test_messages_that_a_benchmark_looks_for_are_in_the_code(benchmark):
+    source = (ROOT / "benchmarks" / benchmark).read_text(encoding="utf-8")
+    code = "\n".join(templates())
+    for text in SOUGHT[benchmark]:
+        assert text.strip() in source and text in code
+
+
 # ---- output, examples and paths
 
 

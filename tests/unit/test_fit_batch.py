@@ -72,11 +72,11 @@ def results_of(search, states, lr=0.1):
 @pytest.mark.parametrize(
     ("states", "line"),
     [
-        ({}, "Not finished in 1GB on 1 worker at lr=0.1: so far nothing that was run fits (0 trials)"),
-        ({16: TrialState.FINISHED}, "Not finished in 1GB on 1 worker at lr=0.1: so far 16 fits (1 trial)"),
+        ({}, "Not finished for 1GB on 1 worker at lr=0.1: so far no tested batch fits (0 trials)"),
+        ({16: TrialState.FINISHED}, "Not finished for 1GB on 1 worker at lr=0.1: so far 16 fits (1 trial)"),
         (
             {16: TrialState.FINISHED, 32: TrialState.FAILED},
-            "No answer in 1GB on 1 worker at lr=0.1: a trial failed: needs 2.00 GB of memory on a worker",
+            "No answer for 1GB on 1 worker at lr=0.1: a trial failed: needs 2.00 GB of memory on a worker",
         ),
         (
             {64: TrialState.FINISHED, 70: TrialState.DOES_NOT_FIT},

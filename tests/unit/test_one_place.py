@@ -98,7 +98,7 @@ CASES = {
     ),
     "its option is refused for another strategy": (
         (*RAYPAR, "plan", "study.py", "--set", "strategy=ddp", "--set", "num_peers=2"),
-        'has no effect with strategy="ddp" → it is for gossip: leave it out, or choose one',
+        'has no effect with strategy="ddp" → leave it out, or use a strategy that has it: gossip',
     ),
     "its name is suggested": ((*RAYPAR, "plan", "study.py", "--set", "strategy=gosip"), "did you mean 'gossip'?"),
     "its option is in the configs of its trials": (

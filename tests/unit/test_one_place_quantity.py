@@ -167,7 +167,7 @@ def raypar(package, *words):
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_limit_is_an_option_of_the_command_which_a_package_at_fault_leaves_as_it_is(package):
+def test_the_limit_is_an_option_of_the_command_unless_its_package_is_at_fault(package):
     shown = raypar(package, "recommend", "--help")
     assert "Send no more." in shown
     assert shown.index("--max-memory") < shown.index("--max-sent") < shown.index("--min-efficiency")

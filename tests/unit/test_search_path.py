@@ -46,7 +46,7 @@ def test_a_file_named_like_a_module_hides_nothing_and_is_refused_if_imported(nam
     (tmp_path / "bad.py").write_text("import helper\n" + GOOD)
     done = raypar(["plan", "bad.py"], tmp_path)
     shown = name if is_package else f"{name}.py"
-    assert done.code == 2 and f"bad.py: beside it {shown} hides the module `{name}` " in " ".join(done.err.split())
+    assert done.code == 2 and f"bad.py: {shown} beside it hides the module `{name}` " in " ".join(done.err.split())
     assert done.err.endswith("→ rename it\n"), done.err
 
 

@@ -39,8 +39,34 @@ def _noisy(inputs):
     return (inputs + noise) * (1 + 0.1 * random.random()) + 0.1 * torch.rand(())
 
 
+class Centered(nn.Module):
+    """Subtract a running mean.
+
+    The state has a buffer that is not persistent, an expanded buffer, and a number of updates that is not a tensor.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3), persistent=False)
+        self.register_buffer("ones", torch.ones(1).expand(3), persistent=False)
+        self.extra = {"num_updates": 0}
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+    def forward(self, x):
+        if self.training:
+            self.extra["num_updates"] += 1
+            self.mean.lerp_(x.detach().mean(0).to(self.mean), 1 / self.extra["num_updates"])
+        return (x - self.mean) * self.ones
+
+
 def _model(config):
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    layers = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3), Centered()
+    return nn.Sequential(*layers)
 
 
 def _data(config):

@@ -25,7 +25,7 @@ def network(workload, **chosen):
 
 
 def loaded(workload, **chosen):
-    """The workload's data; typed Any, since every test knows which splits there are."""
+    """Return the workload's data."""
     return workload.data(resolve(workload, chosen))
 
 
@@ -34,7 +34,7 @@ def num_parameters(model):
 
 
 def trained(workload, num_steps, *, seed=0, **chosen):
-    """A model after plain training at the workload's own settings, the data, and the losses."""
+    """Return a model after plain training at the workload's own settings, the data, and the losses."""
     config, data = resolve(workload, chosen), loaded(workload, **chosen)
     torch.manual_seed(seed)
     model = network(workload, **chosen)
@@ -58,14 +58,14 @@ def transformed(data, inputs):
 
 
 def accuracy(model, data, num_samples=2000):
-    """On the first validation samples."""
+    """Return the accuracy on the first validation samples."""
     with torch.inference_mode():
         scores = model(transformed(data, data.val.inputs[:num_samples]))
     return float((scores.argmax(-1) == data.val.targets[:num_samples]).float().mean())
 
 
 def tiny_image_set(name, root, monkeypatch):
-    """Write an image set of 20 + 10 images to `root`, name it as the data folder, and let it stand for the real one."""
+    """Write an image set of 20 + 10 images to `root`, and use it and this data folder instead of the real ones."""
     tiny = image_set(name, num_train=20, num_test=10)
     write_image_set(tiny, root)
     monkeypatch.setattr(datasets, "IMAGE_SETS", {name: tiny})
