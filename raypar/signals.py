@@ -207,6 +207,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Return True for a process that a signal or a debugger has stopped."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def end_descendants(but: frozenset[int] = frozenset()) -> None:
     """Kill every process that descends from this one.
 

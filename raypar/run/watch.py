@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from raypar import units
 from raypar.errors import ClusterError
 from raypar.run.cluster import CONNECT_TIMEOUT_S, reach
-from raypar.signals import abort, exit_now, is_running
+from raypar.signals import abort, exit_now, is_running, is_stopped
 
 START_LIMIT_S = 180.0  # for a private Ray, which takes 10 s, or a minute on a busy machine
 GRACE_S = 15.0
 PATIENCE_S = 20.0  # shorter outages of the head are ignored
+STOPPED_LIMIT_S = 30.0  # without its head for a minute, Ray ends this process, and gives no reason
 CLUSTER_HINT = "start the cluster again: finished trials are kept"
 NAMES = {"gcs_server": "its head, gcs_server,", "raylet": "its raylet"}
 
@@ -60,16 +61,23 @@ def watch_of_own(pids: Mapping[str, int], is_up: Callable[[], bool] = lambda: Tr
         is_up: returns whether Ray has started, which it must within `START_LIMIT_S`.
     """
     begun_s = time.monotonic()
+    stopped_since_s: dict[str, float] = {}
 
     def loss() -> ClusterError | None:
-        ended = next((name for name, pid in list(pids.items()) if not is_running(pid)), None)
-        if ended is None:
-            if is_up() or time.monotonic() - begun_s < START_LIMIT_S:
-                return None
-            hint = "this machine may be too busy: `top` shows what runs"
-            return ClusterError(f"Ray did not start within {units.seconds(START_LIMIT_S)}", hint=hint)
-        message = f"Ray was lost: {NAMES[ended]} ended (process {pids[ended]})"
-        return ClusterError(message, hint="it was killed, or ran out of memory: `dmesg` shows the latter")
+        for name, pid in list(pids.items()):
+            lost = f"Ray was lost: {NAMES[name]}"
+            if not is_running(pid):
+                hint = "it was killed, or ran out of memory: `dmesg` shows the latter"
+                return ClusterError(f"{lost} ended (process {pid})", hint=hint)
+            if not is_stopped(pid):
+                stopped_since_s.pop(name, None)
+            elif time.monotonic() - stopped_since_s.setdefault(name, time.monotonic()) >= STOPPED_LIMIT_S:
+                problem = f"{lost} was stopped for {units.seconds(STOPPED_LIMIT_S)} (process {pid})"
+                return ClusterError(problem, hint="a signal such as SIGSTOP, or a debugger, stopped it")
+        if is_up() or time.monotonic() - begun_s < START_LIMIT_S:
+            return None
+        hint = "this machine may be too busy: `top` shows what runs"
+        return ClusterError(f"Ray did not start within {units.seconds(START_LIMIT_S)}", hint=hint)
 
     return HeadWatch(loss, every_s=0.25)
 

@@ -59,6 +59,22 @@ def test_a_killed_head_aborts_the_work():
     assert watch.lost
 
 
+def test_a_head_that_stays_stopped_aborts_the_work(monkeypatch):
+    with a_process() as head, handle_signals():
+        head.send_signal(signal.SIGSTOP)
+        patient = watch_of_own({"gcs_server": head.pid})
+        with patient.watching():
+            pass
+        assert not patient.lost
+        monkeypatch.setattr("raypar.run.watch.STOPPED_LIMIT_S", 0.2)
+        with watch_of_own({"gcs_server": head.pid}).watching(), pytest.raises(KeyboardInterrupt):
+            work()
+        reason = abort_reason()
+        head.kill()
+    assert isinstance(reason, ClusterError)
+    assert reason.message == f"Ray was lost: its head, gcs_server, was stopped for 0.20 s (process {head.pid})"
+
+
 def test_a_ray_that_does_not_start_is_given_up(monkeypatch):
     monkeypatch.setattr("raypar.run.watch.START_LIMIT_S", 0.0)
     with a_process() as stopped, handle_signals():
