@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from results import make_result
 
@@ -338,6 +338,7 @@ def test_the_scaled_speedup_is_a_ratio_of_rates():
 
 
 @given(times=TIMES)
+@example({1: 11.0, 2: 1.0, 3: 3.0, 4: 5.0})  # least squares of relative errors alone would make a time 0
 def test_speedups_are_those_of_the_report_in_weak_and_strong_scaling(times):
     question = Question("s", {"num_workers": max(times)}, ("num_workers",))
     analysis, weak = (analyse(question, trials(times, config=config)) for config in ({}, WEAK))
