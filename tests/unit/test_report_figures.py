@@ -110,6 +110,14 @@ def test_a_study_of_many_points_shows_its_heat_maps_before_its_bars():
     assert keys(6)[:3] == ["speedup", "times", "pareto"]
 
 
+def test_of_too_many_points_the_fastest_are_drawn():
+    trials = [make_result({"lr": i / 10}, r, 10.0 - i / 10 + r / 100) for i in range(1, 26) for r in range(2)]
+    figure = drawn(trials, Question("s", {}, ("lr",), num_repeats=2))["times"]
+    rows = figure.spec["data"]["values"]
+    assert {row["point"] for row in rows} == {f"{i / 10:g}" for i in range(6, 26)}
+    assert figure.caption.endswith(" 20 of 25 points are drawn.")
+
+
 def test_a_point_that_the_recommendation_excludes_is_not_on_the_front():
     trials = [r if r.spec.point["lr"] == 0.1 else with_accuracy(r, 0.5) for r in results()]
     analysis = analyse(question(), trials)
