@@ -5,15 +5,12 @@ python docs/gallery.py FOLDER
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-STORED = ROOT / "tests" / "golden" / "studies"
 
 
 class Report(NamedTuple):
@@ -51,22 +48,18 @@ REPORTS = (
 
 def reports() -> dict[str, str]:
     """Return the gallery's files by name: ``quickstart.html`` and ``quickstart.svg``, and those of the others."""
-    from raypar.cli.demo import STUDY, demo_folder, demo_uri
-    from tests.golden import journal
+    from raypar.cli.demo import demo_uri
+    from tests.golden import studies
 
     files = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
+    with studies() as folder:
         for report in REPORTS:
-            if report.name == STUDY:
-                files |= _files(report, demo_folder(), demo_uri(demo_folder()))
-                continue
-            journal(folder, json.loads((STORED / f"{report.name}.json").read_text(encoding="utf-8")))
             files |= _files(report, folder, demo_uri(folder))
     return files
 
 
 def _files(report: Report, folder: Path, uri: str) -> dict[str, str]:
+    from raypar.analysis.question import current_results
     from raypar.execution.stored import read_study
     from raypar.reporting.figures import figures_of
     from raypar.reporting.html import Origin, html_report
@@ -74,7 +67,7 @@ def _files(report: Report, folder: Path, uri: str) -> dict[str, str]:
     from raypar.reporting.view import StudyView
 
     study = read_study(report.name, uri, folder)
-    results = study.current_results.results
+    results = current_results(study.question, study.results).results
     figures = {each.key: each for each in figures_of(study.analysis, results) if isinstance(each, Figure)}
     page = html_report(StudyView(study.analysis), results, Origin(study.tags, study.description, study.source))
     return {f"{report.name}.html": page, f"{report.name}.svg": static_svg(figures[report.figure])}

@@ -36,14 +36,14 @@ each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 each_linked = pytest.mark.parametrize("path", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def hooks():
-    spec = importlib.util.spec_from_file_location("hooks_of_docs", DOCS / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def module(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_of_docs", DOCS / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
-HOOKS = hooks()
+HOOKS = module("hooks")
 
 
 # ---- links
@@ -257,3 +257,11 @@ def test_paths_exist(path):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     made = [target for span in spans for target in re.findall(r"(?:^|\n)make ([a-z-]+)", span)]
     assert set(made) <= set(targets)
+
+
+def test_the_gallery_has_a_page_and_a_picture_of_each_report():
+    gallery = module("gallery")
+    files = gallery.reports()
+    assert sorted(files) == sorted(f"{report.name}.{kind}" for report in gallery.REPORTS for kind in ("html", "svg"))
+    for name, text in files.items():
+        assert text.startswith("<svg" if name.endswith("svg") else "<!doctype html>"), name
