@@ -331,9 +331,12 @@ def present(me: Holder) -> Iterator[Callable[[], frozenset[Holder]]]:
 
 
 def _present() -> Iterator[Holder]:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RayparError):
         for path in _folder().glob(f"{PRESENT}*"):
-            if holder := Lock(path.name).holder():
+            lock = Lock(path.name)
+            if lock.acquire():  # its study was killed, and its process id may be another process's now
+                lock.release(remove=True)
+            elif holder := lock.holder():
                 yield holder
 
 

@@ -183,6 +183,14 @@ def test_a_machine_is_shared_on_request(start):
         assert neighbours() == frozenset()
 
 
+def test_a_killed_study_is_not_present_even_if_its_process_id_is_in_use_again(folder):
+    with present(me("mine")) as neighbours:
+        left = folder / f"{locks.PRESENT}{os.getppid()}"
+        left.write_text(json.dumps({"study": "killed", "pid": os.getppid(), "user": "", "command": ""}))
+        assert neighbours() == frozenset()
+        assert not left.exists()
+
+
 def test_a_sharing_study_does_not_queue_but_others_wait_for_it(start):
     first = start("first", 2)
     line_of(first)
