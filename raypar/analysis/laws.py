@@ -405,7 +405,7 @@ def _minimize(columns: Floats, logs: Floats, scale: Floats) -> tuple[Floats, flo
         return float(np.sum((scale * (target - np.log(sums))) ** 2)) if np.all(sums > 0) else math.inf
 
     weights, _ = nnls(columns * (scale / np.exp(target))[:, None], scale)
-    if squares(weights) == math.inf and np.all(columns.sum(axis=1) > 0):  # its values are 0 where they fit badly
+    if squares(weights) == math.inf and np.all(columns.sum(axis=1) > 0):  # a value that fits badly became 0
         weights = np.full(len(weights), math.exp(float(np.mean(target - np.log(columns.sum(axis=1))))))
     least, progress = squares(weights), math.inf
     for _ in range(MAX_ITERATIONS):

@@ -334,10 +334,11 @@ def _present() -> Iterator[Holder]:
     with contextlib.suppress(OSError, RayparError):
         for path in _folder().glob(f"{PRESENT}*"):
             lock = Lock(path.name)
-            if lock.acquire():  # its study was killed, and its process id may be another process's now
-                lock.release(remove=True)
-            elif holder := lock.holder():
-                yield holder
+            if holder := lock.holder():  # a file that is not signed may be about to be locked
+                if lock.acquire():  # its study was killed, and another process has its id now
+                    lock.release(remove=True)
+                else:
+                    yield holder
 
 
 @contextlib.contextmanager
