@@ -100,7 +100,7 @@ class Repository:
         if top is None or top.returncode:
             problem = f"{file}: is not in a git repository"
             hint = "`raypar ab` compares revisions of the study file's repository; "
-            raise RayparError(problem, hint=f"{hint}`raypar compare` compares stored studies")
+            raise RayparError(problem, hint=f"{hint}`raypar store compare` compares stored studies")
         return cls(Path(top.stdout.strip()).resolve())
 
     def look_up(self, name: str) -> Version:

@@ -120,7 +120,8 @@ def without(intervals: Sequence[Interval], cuts: Sequence[Interval]) -> list[Int
     rest: list[Interval] = []
     ends = [end for _, end in cuts]
     for start, end in intervals:
-        for cut_start, cut_end in cuts[bisect_right(ends, start) :]:
+        for i in range(bisect_right(ends, start), len(cuts)):
+            cut_start, cut_end = cuts[i]
             if cut_start >= end:
                 break
             if cut_start > start:

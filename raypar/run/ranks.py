@@ -30,6 +30,8 @@ from raypar.run.forkserver import REPLACED_ROOT, command, kill_group, replaced
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import is_running
 from raypar.study.conditions import Conditions
+from raypar.study.observation import Observation, ObservedRank
+from raypar.study.profile import Profile
 from raypar.study.quantity import BUILT_IN
 from raypar.study.strategy import sync_period
 from raypar.study.trial import (
@@ -376,10 +378,11 @@ def trial_result(
     for name, combine in OF_RANKS.items():
         values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
         combined[name] = combine(values) if values else None
-    num_samples = sum(outcome.num_samples or 0 for outcome in outcomes)
+    is_known = all(outcome.num_samples for outcome in outcomes if outcome.observed)
+    num_samples = sum(outcome.num_samples or 0 for outcome in outcomes) if is_known else 0
     train_time_s = combined["train_time_s"]
     conditions, energy_j = _measured(conditions, outcomes)
-    recorded = [outcome.profile for outcome in outcomes if outcome.profile is not None]
+    observed = sorted(chain.from_iterable(outcome.observed for outcome in outcomes), key=lambda rank: rank.rank)
     result = TrialResult(
         spec=spec,
         state=state,
@@ -388,18 +391,46 @@ def trial_result(
         **combined,
         throughput_samples_per_s=num_samples / train_time_s if num_samples and train_time_s else None,
         reports=tuple(reports),
-        # For a command, only the first machine has any.
-        step_times_s=tuple(o.step_times_s for o in outcomes if o.step_times_s or o.conditions.steps_from is None),
+        step_times_s=tuple(chain.from_iterable(map(_step_times_s, outcomes))),
         energy_j=energy_j,
         conditions=conditions,
         failure=failure,
-        profile=profile_of(recorded, spec.config) if recorded and len(recorded) == len(outcomes) else None,
+        profile=_profile(outcomes, spec, observed),
+        observation=Observation(ranks=tuple(observed)) if observed else None,
         data=next((outcome.data for outcome in outcomes if outcome.data), DataRecord()),
         load=tuple(chain.from_iterable(end.load for _, end in sorted(ends.items()))),
     )
-    if stalls_s := telemetry.stalls(gang_step_times_s(result), sync_period(spec.config)):
+    stalls_s = telemetry.stalls(gang_step_times_s(result), sync_period(spec.config))
+    if stalls_s and not _start_epochs(observed, min(stalls_s)):
         result = replace(result, conditions=replace(conditions, stalls_s=tuple(stalls_s)))
     return result
+
+
+def _step_times_s(outcome: RankOutcome) -> Iterator[tuple[float, ...]]:
+    """Yield the step times of a rank, or of each rank that its command ran."""
+    if outcome.observed_step_times_s:
+        yield from outcome.observed_step_times_s
+    elif outcome.step_times_s or outcome.conditions.steps_from is None:  # of a command, the first machine alone has any
+        yield outcome.step_times_s
+
+
+def _start_epochs(observed: Sequence[ObservedRank], step_s: float) -> bool:
+    """Return whether steps as long as this wait for the first batch of an epoch: then they are no stalls."""
+    firsts = [loader.first_batch_s or 0.0 for rank in observed for loader in rank.loaders if loader.num_iterations > 1]
+    return max(firsts, default=0.0) >= step_s / 2
+
+
+def _profile(outcomes: Sequence[RankOutcome], spec: TrialSpec, observed: Sequence[ObservedRank]) -> Profile | None:
+    if observed:
+        return Profile(
+            ranks=tuple(rank.breakdown for rank in observed),
+            num_steps=min(rank.num_steps - rank.num_warmup_steps for rank in observed),
+            step_s=max(rank.breakdown.step_s for rank in observed),
+            overhead=None,
+            matches_collectives=False,
+        )
+    recorded = [outcome.profile for outcome in outcomes if outcome.profile is not None]
+    return profile_of(recorded, spec.config) if recorded and len(recorded) == len(outcomes) else None
 
 
 def _measured(conditions: Conditions, outcomes: Sequence[RankOutcome]) -> tuple[Conditions, float | None]:

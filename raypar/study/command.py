@@ -77,8 +77,11 @@ class Command:
     @property
     def scripts(self) -> tuple[str, ...]:
         """Paths of scripts among its words, relative to the study's folder."""
-        paths = (word for word in self._split() if word.endswith(".py") and word[0] != "-")
-        return self._from_study(path for path in paths if not PurePath(path).is_absolute())
+        return self._from_study(path for path in self._paths if not PurePath(path).is_absolute())
+
+    @property
+    def _paths(self) -> list[str]:
+        return [word for word in self._split() if word.endswith(".py") and word[0] != "-"]
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -101,7 +104,8 @@ class Command:
     @property
     def title(self) -> str:
         """Name of the Python file, or else of the program."""
-        words = self.files or (self.template.split() if isinstance(self.template, str) else self.template)
+        program = self.template.split() if isinstance(self.template, str) else self.template
+        words = self._paths or self.files or program
         return PurePath(str(words[0])).name if words else "command"
 
     def is_per_cent(self, name: str) -> bool:

@@ -75,6 +75,7 @@ class RankConditions(CpuConditions, GpuConditions):
         checkpoint_s: seconds that saving checkpoints took.
         is_untrained: it only warmed up, to count memory, or was only profiled; its times mean nothing.
         not_resumed: why it could not continue from a checkpoint.
+        not_observed: why the steps of its script were not observed.
         quantities: values measured by monitors, by `Quantity.key`.
     """
 
@@ -95,6 +96,7 @@ class RankConditions(CpuConditions, GpuConditions):
     resumed_at_epoch: float | None = None
     checkpoint_s: float | None = None
     not_resumed: str | None = None
+    not_observed: str | None = None
     is_untrained: bool | None = None
     quantities: Mapping[str, float] | None = None
 

@@ -178,7 +178,7 @@ def read_python(path: Path, what: str = "study file") -> str:
 
 
 def _files_in(folder: Path) -> str:
-    names = sorted(p.name for p in folder.glob("*.py"))
+    names = sorted(p.name for p in folder.glob("[!.]*.py"))  # hidden ones are studies of scripts
     return f"{folder} holds: {listed(names, _MAX_NAMES_SHOWN)}" if names else f"{folder} holds no Python file"
 
 

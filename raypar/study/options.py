@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raypar.plugins import Lazy
+from raypar.study.script_settings import SCRIPT_SETTINGS
 from raypar.study.space import Value
 from raypar.study.strategy import IN_EVERY_CONFIG, STRATEGIES, Conflict, num_shares, strategy_options
 from raypar.study.workload import (
@@ -241,6 +242,8 @@ def known_options(workload: AnyWorkload) -> dict[str, Option]:
     """Return every option of a trial of this workload by name, with the workload's own defaults."""
     applicable = workload.raypar_options
     options = {key: option for key, option in OPTIONS.items() if applicable is None or key in applicable}
+    if not isinstance(workload, Workload):
+        options |= SCRIPT_SETTINGS
     for key, value in workload.hyperparameters.items():
         if not isinstance(value, Option):
             value = Option(value, type(value), f"option of workload {workload.name}")
@@ -272,6 +275,9 @@ def resolve(workload: AnyWorkload, chosen: Mapping[str, Value], auto: Auto = ON_
     """
     options = known_options(workload)
     config: dict[str, Any] = {key: option.default for key, option in options.items()}
+    if not isinstance(workload, Workload):
+        for key in SCRIPT_SETTINGS.keys() - workload.hyperparameters.keys():
+            del config[key]  # an identity has those that are chosen
     config.update(chosen)
     for key, option in options.items():
         is_of_others = option.strategies and not {config.get("strategy"), *IN_EVERY_CONFIG} & {*option.strategies}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raypar.study.conditions import Stored
 
-DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "forward", "backward", "optimizer"
+DATA_WAIT, COPY, FORWARD, BACKWARD, OPTIMIZER = "data_wait", "copy_to_device", "forward", "backward", "optimizer"
 COMMUNICATION, STRAGGLERS, BUBBLE, OTHER = "exposed_communication", "stragglers", "bubble", "other"
-PARTS = (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUBBLE, OTHER)
+PARTS = (DATA_WAIT, COPY, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, STRAGGLERS, BUBBLE, OTHER)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Profile:
         ranks: by rank, in the profiled steps.
         num_steps: number of profiled steps averaged: the middle half of all, by time.
         step_s: median step without the profiler, slowest rank.
-        overhead: relative increase of a step's time by the profiler: 0.08 for 8 %.
+        overhead: relative increase of a step's time by the profiler: 0.08 for 8 %; None: the timed steps themselves
+            were observed.
         shares_clock: all ranks ran on one machine; else their clocks were compared at barriers.
         matches_collectives: waiting for stragglers is separate from communication.
         utilisation: model FLOP utilisation: the workers' FLOP/s in the model's forward and backward pass, divided by
@@ -55,7 +57,7 @@ class Profile:
     ranks: tuple[Breakdown, ...]
     num_steps: int
     step_s: float
-    overhead: float
+    overhead: float | None
     shares_clock: bool = True
     matches_collectives: bool = True
     utilisation: float | None = None
@@ -76,7 +78,13 @@ class Profile:
         """Restore a profile from the result of `to_stored`; None for any other mapping."""
         try:
             ranks = tuple(
-                Breakdown(**{**rank, "waits_for": {int(k): v for k, v in rank["waits_for"].items()}})
+                Breakdown(
+                    **{
+                        **rank,
+                        "parts": {**dict.fromkeys(PARTS, 0.0), **rank["parts"]},
+                        "waits_for": {int(k): v for k, v in rank["waits_for"].items()},
+                    }
+                )
                 for rank in raw["ranks"]
             )
             return cls(**{**raw, "ranks": ranks}) if ranks else None
@@ -88,10 +96,24 @@ class Profile:
         mean = self.mean
         metrics = {f"profile/{part}_s": seconds for part, seconds in mean.parts.items()}
         metrics |= {"profile/step_s": mean.step_s, "profile/hidden_communication_s": mean.hidden_s}
-        metrics["profile/overhead"] = self.overhead
+        if self.overhead is not None:
+            metrics["profile/overhead"] = self.overhead
         if self.utilisation is not None:
             metrics["profile/model_flop_utilisation"] = self.utilisation
         return metrics
+
+
+def profile_of_repeats(profiles: Sequence[Profile]) -> Profile:
+    """Return the profile of a point with several trials: their mean if timed steps were observed, else the last one."""
+    last = profiles[-1]
+    if last.overhead is not None:
+        return last
+    return replace(
+        last,
+        ranks=tuple(mean_of(of_rank) for of_rank in zip(*(profile.ranks for profile in profiles), strict=False)),
+        num_steps=sum(profile.num_steps for profile in profiles),
+        step_s=statistics.median(profile.step_s for profile in profiles),
+    )
 
 
 def mean_of(breakdowns: Sequence[Breakdown]) -> Breakdown:

@@ -211,6 +211,15 @@ THROUGHPUT = Quantity(
     of_trial=attrgetter("throughput_samples_per_s"),
     page_head="samples/s",
 )
+TOKENS = Quantity(
+    key="throughput_tokens_per_s",
+    about="of all workers; known for a script whose loader returns token numbers.",
+    head="tokens/s",
+    show=units.compact,
+    views=View.RECORD | View.MLFLOW | View.POINTS,
+    of_trial=lambda r: r.observation.tokens_per_s if r.observation else None,
+    page_head="tokens/s",
+)
 COST = Quantity(
     key="cost",
     about="in the currency of the price.",
@@ -298,6 +307,7 @@ BUILT_IN = (
     TRAIN_TIME,
     _time("eval_time_s"),
     THROUGHPUT,
+    TOKENS,
     COST,
     ENERGY,
     _largest("other_load_cores", "cores that were busy with other work.", View.MLFLOW),

@@ -13,6 +13,7 @@ from raypar.errors import Mistake, StudyError, closest, shortened, suggest
 from raypar.study.blocks import MIN_BLOCKS, block, num_first_blocks
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, OPTIONS, Auto, affinity_width, known_options, resolve
+from raypar.study.script_settings import leaves_out_nothing
 from raypar.study.space import (
     DOMAINS,
     LARGEST_FLOAT,
@@ -143,9 +144,10 @@ class Study:
         return self.workload.metric_of(self.metric, self.mode)
 
     def points(self) -> tuple[dict[str, Value], ...]:
-        """Return every assignment of the grids, the last key varying fastest."""
+        """Return every assignment of the grids, the last key varying fastest, without points that equal another."""
         grids = {k: d.values for k, d in self.space.items() if isinstance(d, Grid)}
-        return tuple(dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values()))
+        points = (dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values()))
+        return tuple(point for point in points if not leaves_out_nothing({**self.config, **point}))
 
     def trial(self, point: Mapping[str, Value], repeat: int, *, order: int = 0, auto: Auto = ON_CPU) -> TrialSpec:
         """Return the spec of one point and repeat; `auto` has the values that the study leaves to the machines."""

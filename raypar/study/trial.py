@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Required, TypeAlias, TypedDict
 
 from raypar.study.conditions import Conditions, Stored
+from raypar.study.observation import BY_BACKWARD, BY_OPTIMIZER, Observation
 from raypar.study.profile import Profile
 from raypar.study.space import Value
 from raypar.study.workload import Config
@@ -296,6 +297,7 @@ class TrialResult:
         step_times_s: raw step times, ``[rank][step]`` over all epochs.
         conditions: its hardware and software, and measurements of its machines.
         profile: parts of its steps; None: not profiled.
+        observation: what its ranks did, for training code that raypar didn't write; None: not observed.
         data: data set that it was trained and judged on.
         code: digests of the study's source files, see `raypar.provenance`; empty if unknown.
         load: samples of its machines' load; not part of the stored result.
@@ -318,6 +320,7 @@ class TrialResult:
     conditions: Conditions = field(default_factory=Conditions)
     failure: Failure | None = None
     profile: Profile | None = None
+    observation: Observation | None = None
     data: DataRecord = field(default_factory=DataRecord)
     code: Mapping[str, str] = field(default_factory=dict)
     load: tuple[LoadSample, ...] = ()
@@ -353,10 +356,13 @@ class TrialResult:
         return f"{key}={value}" + (f" at epoch {epoch:g}" if isinstance(epoch, (int, float)) else "")
 
     def to_json(self) -> str:
-        raw = asdict(replace(self, conditions=Conditions(), profile=None, load=()))
+        raw = asdict(replace(self, conditions=Conditions(), profile=None, observation=None, load=()))
         stored = {("environment" if key == "conditions" else key): value for key, value in raw.items() if key != "load"}
         stored |= {"environment": self.conditions.to_stored()}
         stored |= {"profile": self.profile.to_stored() if self.profile else {}}
+        stored.pop("observation")
+        if self.observation is not None:
+            stored["observation"] = self.observation.to_stored()
         return json.dumps(stored, separators=(",", ":"))
 
 
@@ -381,9 +387,13 @@ def result_from_json(text: str) -> TrialResult:
             "step_times_s": tuple(tuple(times) for times in raw["step_times_s"]),
             "conditions": conditions,
             "profile": Profile.from_stored(raw.get("profile", {})),
+            "observation": Observation.from_stored(raw.get("observation", {})),
             "failure": Failure(**{**failure, "kind": FailureKind(failure["kind"])}) if failure else None,
         }
     )
+
+
+STEPS = ("raypar.step", BY_OPTIMIZER, BY_BACKWARD)  # of `timed_work`: it covers all steps of a trial
 
 
 def timed_work(result: TrialResult) -> str | None:
@@ -403,7 +413,7 @@ def timed_work(result: TrialResult) -> str | None:
 
 def is_timed_whole(result: TrialResult) -> bool:
     """Return whether ``train_time_s`` covers all the training, rather than some laps of it."""
-    covers_all = not result.conditions.is_foreign or timed_work(result) == "raypar.step"
+    covers_all = not result.conditions.is_foreign or timed_work(result) in STEPS
     return result.train_time_s is not None and covers_all
 
 

@@ -350,8 +350,9 @@ class Workload(AnyWorkload):
 
         It is called with the trial's config, reports through ``ray.train.report`` and may use ``ray.train.torch``.
         It gets every key of the study's config and space that neither raypar nor `options` knows, unchecked.
-        Each step is timed if the loop calls ``raypar.step()``. Otherwise the time between two reports counts, if these
-        have an ``epoch`` or a ``step``, and else the whole trial.
+        Each step is timed: those that the loop marks with ``raypar.step()``, or those that raypar observes. If there
+        are none, the time between two reports counts, if these have an ``epoch`` or a ``step``, and else the whole
+        trial.
 
         Args:
             train_loop_per_worker: the loop, an importable function.
@@ -381,6 +382,7 @@ class Workload(AnyWorkload):
         """Take a command line, such as ``"torchrun --nproc-per-node={num_workers} train.py --lr {lr}"``.
 
         It runs once on each machine of a trial, on the cores of all its workers there.
+        Its steps are timed as raypar observes them, if it trains with torch.
         Reports are its output's JSON lines (``{"step": 10, "loss": 0.5}``), calls of ``raypar.report`` in the script,
         and what `metrics` finds. An exit code other than 0 is a failure.
 
@@ -397,7 +399,7 @@ class Workload(AnyWorkload):
                 `metric_chosen_by`, `prepare`, `description` and `dataset`, as for a `Workload`.
 
         Returns:
-            The workload. raypar can't prove that its points do equal work, since it doesn't see what is trained.
+            The workload. The losses of its steps show whether its points do equal work.
         """
         if not isinstance(command, str):
             command = tuple(command) if isinstance(command, Sequence) else (command,)

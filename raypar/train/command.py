@@ -25,14 +25,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from raypar import observe
 from raypar.errors import WorkloadError
 from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.measure.laps import COUNTS, UNTIMED, LapTimer
+from raypar.observe.profiler import NAME as PROFILE
+from raypar.observe.ranks import read_ranks
 from raypar.study.command import PLACES, Command, number_in
 from raypar.study.conditions import RankConditions
+from raypar.study.script_settings import script_settings
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
-from raypar.train.job import REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
+from raypar.train.job import PROFILE_FOLDER, REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
+from raypar.train.script_times import check_applied, with_times
 
 MAX_ERROR_LINES = 20
 STOP_GRACE_S = 5.0  # for a command to end after SIGTERM
@@ -117,6 +122,7 @@ def run_command(
     Raises:
         CommandFailed: the exit code is not 0.
         WorkloadError: the command can't be started, or its event files can't be read.
+        SettingNotApplied: the command ran without one of its settings.
     """
     if context.local_rank:
         return RankOutcome(is_idle=True)
@@ -140,8 +146,9 @@ def run_command(
         folder = study_folder / command.folder.format_map(values)
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
+        events_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         words, reports_to = command.filled(values), channel if is_first else None
-        process = _CommandProcess(command, words, folder, job, reports_to, context, stack)
+        process = _CommandProcess(command, words, folder, job, reports_to, context, stack, events_folder)
         startup_s = time.monotonic() - context.requested_at_s
         telemetry.start()
         process.wait(None if is_first else links[0])
@@ -151,7 +158,10 @@ def run_command(
                 link.sendall(FINISHED)
             if events is not None:
                 process.report_events(events)
-        laps = process.laps.result()
+        laps, (ranks, why_not) = process.laps.result(), read_ranks(events_folder)
+        if not process.is_stopped:
+            settings = script_settings(job.spec.config, command.names)
+            check_applied(settings, events_folder, context.rank, ranks, why_not)
     load = telemetry.summary()
     load.pop("cpu_wait_share", None)  # of this process, which only reads the output
     conditions = RankConditions(
@@ -159,19 +169,24 @@ def run_command(
         num_threads=int(str(job.spec.config["num_threads"])),
         pid=os.getpid(),
         peak_rss_bytes=children_peak_bytes() or None,  # of the largest of the command's processes
-        steps_from=laps.source,
-        laps_cover=laps.cover,
         **load,
     )
-    return RankOutcome(
+    outcome = RankOutcome(
         stopped=process.is_stopped,
         startup_s=startup_s,
-        train_time_s=laps.train_time_s,
-        step_times_s=laps.times_s,
         wall_s=time.monotonic() - context.requested_at_s,
         conditions=conditions,
         counters=telemetry.counters(),
     )
+    return with_times(outcome, laps, ranks, why_not)
+
+
+def _settings(command: Command, job: TrialJob) -> dict[str, Any]:
+    """Return the settings that the trial changes, and the steps to profile."""
+    settings: dict[str, Any] = script_settings(job.spec.config, command.names)
+    if num_steps := job.profiling.num_steps:
+        settings[PROFILE] = (str(job.artifact_dir / PROFILE_FOLDER), num_steps)
+    return settings
 
 
 def _values(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> dict[str, Any]:
@@ -299,6 +314,7 @@ class _CommandProcess:
         channel: Channel | None,
         context: RankContext,
         stack: contextlib.ExitStack,
+        events_folder: Path,
     ) -> None:
         self.laps, self.is_stopped = LapTimer(), False
         self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
@@ -319,6 +335,7 @@ class _CommandProcess:
             "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
             "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
             REPORT_FILE: str(fifo),
+            **observe.environment(events_folder, inherited, _settings(command, job)),
         }
         print(f"$ {shlex.join(words)}", flush=True)
         try:

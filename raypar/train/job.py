@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raypar.study.conditions import RankConditions
+from raypar.study.observation import ObservedRank
 from raypar.study.options import ON_CPU, Auto
 from raypar.study.trial import DataRecord, LoadSample, TrialSpec
 
@@ -226,6 +227,8 @@ class RankOutcome:
     Attributes:
         counters: counters over the timed regions; None if there were none.
         profile: its recorded steps; None if there are none.
+        observed: ranks of a script that it ran, or the rank itself.
+        observed_step_times_s: time of each step of these, ``[rank][step]``.
         data: rank 0's description of the data, see `raypar.train.data_identity.fingerprint`; empty on other ranks.
         is_idle: it only held its cores for the command of its node's first rank.
     """
@@ -242,6 +245,8 @@ class RankOutcome:
     conditions: RankConditions = field(default_factory=RankConditions)
     counters: RankCounters | None = None
     profile: RecordedSteps | None = None
+    observed: tuple[ObservedRank, ...] = ()
+    observed_step_times_s: tuple[tuple[float, ...], ...] = ()
     data: DataRecord = field(default_factory=DataRecord)
     is_idle: bool = False
 

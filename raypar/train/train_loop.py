@@ -7,8 +7,10 @@ Ray Train's local mode, meant for torchrun, makes ``ray.train.report``, ``get_co
 from __future__ import annotations
 
 import inspect
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
@@ -17,9 +19,13 @@ from raypar.hooks import numbers_of, receive_with
 from raypar.measure.laps import LapTimer
 from raypar.measure.memory import MemoryMonitor
 from raypar.measure.telemetry import Telemetry
+from raypar.observe.ranks import read_ranks
+from raypar.observe.start import start as observe
 from raypar.study.conditions import RankConditions
+from raypar.study.script_settings import SCRIPT_SETTINGS, script_settings
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
+from raypar.train.script_times import check_applied, with_times
 
 # raypar's own entries of a config, which the loop does not get.
 OWN_KEYS = ("device", "cpus_per_worker", "num_threads", "stop_on_nan")
@@ -65,35 +71,45 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
 
 
 def run_train_loop(
-    loop: Callable[..., Any], config: Mapping[str, Any], context: RankContext, channel: Channel, telemetry: Telemetry
+    loop: Callable[..., Any],
+    config: Mapping[str, Any],
+    context: RankContext,
+    channel: Channel,
+    telemetry: Telemetry,
+    names: Collection[str] = (),
 ) -> RankOutcome:
-    """Run the loop with the trial's config; measure load and energy over the whole loop, and steps by its reports."""
+    """Run the loop with the trial's config; measure load and energy over the whole loop, and the time of its steps.
+
+    Args:
+        names: of the loop's own options, which it gets even if a setting of scripts has the same name.
+    """
     session = ReportingUtils(context, channel)
     set_train_fn_utils(session)
     receive_with(session)
-    config = {key: value for key, value in config.items() if key not in OWN_KEYS}
+    settings = script_settings(config, names)
+    of_raypar = {*OWN_KEYS, *(SCRIPT_SETTINGS.keys() - names)}
+    config = {key: value for key, value in config.items() if key not in of_raypar}
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False
     memory = MemoryMonitor(telemetry.device)
-    memory.start()
-    telemetry.start()
-    try:
-        loop(config) if inspect.signature(loop).parameters else loop()
-    except StopTrial:
-        stopped = True
-    telemetry.stop()
-    memory.stop()
-    laps = session.laps.result()
-    return RankOutcome(
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = observe(folder, settings)
+        memory.start()
+        telemetry.start()
+        try:
+            loop(config) if inspect.signature(loop).parameters else loop()
+        except StopTrial:
+            stopped = True
+        telemetry.stop()
+        memory.stop()
+        recorder.close()
+        ranks, why_not = read_ranks(Path(folder))
+        if not stopped:
+            check_applied(settings, Path(folder), context.rank, ranks, why_not)
+    outcome = RankOutcome(
         stopped=stopped,
         startup_s=startup_s,
-        train_time_s=laps.train_time_s,
-        step_times_s=laps.times_s,
-        conditions=RankConditions(
-            steps_from=laps.source,
-            laps_cover=laps.cover,
-            **telemetry.summary(),
-            **memory.summary(),
-        ),
+        conditions=RankConditions(**telemetry.summary(), **memory.summary()),
         counters=telemetry.counters(),
     )
+    return with_times(outcome, session.laps.result(), ranks, why_not)

@@ -239,7 +239,8 @@ def _trained(
         from raypar.measure.telemetry import Telemetry
         from raypar.train.train_loop import run_train_loop
 
-        return run_train_loop(workload.train_loop, config, context, channel, Telemetry(cores, device))
+        telemetry = Telemetry(cores, device)
+        return run_train_loop(workload.train_loop, config, context, channel, telemetry, workload.hyperparameters)
     from raypar.parallel.strategy import DistContext
     from raypar.train.loop import train
 

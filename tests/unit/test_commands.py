@@ -280,6 +280,8 @@ def test_reports_at_regular_intervals_give_the_true_speedup_or_none(num_batches,
 def test_the_files_of_a_command_are_its_scripts_and_modules():
     command = Command("python -m parts.train --config a.yaml helpers/run.py /opt/other.py")
     assert command.files == ("helpers/run.py", "parts/train.py") and command.title == "run.py"
+    absolute = Command("/usr/bin/python /home/me/train.py --lr {lr}")
+    assert absolute.files == () and absolute.title == "train.py"
 
 
 def test_a_command_its_words_and_its_folders_may_be_paths():

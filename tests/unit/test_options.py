@@ -13,6 +13,7 @@ from raypar.study.options import (
     known_options,
     resolve,
 )
+from raypar.study.script_settings import SCRIPT_SETTINGS
 from raypar.study.space import choice, examples, loguniform, problem, randint, uniform
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size, tensor_size
 from raypar.study.validation import validate, validate_value
@@ -121,8 +122,9 @@ def test_the_workloads_own_number_of_cores_comes_before_a_gpus_share():
     assert config["cpus_per_worker"] == 2
 
 
-def test_a_train_loop_has_only_the_options_that_place_it():
-    assert set(known_options(Workload.from_train_loop(lambda config: None))) == set(PLACEMENT_OPTIONS)
+def test_a_train_loop_has_only_the_options_that_place_it_and_settings_of_its_script():
+    known = known_options(Workload.from_train_loop(lambda config: None))
+    assert set(known) == {*PLACEMENT_OPTIONS, *SCRIPT_SETTINGS}
 
 
 INTERLEAVED = {"strategy": "pipeline", "pipeline_schedule": "interleaved", "num_microbatches": 9, "batch_size": 72}

@@ -47,7 +47,7 @@ from raypar.workloads import mnist_mlp
 study = Study(workload=mnist_mlp, space={"num_workers": grid(1, 2)})
 """
 ASKED = "--workers 8 --set lr=0.1"
-READING = "list", "store show scaling", "report scaling", "fit scaling"
+READING = "list", "store show scaling", "report scaling", "model fit scaling"
 READING += (f"model predict scaling --parameters 1M {ASKED}",)
 FIX = "→ pip install 'raypar[train]'"
 
