@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from raypar.analysis.checks import Finding, run_checks
+from raypar.analysis.checks import run_checks
 from raypar.analysis.effects import Effects, Importances, effects_of, importances_of
 from raypar.analysis.evidence import Evidence, evidence_of
+from raypar.analysis.finding import Finding
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.pairwise import Family, trial_speedup
 from raypar.analysis.points import PointAnalysis
@@ -19,7 +20,7 @@ from raypar.analysis.scaling import WorkerGroup, worker_groups
 from raypar.analysis.settle import Stopped, open_points, stop_sentence, stop_status
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdict import Verdict, statements, verdict_of
-from raypar.study.profile import Profile
+from raypar.study.profile import Profile, profile_of_repeats
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialState, gain
@@ -140,7 +141,7 @@ def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, V
     for samples in gathered:
         profiles = [result.profile for result in samples.results if result.profile is not None]
         if profiles:
-            yield samples.point, profiles[-1]
+            yield samples.point, profile_of_repeats(profiles)
 
 
 def pair_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:

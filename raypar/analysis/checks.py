@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,70 +17,22 @@ import numpy as np
 from scipy.special import ndtr
 
 from raypar import units
+from raypar.analysis import observed_checks
 from raypar.analysis.evidence import Evidence, LogTime
+from raypar.analysis.finding import Check, Finding, check, named
 from raypar.analysis.load import MAX_BUSY, disturbing_loads
 from raypar.analysis.pairwise import TREND_ERROR, against_baseline, same_work, worker_metrics
-from raypar.analysis.question import WALL_TIME, PointKey, excluded_subject, point_key, settings_text
+from raypar.analysis.question import OF_EQUAL_WORK, WALL_TIME, PointKey, excluded_subject, point_key, settings_text
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.conditions import RankConditions
+from raypar.study.observation import BY_BACKWARD, BY_OPTIMIZER
+from raypar.study.script_settings import is_counterfactual
 from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, timed_work
 
 MAX_LOSS_GAP = 0.05  # largest relative difference of last losses for equal work
-# Hyperparameters that should not change the work of a point, and so not its loss.
-OF_EQUAL_WORK = frozenset(
-    ("num_workers", "nodes", "node_label", "device", "cpus_per_worker", "cpu_affinity", "num_threads", "revision")
-)
-MAX_NAMED = 3  # points that a finding lists by name
 GROUP = "raypar.checks"  # of entry points, each a `Check`
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Caveat that a check found.
-
-    Attributes:
-        subject: beginning of the sentence, without details: ``2 of 12 trials diverged``.
-        values: details: names of trials or points, or the size of the effect.
-        form: rest of the sentence, with ``{}`` for the values; if empty, the values follow a colon.
-        check: name of the check; it and the advice are set by the `Check`.
-        advice: what to do about it.
-    """
-
-    subject: str
-    values: Sequence[str] = ()
-    form: str = ""
-    check: str = ""
-    advice: str = ""
-
-    @property
-    def detail(self) -> str:
-        """Sentence with the first few values."""
-        form = self.form or (": {}." if self.values else ".")
-        return self.subject + form.format(named(self.values))
-
-
-@dataclass(frozen=True)
-class Check:
-    """Check of a study's measurements: a function that yields findings, and the advice on them."""
-
-    name: str
-    find: Callable[[Evidence], Iterator[Finding]]
-    advice: str
-
-    def __call__(self, evidence: Evidence) -> Iterator[Finding]:
-        for finding in self.find(evidence):
-            yield replace(finding, check=self.name, advice=self.advice)
-
-
-def check(advice: str) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Check]:
-    """Turn a function into a check with the function's name."""
-    return lambda find: Check(find.__name__, find, advice)
-
-
-def named(labels: Sequence[str]) -> str:
-    return units.listed(labels, MAX_NAMED)
 
 
 def _share(part: Sequence[object], total: Sequence[object], noun: str = "trial") -> str:
@@ -220,6 +171,8 @@ def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     why = "raypar can't instrument this training code"
     if None not in works and len(works) > 1:
         why = f"the work between two reports of the training code differs ({named([*map(str, works)])})"
+    elif reasons := [*dict.fromkeys(chain.from_iterable(_why_not_observed(r) for r in evidence.finished))]:
+        why = named(reasons)
     yield Finding(
         "Times are of whole trials, from launch to exit",
         (why,),
@@ -228,10 +181,14 @@ def includes_start_up(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def _why_not_observed(result: TrialResult) -> list[str]:
+    return list(result.conditions.of_ranks("not_observed"))
+
+
 @check("Let the code do only the work to compare in each step, or between two reports.")
 def reported_steps(evidence: Evidence) -> Iterator[Finding]:
     works = list(dict.fromkeys(str(timed_work(r)) for r in evidence.finished if timed_work(r)))
-    if evidence.time_metric == WALL_TIME or not works:
+    if evidence.time_metric == WALL_TIME or not {*works} - {BY_OPTIMIZER, BY_BACKWARD}:
         return
     if works == ["raypar.step"]:
         subject = "Times are those between two calls of raypar.step in the training code"
@@ -244,8 +201,14 @@ def reported_steps(evidence: Evidence) -> Iterator[Finding]:
 @check("Check that every point trains on the same number of samples; let the code report its loss for comparison.")
 def unproven_work(evidence: Evidence) -> Iterator[Finding]:
     """Training code that raypar can't instrument: only the losses can show whether its points do equal work."""
-    foreign = [p for p in evidence.points if any(r.conditions.is_foreign for r in p.measured)]
+    complete = [p for p in evidence.points if not is_counterfactual(p.values)]
+    foreign = [p for p in complete if any(r.conditions.is_foreign for r in p.measured)]
     if len(foreign) < 2:
+        return
+    proof = observed_checks.proof_of_work(evidence)
+    if proof is not None:
+        if proof:
+            yield Finding("The points may do different work", (proof,))
         return
     keys = [key for key in foreign[0].measured[0].final if "loss" in key.lower()]
     key = keys[0] if keys else evidence.question.metric
@@ -781,4 +744,6 @@ CHECKS = tuple(each for each in list(globals().values()) if isinstance(each, Che
 
 def run_checks(evidence: Evidence) -> tuple[Finding, ...]:
     """Return every finding, the gravest first."""
-    return tuple(chain.from_iterable(each(evidence) for each in (*CHECKS, *INSTALLED.values())))
+    return tuple(
+        chain.from_iterable(each(evidence) for each in (*CHECKS, *observed_checks.CHECKS, *INSTALLED.values()))
+    )

@@ -1,6 +1,6 @@
 """Comparison of two sets of trials: the only place that calls one faster, higher or equivalent.
 
-The outcome follows only from an interval, a limit and a margin. Verdict, `raypar ab`, `raypar compare`,
+The outcome follows only from an interval, a limit and a margin. Verdict, `raypar ab`, `raypar store compare`,
 ``--until settled``, the recommendation and the checks all use a `Comparison`. Reports and documents only word it.
 """
 

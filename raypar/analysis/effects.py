@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from raypar import units
-from raypar.analysis.checks import named
+from raypar.analysis.finding import named
 from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, point_key
 from raypar.analysis.stats import Estimate, Floats, prior_of_mean

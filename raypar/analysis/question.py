@@ -21,6 +21,7 @@ from raypar.study.blocks import num_first_blocks
 from raypar.study.conditions import Stored
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
+from raypar.study.script_settings import SCRIPT_SETTINGS, WHAT_IF, is_counterfactual
 from raypar.study.space import Value, examples
 from raypar.study.study import Study
 from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest, timed_work
@@ -35,6 +36,10 @@ MAX_NAMED = 3  # settings, and values of one
 TRAIN_TIME = "train_time_s"
 WALL_TIME = "wall_s"
 _SENTENCE_END = re.compile(r"[.?!](?=\s|$)")
+# Hyperparameters that should not change the work of a point, and so not its loss.
+OF_EQUAL_WORK = frozenset(
+    ("num_workers", "nodes", "node_label", "device", "cpus_per_worker", "cpu_affinity", "num_threads", REVISION)
+) | (SCRIPT_SETTINGS.keys() - {WHAT_IF})
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class Sample:
     Attributes:
         time_s: the study's time metric, in seconds; None if the trial has none.
         throughput: samples per second of the timed region; None if raypar could not instrument it.
-        metric: the study's metric in the last report.
+        metric: the study's metric in the last report; None if it has none, or is a counterfactual.
     """
 
     identity: str
@@ -372,7 +377,8 @@ def _point_samples(
             time_s=_finite(result.train_time_s if is_train_time else result.wall_s, above=0),
             # With wall-clock times, the throughput would refer to a different stretch of time.
             throughput=_finite(result.throughput_samples_per_s, above=0) if is_train_time else None,
-            metric=_finite(result.final.get(question.metric)),
+            # A counterfactual trains something else.
+            metric=None if is_counterfactual(result.spec.config) else _finite(result.final.get(question.metric)),
         )
 
     samples = {r.spec.repeat: sample(r) for r in results if r.is_measured}

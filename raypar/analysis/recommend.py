@@ -56,6 +56,7 @@ from raypar.analysis.time_to_target import (
 from raypar.errors import RayparError, suggest
 from raypar.study.metric import Metric
 from raypar.study.quantity import View, limited, of_view
+from raypar.study.script_settings import WHAT_IF, is_counterfactual
 from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
@@ -190,9 +191,10 @@ def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Can
         candidates = _without_worse(candidates, question, constraints, family)
     else:
         family = family_of(question, candidates)  # of the times to the target
-    # Points that miss the target are not on the front and dominate no others.
+    # Counterfactuals and points that miss the target are not on the front and dominate no others.
     reaching = [i for i, c in enumerate(candidates) if not c.to_target or c.to_target.is_always_reached]
-    front = {reaching[i] for i in front_of([candidates[i] for i in reaching], question.mode, family)}
+    possible = [i for i in reaching if not is_counterfactual(candidates[i].values)]
+    front = {possible[i] for i in front_of([candidates[i] for i in possible], question.mode, family)}
     return tuple(replace(c, is_on_front=i in front) for i, c in enumerate(candidates)), family
 
 
@@ -209,6 +211,8 @@ def _candidate(question: Question, constraints: Constraints, analysed: PointAnal
 
 def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tuple[str, bool]:
     """Return the first reason why a candidate can't be chosen (empty if it can), and whether that is a close call."""
+    if is_counterfactual(c.values):
+        return f"{c.values[WHAT_IF]}: a counterfactual", False
     if num_unusable := len(c.unusable):
         of_all = f" in {num_unusable} of {len(c.results)}" if num_unusable < len(c.results) else ""
         return f"{c.unusable[0].state}{of_all}", False
@@ -432,7 +436,8 @@ def recommend_of(evidence: Evidence, constraints: Constraints) -> Recommendation
     _check_limits(candidates, constraints, results)
     batches: tuple[BatchGroup, ...] = ()
     if target is not None:
-        compared = [p for p in evidence.points if _has_values(p, constraints.only)]
+        chosen = (p for p in evidence.points if _has_values(p, constraints.only))
+        compared = [p for p in chosen if not is_counterfactual(p.values)]
         batches = batch_groups(compared, target, family, question.baseline)
     before = Recommendation(
         question,

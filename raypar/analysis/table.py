@@ -1,4 +1,4 @@
-"""Tables of measurements from other sources for `raypar fit`: roles and units of columns, notation of numbers.
+"""Tables of measurements from other sources for `raypar model fit`: roles and units of columns, notation of numbers.
 
 A column's role follows from its name and unit (``GPUs``, ``images/sec``, ``time (ms)``), or is given. If a table has
 two possible readings that would give different speedups, it is refused and both readings are shown: a throughput that

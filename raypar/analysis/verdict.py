@@ -32,6 +32,7 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.recommend import Recommendation
 from raypar.analysis.stats import Estimate
+from raypar.study.script_settings import is_counterfactual
 from raypar.study.space import Value
 from raypar.study.trial import TrialState, gain, point_label
 
@@ -309,9 +310,9 @@ def statements(question: Question, points: Sequence[PointAnalysis], family: Fami
 def fastest_lines(points: Sequence[PointAnalysis], family: Family) -> list[str]:
     """Name the point that trains fastest: by time if all did the same work, by throughput otherwise.
 
-    Points with a diverged trial are excluded.
+    Points with a diverged trial, and those whose trials leave out a part of the work, are excluded.
     """
-    timed = [p for p in points if p.time_s and not p.unusable]
+    timed = [p for p in points if p.time_s and not p.unusable and not is_counterfactual(p.values)]
     works = [s.num_samples for p in timed for s in p.samples.values()]
     is_equal_work = all(same_work(works[0], work) for work in works)
     if is_equal_work:

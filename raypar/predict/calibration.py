@@ -72,7 +72,7 @@ def choose_results(results: Sequence[TrialResult], settings: Mapping[str, Value]
         raise RayparError(f"--set {unknown[0]}: no trial has this hyperparameter", hint="check its name")
     filters = {key: value for key, value in settings.items() if key not in FREE_KEYS}
     finished = [r for r in latest(results) if r.is_measured and not r.conditions.stalls_s]
-    timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s]
+    timed = [r for r in finished if r.train_time_s and r.throughput_samples_per_s and not r.conditions.is_foreign]
     if finished and not timed:
         problem = "raypar can't instrument the steps of this study's training code"
         raise RayparError(problem, hint="predict from a study of a raypar workload")

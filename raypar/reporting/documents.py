@@ -53,6 +53,8 @@ SHOWN: Mapping[str, str] = {
     "to_target=to_target.trials exclusion is_close_call is_metric_worse is_on_front",
     "CheckResult": "name detail is_ok fix=advice",
     "Finding": "check summary=subject detail advice values",
+    "Change": "point settings outcome=comparison.outcome speedup=comparison.estimate has_same_losses failure "
+    "is_recommended",
     "Fit": "name=law.name formula=law.formula symbols=law.parameters parameters holds residuals cv_errors extrapolated "
     "limit peak_num_workers=peak peak_speedup",
     "LayerWork": "kind is_of_macs forward by_weights by_inputs",
@@ -60,6 +62,7 @@ SHOWN: Mapping[str, str] = {
     "num_diverged outcomes times_s metrics execution_changes",
     "PointAnalysis": "point num_workers is_baseline num_trials=results.# num_finished=samples.# outcome time_s speedup "
     "efficiency metric *POINTS step_time_median_s step_time_p95_s",
+    "PointWhy": "point num_workers step_s parts train_s eval_s save_s samples_per_step what_ifs",
     "Prediction": "num_workers batch_size step_time_s parts=step throughput_samples_per_s speedup efficiency epoch_s "
     "training_s limit measured_step_time_s=measured extrapolated",
     "Recommendation": "decision chosen runner_up lead rivals=rivals.point settling",
@@ -67,11 +70,14 @@ SHOWN: Mapping[str, str] = {
     "RevisionPoint": "point change=time.outcome ratio=time.estimate num_pairs num_disturbed_pairs=num_disturbed "
     "num_more_blocks=num_more metric_result=metric.outcome metric_change=metric.estimate has_equal_losses",
     "ScalingPoint": "num_workers measured speedup efficiency serial_fraction why_no_fraction",
+    "ScalingWhy": "point=answer.point num_workers=answer.num_workers base_num_workers=base.num_workers "
+    "outcome=comparison.outcome speedup=comparison.estimate growth_s ideal_step_s excess_s",
     "Step": "start end gain worker_time_ratio=cost",
     "StudySummary": "name num_executions counts last_used_at_s=last_used_at",
     "TrialResult": "identity=spec.identity point=spec.point repeat=spec.repeat+1 order=spec.order+1 seed=spec.seed "
     "state reason failure_kind=failure.kind log_path=failure.log_path attempts started_at_s=started_at *RECORD final",
     "TrialSpec": "identity point num_workers=placement.num_workers repeat=repeat+1 order=order+1 seed",
+    "WhatIf": "left_out outcome=comparison.outcome speedup=comparison.estimate",
     "TrialToTarget": "repeat=repeat+1 status time_s num_samples best num_reports",
 }
 
@@ -137,10 +143,12 @@ def schema() -> dict[str, Any]:
     from raypar.reporting.compare import CompareView
     from raypar.reporting.fit import FitView
     from raypar.reporting.fit_batch import FitBatchView
+    from raypar.reporting.improve import ImproveView
     from raypar.reporting.listings import DoctorView, PlanView, StudiesView, TrialsView, WorkView
     from raypar.reporting.predict import PredictView
     from raypar.reporting.recommend import RecommendView
     from raypar.reporting.view import StudyView
+    from raypar.reporting.why import WhyView
 
     class Schema(GenerateJsonSchema):
         def float_schema(self, schema: FloatSchema) -> JsonSchemaValue:
@@ -152,7 +160,7 @@ def schema() -> dict[str, Any]:
     _object.cache_clear()  # an earlier call may have had other quantities
     views: tuple[Any, ...] = (
         *(StudiesView, TrialsView, StudyView, RecommendView, CompareView, AbView, FitView, PredictView, PlanView),
-        *(DoctorView, WorkView, FitBatchView),
+        *(DoctorView, WorkView, FitBatchView, WhyView, ImproveView),
     )
     documents: Any = reduce(or_, [_object(view) for view in views])
     made = TypeAdapter(documents).json_schema(mode="serialization", schema_generator=Schema)

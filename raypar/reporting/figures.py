@@ -624,8 +624,8 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
 
 
 OFF_AXIS = {"offset": 24}  # for a legend, to clear the title of the axis
-# Okabe and Ito's colours for eight parts of a step; two greys are for parts other than work and communication.
-PART_COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
+# Okabe and Ito's colours for the parts of a step; two greys are for parts other than work and communication.
+PART_COLOURS = ("#E69F00", "#F0E442", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
 TRIAL_PARTS = ("start-up", "loading data", "warm-up", "training", "evaluation", "rest")
 TRIAL_COLOURS = dict(zip(TRIAL_PARTS, ("#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#c3c7cd"), strict=True))
 

@@ -180,7 +180,9 @@ def scaling_lines(study_name: str, groups: Sequence[WorkerGroup]) -> list[Indent
     lines = [line for view in views for line in _section(view)]
     if len(many) > MAX_SCALING_GROUPS:
         more = units.counted(len(many) - MAX_SCALING_GROUPS, "more group")
-        lines.append((0, f"{more} of points that differ only in num_workers: `raypar fit {study_name}` shows all."))
+        lines.append(
+            (0, f"{more} of points that differ only in num_workers: `raypar model fit {study_name}` shows all.")
+        )
     return [*lines, *((0, line) for line in _fractions(few))]
 
 

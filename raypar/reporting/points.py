@@ -15,7 +15,7 @@ from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
 from raypar.reporting.text import Column, value_column
 from raypar.study.quantity import Quantity, View, of_view
-from raypar.study.trial import TrialState, point_label, timed_work
+from raypar.study.trial import STEPS, TrialState, point_label, timed_work
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def timed_part(time_metric: str) -> str:
 
 def _laps(analysis: StudyAnalysis) -> str:
     """Return the work between the reports of the user's training code: ``epochs 1 to 5``; empty for raypar's own."""
-    works = {timed_work(r) for point in analysis.points for r in point.measured} - {"raypar.step"}
+    works = {timed_work(r) for point in analysis.points for r in point.measured} - {*STEPS}
     return "".join(filter(None, works)) if analysis.time_metric == TRAIN_TIME else ""
 
 

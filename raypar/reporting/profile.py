@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,18 +24,19 @@ from raypar.reporting.text import (
     terminal_table,
     wrap_hanging,
 )
-from raypar.study.profile import BUBBLE, COMMUNICATION, PARTS, Breakdown, Profile
+from raypar.study.profile import BUBBLE, COMMUNICATION, COPY, PARTS, Breakdown, Profile
 from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 MAX_RANKS_SHOWN = 3  # shown individually; otherwise mean, minimum and maximum
 WORTH_A_WORD = 0.02  # smallest share of a step that is shown
 NAMES: Mapping[str, str] = (
-    {"data_wait": "waiting for data", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer"}
+    {"data_wait": "waiting for data", "copy_to_device": "copy to the GPU"}
+    | {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer"}
     | {"exposed_communication": "exposed communication", "stragglers": "waiting for stragglers"}
     | {"bubble": "pipeline bubble", "other": "other"}
 )
-_HEADS = dict(zip(NAMES, ("data", "forw.", "backw.", "opt.", "comm.", "waits", "bubble", "other"), strict=True))
+HEADS = dict(zip(NAMES, ("data", "copy", "forw.", "backw.", "opt.", "comm.", "waits", "bubble", "other"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,53 @@ class PointProfile:
     profile: Profile
 
 
-def print_profile(console: Console, title: str, profile: Profile, traces: str = "") -> None:
+# Kinds of operations by regular expressions for their names, in the order in which they are looked for. Names are those
+# of operations on a CPU (aten::addmm) or of kernels (ampere_sgemm_128x64_tn).
+OPERATIONS: Mapping[str, str] = {
+    "communication": r"nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter",
+    "attention": r"scaled_dot_product|flash|attention|fmha",
+    "convolutions": r"conv(?!ert)|winograd|fprop|dgrad|wgrad",
+    "matrix products": r"gemm|gemv|matmul|cutlass|cublas|nvjet|\blinear|\b(add|b|baddb)?mm\b|\b(add)?mv\b",
+    "optimizer": r"optimizer|_foreach|_fused|multi_tensor|vector_norm",
+    "normalisation": r"norm(?!al)|\bbn_",
+    "elementwise operations": r"elementwise|::(add|sub|mul|div|addcmul|addcdiv|pow|sqrt|relu|gelu|silu|tanh|sigmoid)",
+    "copies": r"copy|memcpy|memset|contiguous|clone|\bcat\b|catarray",
+    "data": r"dataloader|collate|\b(stack|select|index)",
+}
+
+
+def by_kind(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the seconds of each kind of operation, the largest first."""
+    kinds: dict[str, float] = {}
+    for name, seconds in operations:
+        kind = next((kind for kind, pattern in OPERATIONS.items() if re.search(pattern, name.lower())), "others")
+        kinds[kind] = kinds.get(kind, 0.0) + seconds
+    return dict(sorted(kinds.items(), key=lambda entry: -entry[1]))
+
+
+def operations_sentence(operations: Sequence[tuple[str, float]]) -> str:
+    """Return the shares of the kinds of operations; empty if none is known."""
+    kinds = by_kind(operations)
+    total_s = sum(kinds.values())
+    named = [f"{kind} {units.percent(s / total_s)}" for kind, s in kinds.items() if s >= WORTH_A_WORD * total_s]
+    return f"Time by kind of operation: {', '.join(named)}." if named else ""
+
+
+def print_profile(
+    console: Console,
+    title: str,
+    profile: Profile,
+    traces: str = "",
+    operations: Sequence[tuple[str, float]] = (),
+) -> None:
     """Print the parts of a step on every rank, sentences about them, and the folder of the traces, if any."""
     print_line(console, title, "bold")
     print_line(console, "")
     print_table(console, _rank_columns(profile))
     print_line(console, "")
     for sentence in sentences(profile):
+        print_paragraph(console, sentence)
+    if sentence := operations_sentence(operations):
         print_paragraph(console, sentence)
     if traces:
         print_line(console, f"Traces: {traces} (open one in Perfetto: https://ui.perfetto.dev)")
@@ -74,10 +116,11 @@ def sentences(profile: Profile) -> list[str]:
         num, peak = len(profile.ranks), scaled(profile.peak_flops or 0.0, "FLOP/s")
         workers = f"all {num} workers at once" if num > 1 else "the worker"
         used = f"{units.percent(profile.utilisation, 1)} of the {peak} that matrix products reach on {workers}"
-    lines.append(f"Model FLOP utilisation: {used}.")
-    overhead = units.percent(abs(profile.overhead))
-    change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing measurable (-{overhead})"
-    lines.append(f"A step takes {units.seconds(profile.step_s)} without the profiler, which {change}.")
+    if profile.overhead is not None:
+        lines.append(f"Model FLOP utilisation: {used}.")
+        overhead = units.percent(abs(profile.overhead))
+        change = f"adds {overhead}" if profile.overhead >= 0 else f"adds nothing measurable (-{overhead})"
+        lines.append(f"A step takes {units.seconds(profile.step_s)} without the profiler, which {change}.")
     if not profile.shares_clock:
         lines.append("The ranks are on several machines. Their clocks were compared at barriers.")
     return lines
@@ -95,7 +138,7 @@ def breakdown_section(
     cells = {
         "point": [point_label(point) for point, _ in profiles],
         "step": [units.seconds(profile.step_s) for _, profile in profiles],
-        **{_HEADS[part]: [_share(mean, part) for mean in means] for part in shown},
+        **{HEADS[part]: [_share(mean, part) for mean in means] for part in shown},
         **({"hidden": [units.percent(mean.hidden_share) for mean in means]} if communicates else {}),
         "MFU": [units.percent(profile.utilisation, 1) for _, profile in profiles],
     }
@@ -120,7 +163,7 @@ def breakdown_section(
 def _rank_columns(profile: Profile) -> list[Column]:
     """Return the parts of a step, with a column for each rank, or for mean, minimum and maximum."""
     ranks = profile.ranks
-    parts = [part for part in PARTS if part != BUBBLE or any(rank.parts[part] for rank in ranks)]
+    parts = [part for part in PARTS if part not in (COPY, BUBBLE) or any(rank.parts[part] for rank in ranks)]
     rows = {NAMES[part]: _cells([(rank.parts[part], rank.step_s) for rank in ranks]) for part in parts}
     rows["step"] = _cells([(rank.step_s, None) for rank in ranks])
     if len(ranks) > 1:
@@ -153,7 +196,11 @@ def _about_communication(profile: Profile) -> Iterator[str]:
             "of the bubble; their hidden share is unknown."
         )
         return
-    waiting = "" if profile.matches_collectives else " (including waits: groups of ranks overlap)"
+    waiting = ""
+    if profile.overhead is None:
+        waiting = " (including waits for slower ranks)"
+    elif not profile.matches_collectives:
+        waiting = " (including waits: groups of ranks overlap)"
     yield (
         f"{units.percent(share)} of communication is hidden: it overlaps with computing. "
         f"Exposed communication takes {_share(mean, COMMUNICATION)} of a step{waiting}."

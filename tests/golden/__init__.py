@@ -57,7 +57,7 @@ COMMANDS = {
     "list.txt": ("list",),
     **{f"{study}/report.txt": ("report", study) for study in ("quickstart", "scaling", "search")},
     "quickstart/report.json": ("report", "quickstart", "--json"),
-    "quickstart/compare.txt": ("compare", "quickstart", RERUN, "--fail-if-slower", "5%"),
+    "quickstart/compare.txt": ("store", "compare", "quickstart", RERUN, "--fail-if-slower", "5%"),
     "scaling/report_verbose.txt": ("report", "scaling", "--verbose"),
     "scaling/report.html": ("report", "scaling", "--html", FILE),
     "scaling/trials.txt": ("store", "show", "scaling"),
@@ -65,9 +65,9 @@ COMMANDS = {
     "scaling/recommend.txt": ("recommend", "scaling"),
     "scaling/recommend.json": ("recommend", "scaling", "--json"),
     "scaling/recommend_target.txt": ("recommend", "scaling", "--target", "accuracy=0.9", "--min-efficiency", "0.5"),
-    "scaling/fit.txt": ("fit", "scaling"),
+    "scaling/fit.txt": ("model", "fit", "scaling"),
     "scaling/predict.txt": ("model", "predict", "scaling", *NETWORK, "--set", "batch_size=512"),
-    "search/fit.txt": ("fit", "search"),
+    "search/fit.txt": ("model", "fit", "search"),
     "search/summary.md": ("store", "export", "search", FILE),
 }
 SCRIPTS = sorted((HERE / "scripts").glob("*.py"))

@@ -346,7 +346,7 @@ def _indented(lines):
 
 
 def tables():
-    """Return the messages of `raypar fit` about files that are not tables, or have mistakes."""
+    """Return the messages of `raypar model fit` about files that are not tables, or have mistakes."""
 
     def refused(content):
         with TemporaryDirectory() as folder:

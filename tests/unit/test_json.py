@@ -30,7 +30,7 @@ import golden
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
 KINDS = "list", "show", "report", "recommend", "compare", "ab", "fit", "predict", "plan", "doctor", "work"
-KINDS += ("fit-batch",)
+KINDS += ("fit-batch", "why", "improve")
 STUDIES = "quickstart", "scaling", "search"
 SIZE = "--parameters", "1M", "--set", "batch_size=512"
 TABLE = "workers,time\n1,100\n1,101\n2,52\n2,53\n4,29\n4,28\n"
@@ -43,12 +43,12 @@ COMMANDS = {
     "report at a price": ("report", "quickstart", "--verbose", "--price", "2.5"),
     "recommend to a target": golden.COMMANDS["scaling/recommend_target.txt"],
     "recommend nothing": ("recommend", "scaling", "--max-time", "1ms"),
-    "compare": ("compare", "quickstart", golden.RERUN),
+    "compare": ("store", "compare", "quickstart", golden.RERUN),
     "compare with a gate": golden.COMMANDS["quickstart/compare.txt"],
-    "compare other points": ("compare", "quickstart", "apart"),
-    "fit quickstart": ("fit", "quickstart"),
-    "fit scaling": ("fit", "scaling"),
-    "fit a file": ("fit", "times.csv"),
+    "compare other points": ("store", "compare", "quickstart", "apart"),
+    "fit quickstart": ("model", "fit", "quickstart"),
+    "fit scaling": ("model", "fit", "scaling"),
+    "fit a file": ("model", "fit", "times.csv"),
     "predict": golden.COMMANDS["scaling/predict.txt"],
     "predict on the study's network": (*golden.COMMANDS["scaling/predict.txt"][:5], *SIZE),
 }
@@ -277,10 +277,10 @@ def test_trials_have_the_same_values_as_in_the_export(run, folder):
 
 def test_the_exit_code_of_a_gate_is_in_the_document_too(run):
     for share, code in (("5%", 1), ("50%", 0)):
-        exit_code, out, _ = run("compare", "quickstart", golden.RERUN, "--fail-if-slower", share, "--json")
+        exit_code, out, _ = run("store", "compare", "quickstart", golden.RERUN, "--fail-if-slower", share, "--json")
         gate = parsed(out)["gate"]
         assert exit_code == gate["exit_code"] == code and gate["result"] == ("failed" if code else "passed")
-    code, out, err = run("compare", "quickstart", "apart", "--fail-if-slower", "5%", "--json")
+    code, out, err = run("store", "compare", "quickstart", "apart", "--fail-if-slower", "5%", "--json")
     assert (code, out) == (2, "") and "nothing can be judged" in err
 
 
@@ -297,7 +297,11 @@ def test_flags_of_other_views_are_refused_before_the_study_is_read(flags, messag
 
 
 def test_errors_are_messages_on_standard_error(run):
-    for arguments in (("report", "quikstart"), ("compare", "quickstart", "quickstart"), ("fit", "no.csv")):
+    for arguments in (
+        ("report", "quikstart"),
+        ("store", "compare", "quickstart", "quickstart"),
+        ("model", "fit", "no.csv"),
+    ):
         code, out, err = run(*arguments, "--json")
         assert (code, out) == (2, "") and err.startswith("error: ") and "→" in err
 
