@@ -71,7 +71,7 @@ def ab(
     values = study_values(study_words, context.find_root().command)
     if refused := [each.word for each in all_flags() if values[each.name] and not each.is_compared]:
         problem = f"{refused[0]}: `raypar ab` runs on this machine and keeps no model"
-        raise RayparError(problem, hint="leave it out, or compare two studies with `raypar compare`")
+        raise RayparError(problem, hint="leave it out, or compare two studies with `raypar store compare`")
     check_for_training("the trials run here")
     from raypar.execution.revisions import StudyRequest, comparison
     from raypar.reporting.text import check_file
@@ -80,7 +80,7 @@ def ab(
         check_file(markdown)
     common.set_data_dir(values["data_dir"])
     flags = flags_of({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
-    request, options = StudyRequest(values["file"], flags), options_here(flags, allowed_share=allowed)
+    request, options = StudyRequest(Path(values["target"]), flags), options_here(flags, allowed_share=allowed)
     compared = comparison(a, b, request, patch=patch, env=env, links=link or ())
     with common.document_alone(is_asked=to_stdout), handle_signals(), compared as made:
         options = replace(options, revisions=made.revisions)

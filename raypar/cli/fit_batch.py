@@ -8,7 +8,7 @@ from typing import Annotated
 
 from raypar.cli import common
 from raypar.cli.flags import takes
-from raypar.cli.study import check_can_profile, executed, load, options_here
+from raypar.cli.study import check_is_model, executed, load, options_here
 from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags
 from raypar.masking import masked
@@ -45,7 +45,7 @@ def fit_batch(
         raise RayparError(f"--start {start}: must be at least 1", hint="write --start 64")
     with handle_signals():
         loaded = load(file, flags)
-        check_can_profile(loaded.study, "raypar model fit-batch")
+        check_is_model(loaded.study, "raypar model fit-batch")
         if loaded.study.is_search:
             raise RayparError(f"{file}: a search has no fixed points", hint="give its space values: --set lr=0.1")
         search = BatchSearch.of(loaded.study, max_memory, start)

@@ -362,7 +362,7 @@ def fit(
 
     The laws are Amdahl's, Gustafson's and Gunther's. The answer also shows where to stop.
 
-    Examples:  raypar fit strong_scaling    raypar fit times.csv --scaling weak
+    Examples:  raypar model fit strong_scaling    raypar model fit times.csv --scaling weak
     """
     from raypar.analysis.laws import Scaling
     from raypar.analysis.table import Asked, Role

@@ -396,7 +396,7 @@ def compare(
 
     Points with the same values are compared as independent samples. Other differences are listed.
 
-    Example:  raypar compare main_branch my_branch --fail-if-slower 5%
+    Example:  raypar store compare main_branch my_branch --fail-if-slower 5%
     """
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     from raypar.analysis.compare import Side

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 
 from raypar.cli import cluster, common
 from raypar.cli.flags import takes, words_of
+from raypar.cli.target import Baseline, Grids, Save, Target, study_file
 from raypar.errors import NotForTraining, RayparError, check_for_training
 from raypar.execution.flags import RunFlags
 from raypar.signals import handle_signals, uninterrupted
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from raypar.execution.options import Options
     from raypar.execution.plan import ExecutionPlan, TimeEstimate
     from raypar.execution.results import ExecutionOutcome
+    from raypar.reporting.live import LiveView
+    from raypar.run.runner import Listener
     from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
     from raypar.study.trial import TrialResult
@@ -41,23 +45,13 @@ def run(
     """
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
-    from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS, LiveView
     from raypar.track.client import has_server
 
     if options.flags.address is None:
         check_for_training("the trials run here")
     log_dir = new_log_dir(options.project_dir)
     with common.quiet(log_dir / common.DRIVER_LOG) as console:
-
-        def view(made: ExecutionPlan) -> LiveView:
-            if done := made.num_trials - made.num_missing:
-                stored = f"{done} of {made.num_trials} trials are in the store already and are not run again"
-                common.say(console, stored)
-            starting = STARTING_RAY if options.with_ray and options.flags.address is None else STARTING_WORKERS
-            return LiveView(
-                console, made.num_trials, done=made.done, queued=made.missing, question=made.question, starting=starting
-            )
-
+        view = partial(_live_view, console, options)
         outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
         # The terminal may have been closed.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
@@ -74,16 +68,38 @@ def run(
     return outcome
 
 
+def _live_view(console: Console, options: Options, plan: ExecutionPlan) -> LiveView:
+    """Return the view of a plan's execution, after a line on stored trials."""
+    from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS, LiveView
+
+    if done := plan.num_trials - plan.num_missing:
+        common.say(console, f"{done} of {plan.num_trials} trials are in the store already and are not run again")
+    starting = STARTING_RAY if options.with_ray and options.flags.address is None else STARTING_WORKERS
+    return LiveView(
+        console, plan.num_trials, done=plan.done, queued=plan.missing, question=plan.question, starting=starting
+    )
+
+
 @contextlib.contextmanager
-def executed(loaded: LoadedStudy, options: Options) -> Iterator[tuple[Console, ExecutionOutcome]]:
-    """Execute a study whose report the block prints. Notices are printed before the block, failures after it."""
+def executed(
+    loaded: LoadedStudy, options: Options, *, shows_trials: bool = False
+) -> Iterator[tuple[Console, ExecutionOutcome]]:
+    """Execute a study whose report the block prints. Notices are printed before the block, failures after it.
+
+    Args:
+        shows_trials: show which trials run and have ended.
+    """
     from raypar.execution.execute import execute, new_log_dir
     from raypar.reporting.listings import print_failures
 
     log_dir = new_log_dir(options.project_dir)
     with common.quiet(log_dir / common.DRIVER_LOG) as console:
         listen = common.notices_on(console)
-        outcome = execute(loaded, options, log_dir, lambda _: contextlib.nullcontext(listen), listen)
+
+        def view(plan: ExecutionPlan) -> contextlib.AbstractContextManager[Listener]:
+            return _live_view(console, options, plan) if shows_trials else contextlib.nullcontext(listen)
+
+        outcome = execute(loaded, options, log_dir, view, listen)
         yield console, outcome
         if outcome.failures:
             print_failures(console, outcome.failures, outcome.log_dir)
@@ -145,16 +161,19 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
 
 @takes()
-def study(file: common.StudyFile, flags: RunFlags) -> None:
+def study(target: Target, flags: RunFlags, grid: Grids = None, baseline: Baseline = None, save: Save = None) -> None:
     """Run a study and report its answer.
 
-    Trials that the store already has are not run again.
+    Trials that the store already has are not run again. A script or a command line needs no study file.
 
-    Example:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5
+    Examples:  raypar study studies/batch_size.py --data-dir data --set epochs=1 --repeats 5
+        raypar study train.py --grid num_workers=1,2
+        raypar study "torchrun --nproc-per-node={num_workers} train.py --lr {lr}" --grid num_workers=1,2 --grid lr=0.1
     """
     with handle_signals():
         from raypar.study.loader import name_of
 
+        file = study_file(target, grid, baseline, save)
         dashboard = cluster.dashboard_in(flags)
         try:
             loaded = load(file, replace(flags, data_dir=None) if dashboard else flags)
@@ -176,14 +195,21 @@ def study(file: common.StudyFile, flags: RunFlags) -> None:
 
 
 @takes("set", "repeats", "seed", "address", "data_dir", "tracking_uri", "until", "budget", "margin", "max_repeats")
-def plan(file: common.StudyFile, flags: RunFlags, as_json: common.AsJson = False) -> None:
+def plan(
+    target: Target,
+    flags: RunFlags,
+    grid: Grids = None,
+    baseline: Baseline = None,
+    as_json: common.AsJson = False,
+) -> None:
     """Show what a study would run, and for how long.
 
     The plan lists points, trials, gangs, their order and resources. Nothing is started.
 
-    Example:  raypar plan studies/batch_size.py --set num_workers=1,2,4
+    Examples:  raypar plan studies/batch_size.py --set num_workers=1,2,4
+        raypar plan train.py --grid num_workers=1,2
     """
-    show_plan(load(file, flags), options_here(flags), as_json=as_json)
+    show_plan(load(study_file(target, grid, baseline, None), flags), options_here(flags), as_json=as_json)
 
 
 @takes("retry_failed", "file", "address", "data_dir", "tracking_uri")
@@ -257,7 +283,15 @@ def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
 
 
 def check_can_profile(study: Study, asked: str) -> None:
-    """Raise RayparError if raypar can't instrument the study's training code. `asked`: what needs it."""
+    """Raise RayparError if the steps of the study's training code can't be profiled. `asked`: what profiles them."""
+    from raypar.study.workload import CommandWorkload
+
+    if not isinstance(study.workload, CommandWorkload):
+        check_is_model(study, asked)
+
+
+def check_is_model(study: Study, asked: str) -> None:
+    """Raise RayparError if the study's workload has training code of its own. `asked`: what can't be done with it."""
     from raypar.study.workload import Workload
 
     if not isinstance(study.workload, Workload):

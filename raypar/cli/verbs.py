@@ -31,8 +31,10 @@ DASHES = tuple("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{EM
 # Current commands by their former names.
 MOVED = {
     "attach": "cluster attach",
+    "compare": "store compare",
     "delete": "store delete",
     "export": "store export",
+    "fit": "model fit",
     "fit-batch": "model fit-batch",
     "generate": "model generate",
     "node-command": "cluster add-node",
@@ -172,6 +174,7 @@ def usage_message(error: Any, words: Sequence[str]) -> str:
     command = context.command_path if context is not None else " ".join(["raypar", *verb])
     hint = f"`{command} --help` shows how"
     message = error.format_message().rstrip(".")
+    takes_command = context is not None and any(param.name == "target" for param in context.command.params)
     if parameter is not None and (given := list(_given(parameter.opts, words))) and error.message:
         problem = error.message.removeprefix("Input ").partition(", unable to")[0].rstrip(".")
         message = f"{parameter.opts[0]} {shortened(given[-1])}: {problem}"
@@ -189,11 +192,15 @@ def usage_message(error: Any, words: Sequence[str]) -> str:
             of_study = _flags_of(context.find_root().command.commands["study"], context)
             if close := closest(word, of_study):
                 hint = f"flags of the study follow it: `raypar ab A B -- study FILE {of_study[close[0]]} …`"
+        elif takes_command:
+            hint = f"--grid {word.replace('-', '_')}=VALUE sets an option of a script; {hint}"
     elif context is not None and (dashed := [word for word in words if word.startswith(DASHES)]):
         word, names = dashed[0].lstrip("".join(("-", *DASHES))).partition("=")[0], _flags_of(context.command, context)
         close = closest(word, names)
         meant = f"did you mean {names[close[0]]}?" if close else "a flag begins with two hyphens"
         hint = f"{meant}{odd_characters(dashed[0], '')} {hint}"
+    elif takes_command and "extra argument" in message:
+        hint = f"write a command line in quotes; {hint}"
     return f"{message}\n  → {hint}"
 
 

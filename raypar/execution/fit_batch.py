@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
@@ -97,7 +98,7 @@ class BatchSearch(FixedList):
     study: Study
     start: int
 
-    adds_trials = True
+    adds_trials: ClassVar[bool] = True
 
     @classmethod
     def of(cls, study: Study, limit: str | None, start: int | None) -> BatchSearch:

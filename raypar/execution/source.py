@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from raypar.analysis.settle import what_is_open
 from raypar.study.blocks import block, num_first_blocks
@@ -36,7 +36,7 @@ class NextTrials:
 class TrialSource(Protocol):
     """Source of a study's trials. `adds_trials`: False: `next` never returns any."""
 
-    adds_trials: bool
+    adds_trials: ClassVar[bool]
 
     def first(self, study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
         """Return the trials known at the start.
@@ -55,13 +55,20 @@ class TrialSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class FixedList:
-    """Source of a study that lists its trials."""
+    """Source of a study that lists its trials.
 
-    adds_trials = False
+    Attributes:
+        first_repeat: number of its first block. Points that join a study later are compared within new blocks.
+    """
+
+    first_repeat: int = field(default=0, kw_only=True)
+    adds_trials: ClassVar[bool] = False
 
     def first(self, study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
-        return study.trials(auto=auto)
+        repeats = range(self.first_repeat, self.first_repeat + num_first_blocks(study))
+        return tuple(spec for repeat in repeats for spec in block(study, repeat, study.points(), auto=auto))
 
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
         return NextTrials()
@@ -77,14 +84,16 @@ class DrawnByTune(FixedList):
 class UntilSettled(FixedList):
     """Source of a study that repeats undecided points, block by block."""
 
-    adds_trials = True
+    adds_trials: ClassVar[bool] = True
 
     def first(self, study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
         """Return the first blocks, and the trials of later blocks that have a result, including failures."""
         identities = {result.spec.identity for result in stored}
-        later = sorted({result.spec.repeat for result in stored} & {*range(num_first_blocks(study), study.max_repeats)})
+        num_done = self.first_repeat + num_first_blocks(study)
+        later = sorted({result.spec.repeat for result in stored} & {*range(num_done, study.max_repeats)})
         blocks = [block(study, repeat, study.points(), auto=auto) for repeat in later]
-        return study.trials(auto=auto) + tuple(s for specs in blocks for s in specs if s.identity in identities)
+        first = super().first(study, stored, auto)
+        return first + tuple(s for specs in blocks for s in specs if s.identity in identities)
 
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
         """Return the next block; no trials if further blocks can't settle anything."""
@@ -93,8 +102,8 @@ class UntilSettled(FixedList):
         return NextTrials(specs, of.text, of.block_s, of.later_s)
 
 
-def source_of(study: Study) -> TrialSource:
-    """Return the source of a study's trials."""
+def source_of(study: Study, first_repeat: int = 0) -> TrialSource:
+    """Return the source of a study's trials; `first_repeat`: see `FixedList`."""
     if study.is_search:
         return DrawnByTune()
-    return UntilSettled() if study.until else FixedList()
+    return (UntilSettled if study.until else FixedList)(first_repeat=first_repeat)

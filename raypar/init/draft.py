@@ -6,14 +6,15 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raypar.init.script import Script, ScriptKind, ScriptOption
 from raypar.study.command import PLACES
 from raypar.study.metric import direction_of
+from raypar.study.space import Value
 from raypar.study.workload import PLACEMENT_OPTIONS
 from raypar.units import listed
 
@@ -53,7 +54,55 @@ def starter() -> Draft:
     return Draft(STARTER, "batch_size 96, 768; num_workers 1, 2", metric="accuracy")
 
 
-def draft_of(script: Script, output: Path) -> Draft:
+@dataclass(frozen=True)
+class SweptSpace:
+    """Question of a command line, instead of one that is drafted.
+
+    Attributes:
+        space: hyperparameters to their values; one with a single value is fixed. None: what is likely of interest.
+        baseline: hyperparameters of the baseline; empty: the first value of ``num_workers``, or of each hyperparameter.
+        name: the study's; empty: that of its file.
+    """
+
+    space: Mapping[str, tuple[Value, ...]] | None = None
+    baseline: Mapping[str, Value] = field(default_factory=dict)
+    name: str = ""
+
+
+AS_DRAFTED = SweptSpace()
+
+
+def draft_of_command(command: str, script: Script | None, asked: SweptSpace, folder: str = ".") -> Draft:
+    """Return a study of a command line.
+
+    Args:
+        script: the training script in it, whose printed metrics are read; None: unknown.
+        folder: where it runs, relative to the study file's folder.
+    """
+    # Stored trials are found by the workload's name, so another command needs another name.
+    lines = [f"{_literal(command)},", f"name={_literal(command)},"]
+    if folder != ".":
+        lines.append(f"folder={_literal(folder)},")
+    metric = ""
+    if script is not None:
+        lines += _metric_lines(script)
+        metric = _judged_by(script)
+        lines += _metric_choice(metric)
+    return Draft(_text("from_command", "", lines, {}, [], asked.space or {}, asked), "", metric=metric)
+
+
+def takes_workers(script: Script) -> bool:
+    """Return whether a script can be started with several workers, as far as its code shows."""
+    return script.kind not in (ScriptKind.PLAIN, ScriptKind.LIGHTNING) or script.parser == "LightningCLI"
+
+
+def name_in_study(option: ScriptOption) -> str:
+    """Return the name of a script's option in a study, where some names are raypar's own."""
+    is_taken = option.name in PLACES or option.name in PLACEMENT_OPTIONS
+    return f"script_{option.name}" if is_taken else option.name
+
+
+def draft_of(script: Script, output: Path, asked: SweptSpace = AS_DRAFTED) -> Draft:
     """Return a study of a script.
 
     Args:
@@ -65,45 +114,74 @@ def draft_of(script: Script, output: Path) -> Draft:
         imports = f"from {module} import {loop}\n\n"
         if not module.isidentifier():
             imports, loop = "from importlib import import_module\n\n", f"import_module({_literal(module)}).{loop}"
-        lines = [
-            f"{loop},  # unchanged; steps are timed if it calls raypar.step() after each,",
-            "# otherwise the time between its reports with an epoch or a step.",
-        ]
+        lines = [f"{loop},  # unchanged; raypar observes its steps"]
     else:
-        given, imports = _given(script.options), ""
+        given, imports = _given(script.options, asked.space or ()), ""
         lines = _command_lines(script, os.path.relpath(script.path.resolve(), output.resolve().parent), given)
     config = {key: _value(option) for option, key in given if key not in PLACES and key not in PLACEMENT_OPTIONS}
-    runs_workers = script.kind not in (ScriptKind.PLAIN, ScriptKind.LIGHTNING) or script.parser == "LightningCLI"
-    swept, values = ("num_workers", (1, 2)) if runs_workers else _swept(config)
-    metric = max((m.name for m in script.metrics), key=_rank, default="")
-    if script.kind is ScriptKind.HUGGING_FACE:  # evaluates only if asked to
-        metric = "train_loss"
-    if metric:
-        lines += [
-            f"metric={_literal(metric)},  # by which points are judged",
-            f'mode="{"max" if _rank(metric)[1] else "min"}",',
-            'metric_chosen_by="raypar init",  # delete this line once you have checked the metric',
-        ]
-    entries = [
-        f"        {_literal(k)}: {_literal(v)},  {comment}".rstrip() for k, (v, comment) in config.items() if k != swept
-    ]
-    notes = _notes(script, given)
-    text = TEMPLATE.format(
+    space = asked.space
+    if space is None:
+        space = dict([("num_workers", (1, 2)) if takes_workers(script) else _swept(config)])
+    metric = _judged_by(script)
+    lines += _metric_choice(metric)
+    maker = "from_train_loop" if imports else "from_command"
+    text = _text(maker, imports, lines, config, _notes(script, given, space), space, asked)
+    missing = tuple(key for key, (value, _) in config.items() if value is None and key not in space)
+    return Draft(text, "; ".join(f"{key} {', '.join(map(str, each))}" for key, each in space.items()), missing, metric)
+
+
+def _text(
+    maker: str,
+    imports: str,
+    lines: Sequence[str],
+    config: Mapping[str, tuple[Any, str]],
+    notes: Sequence[str],
+    space: Mapping[str, tuple[Value, ...]],
+    asked: SweptSpace,
+) -> str:
+    """Return the text of a study file."""
+    fixed = {key: (values[0], "") for key, values in space.items() if len(values) == 1}
+    swept = {key: values for key, values in space.items() if len(values) > 1}
+    config = {key: each for key, each in config.items() if key not in space} | fixed
+    entries = [f"        {_literal(k)}: {_literal(v)},  {comment}".rstrip() for k, (v, comment) in config.items()]
+    first = {key: values[0] for key, values in swept.items()}
+    baseline = asked.baseline or ({"num_workers": first["num_workers"]} if "num_workers" in first else first)
+    grids = ", ".join(f"{_literal(k)}: grid({', '.join(map(_literal, values))})" for k, values in swept.items())
+    return TEMPLATE.format(
         imports=imports,
-        maker="from_command" if not imports else "from_train_loop",
+        maker=maker,
         arguments=textwrap.indent("\n".join(lines), "    "),
-        swept=_literal(swept),
-        values=", ".join(map(repr, values)),
-        baseline=values[0],
+        name=f"    name={_literal(asked.name)},\n" if asked.name else "",
+        space=grids,
+        baseline=", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in baseline.items()),
         config="\n".join(["    config={", *entries, "    },\n"]) if entries else "",
         notes="".join(f"# {line.rstrip()}\n" for note in notes for line in _wrapped(" ".join(note.split()))),
     )
-    missing = tuple(key for key, (value, _) in config.items() if value is None)
-    return Draft(text, f"{swept} {', '.join(map(str, values))}", missing, metric)
 
 
-def _given(options: Iterable[ScriptOption]) -> list[tuple[ScriptOption, str]]:
-    """Return the options set on the command line with their names in braces, positional ones first."""
+def _judged_by(script: Script) -> str:
+    """Return the metric to judge points by; empty: none was found."""
+    if script.kind is ScriptKind.HUGGING_FACE:  # evaluates only if asked to
+        return "train_loss"
+    return max((m.name for m in script.metrics), key=_rank, default="")
+
+
+def _metric_choice(metric: str) -> list[str]:
+    if not metric:
+        return []
+    return [
+        f"metric={_literal(metric)},  # by which points are judged",
+        f'mode="{"max" if _rank(metric)[1] else "min"}",',
+        'metric_chosen_by="raypar init",  # delete this line once you have checked the metric',
+    ]
+
+
+def _given(options: Iterable[ScriptOption], asked: Collection[str]) -> list[tuple[ScriptOption, str]]:
+    """Return the options set on the command line with their names in braces, positional ones first.
+
+    Args:
+        asked: options to set in any case.
+    """
     given = []
     for option in options:
         name, default = option.name.lower(), option.default
@@ -115,9 +193,8 @@ def _given(options: Iterable[ScriptOption]) -> list[tuple[ScriptOption, str]]:
             given.append((option, "seed"))
         elif name == "device" and has_devices and default in (None, "cpu", "cuda", "cuda:0", "auto"):
             given.append((option, "device"))
-        elif option.is_required or is_swept:
-            is_taken = option.name in PLACES or option.name in PLACEMENT_OPTIONS
-            given.append((option, f"script_{option.name}" if is_taken else option.name))
+        elif option.is_required or is_swept or name_in_study(option) in asked:
+            given.append((option, name_in_study(option)))
     return sorted(given, key=lambda pair: bool(pair[0].flag))
 
 
@@ -157,6 +234,12 @@ def _command_lines(script: Script, path: str, given: Sequence[tuple[ScriptOption
     parts = _wrapped(" ".join(word.replace(" ", "\0") for word in words))  # keep a flag and its value on one line
     lines += [_literal(part.replace("\0", " ")) for part in parts]
     lines[-1] += ","
+    return lines + _metric_lines(script)
+
+
+def _metric_lines(script: Script) -> list[str]:
+    """Return the arguments by which the script's metrics are found."""
+    lines: list[str] = []
     patterns = {metric.name: (metric.pattern, metric.line) for metric in script.metrics if metric.pattern}
     has_events = script.parser == "LightningCLI"
     if has_events:
@@ -177,7 +260,7 @@ def _command_lines(script: Script, path: str, given: Sequence[tuple[ScriptOption
     return lines
 
 
-def _notes(script: Script, given: Sequence[tuple[ScriptOption, str]]) -> list[str]:
+def _notes(script: Script, given: Sequence[tuple[ScriptOption, str]], space: Collection[str]) -> list[str]:
     """Return the comments below the study."""
     names = {option.name for option, _ in given}
     others = [option for option in script.options if option.name not in names and option.flag]
@@ -190,7 +273,7 @@ def _notes(script: Script, given: Sequence[tuple[ScriptOption, str]]) -> list[st
             f"At their defaults: {listed(shown, MAX_OTHERS)}. To set or sweep one, add it to the command: {added}."
         )
     notes += [f"{note[0].upper()}{note[1:]}." for note in script.notes]
-    if script.kind is ScriptKind.PLAIN:
+    if script.kind is ScriptKind.PLAIN and "cpus_per_worker" not in space:
         notes.append('It runs on one core. To use more: config={..., "cpus_per_worker": 4}.')
     elif script.kind in (ScriptKind.TORCHRUN, ScriptKind.TRAIN_LOOP):
         notes.append("If its batch size is per worker, two workers train on twice as many samples per step.")
@@ -214,7 +297,7 @@ def _raw(pattern: str) -> str:
 
 NO_METRICS = """\
 # No metric was found in its output. Let it print JSON lines, {"loss": 0.5}, or call
-# raypar.report({"loss": loss}) and, after each step, raypar.step(); or set a regular expression:
+# raypar.report({"loss": loss}); or set a regular expression:
 # metrics={"loss": r"loss: ([0-9.]+)"},""".splitlines()
 
 TEMPLATE = """\
@@ -228,8 +311,8 @@ workload = Workload.{maker}(
 
 study = Study(
     workload=workload,
-    space={{{swept}: grid({values})}},  # all values are run; several keys form a grid
-    baseline={{{swept}: {baseline}}},  # speedups are relative to this
+{name}    space={{{space}}},  # all values are run; several keys form a grid
+    baseline={{{baseline}}},  # speedups are relative to this
     num_repeats=3,  # an interval needs repeats
 {config})
 {notes}"""

@@ -318,7 +318,9 @@ def test_an_unchanged_train_loop_runs_with_one_and_two_workers(run_in, tmp_path)
         assert {report["rank"] for report in result.reports} == {0}  # rank 0 reports for all
         assert result.final["loss"] < result.reports[0]["loss"]
         assert "note" not in result.final
-        assert result.step_times_s == () and result.train_time_s is None  # its reports contain no work
+        ranks = result.observation.ranks
+        assert [rank.num_steps for rank in ranks] == [3 * math.ceil(num_seen / 32)] * spec.placement.num_workers
+        assert 0 < result.train_time_s < result.wall_s and len(result.step_times_s) == len(ranks)
         assert 0 < result.reports[0]["since_launch_s"] < result.final["since_launch_s"] < result.wall_s
         assert result.startup_s is not None
 

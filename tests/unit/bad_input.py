@@ -220,8 +220,9 @@ FLAGS = (
     flags("--set without a key", "plan good.py --set =1", "lacks a key"),
     flags("too many steps", f"model profile good.py --steps {10**20}", "--steps", "from 1 to 1000"),
     flags("no such command", "stuudy good.py", "stuudy", "study"),
-    flags("no argument", "study", "FILE", "raypar study --help"),
-    flags("too many arguments", "study good.py good.py", "good.py", "raypar study --help"),
+    flags("no argument", "study", "TARGET", "raypar study --help"),
+    flags("too many arguments", "study good.py good.py", "good.py", "in quotes", "raypar study --help"),
+    flags("an option of a script", "study train.py --dim-out 3", "--grid dim_out=VALUE", "raypar study --help"),
     flags("no such option", "study good.py --repeat 3", "--repeat", "--repeats"),
     flags("a Cyrillic letter in an option", "plan good.py --s\u0435ed 3", "--seed?", "U+0435 CYRILLIC SMALL LETTER IE"),
     flags("a dash for hyphens", "plan good.py \u2014repeats=3", "did you mean --repeats?", "U+2014 EM DASH"),
@@ -287,35 +288,41 @@ FLAGS = (
     flags("a margin of NaN", "recommend s --metric-margin nan", "--metric-margin nan", "0 or more", "0.005"),
     flags("a margin with a target", "recommend s --metric-margin 0.01 --target accuracy=0.9", "exclude each other"),
     flags("a start without a target", "recommend s --start launch", "--start launch", "--target"),
-    flags("a study against itself", "compare s s", "`s` would be compared with itself", "--baseline-uri"),
-    flags("--inconclusive alone", "compare s t --inconclusive ok", "--inconclusive ok", "add --fail-if-slower 5%"),
-    flags("a limit in seconds", "compare s t --fail-if-slower 5s", "--fail-if-slower 5s", "percentage", "5%"),
-    flags("an odd exit code", "compare s t --fail-if-slower 5% --inconclusive no", "--inconclusive 'no'", "ok"),
+    flags("a study against itself", "store compare s s", "`s` would be compared with itself", "--baseline-uri"),
+    flags(
+        "--inconclusive alone", "store compare s t --inconclusive ok", "--inconclusive ok", "add --fail-if-slower 5%"
+    ),
+    flags("a limit in seconds", "store compare s t --fail-if-slower 5s", "--fail-if-slower 5s", "percentage", "5%"),
+    flags("an odd exit code", "store compare s t --fail-if-slower 5% --inconclusive no", "--inconclusive 'no'", "ok"),
     flags("a bucket below 0", "model predict s --workers 4 --bucket-mb -1", "--bucket-mb -1", "0 or more"),
     flags("no --workers", "model predict s", "--workers", "raypar model predict --help"),
     flags("an unknown kind of plot", "model predict s --workers 4 --plot a.txt", "a.txt", ".png"),
-    flags("a missing table", "fit gone.csv", "gone.csv", "there is no such file"),
-    Case("a table of text", ("fit", "t.csv"), ("t.csv", "line 2", "'many'"), {"t.csv": "workers,time\nmany,1\n"}),
+    flags("a missing table", "model fit gone.csv", "gone.csv", "there is no such file"),
+    Case(
+        "a table of text", ("model", "fit", "t.csv"), ("t.csv", "line 2", "'many'"), {"t.csv": "workers,time\nmany,1\n"}
+    ),
     Case(
         "a table with decimal commas",
-        ("fit", "t.csv"),
+        ("model", "fit", "t.csv"),
         ("t.csv: 1 mistake", "line 3 = '2,5,4': has 3 cells, the head 2", "12.5"),
         {"t.csv": "workers,time\n1,10,\n2,5,4\n4,3\n"},
     ),
     Case(
         "a table of a million lines",
-        ("fit", "t.csv"),
+        ("model", "fit", "t.csv"),
         ("t.csv: the table is longer than 5,000 lines or 5 MB", "a few dozen"),
         {"t.csv": "workers,time\n" + "1,x\n" * 10**6},
     ),
-    Case("an endless line", ("fit", "t.csv"), ("t.csv: the table is longer than",), {"t.csv": "workers" * 10**6}),
+    Case(
+        "an endless line", ("model", "fit", "t.csv"), ("t.csv: the table is longer than",), {"t.csv": "workers" * 10**6}
+    ),
     Case(
         "a table of too many worker counts",
-        ("fit", "t.csv"),
+        ("model", "fit", "t.csv"),
         ("t.csv: the table has 201 worker counts, over 200",),
         {"t.csv": "workers,time\n" + "".join(f"{n},1\n" for n in range(1, 202))},
     ),
-    Case("an empty table", ("fit", "t.csv"), ("t.csv", "workers"), {"t.csv": ""}),
+    Case("an empty table", ("model", "fit", "t.csv"), ("t.csv", "workers"), {"t.csv": ""}),
     flags("an unknown format", "store export s t.xlsx", "t.xlsx", ".csv"),
     flags("an existing file", "store export s good.py", "good.py"),
     flags("no such workload", "model work digit", "no workload `digit`", "did you mean 'digits'?"),
@@ -325,7 +332,7 @@ FLAGS = (
     *(
         flags(f"{command.partition(' s')[0]} of no study", command, "no study `s`", "raypar study FILE")
         for command in (
-            *("report s", "store show s", "store resume s", "recommend s", "compare s t", "fit s"),
+            *("report s", "store show s", "store resume s", "recommend s", "store compare s t", "model fit s"),
             *("model predict s --workers 4", "store export s t.csv", "model generate s --prompt x"),
         )
     ),

@@ -23,11 +23,11 @@ ARGUMENTS = {
     "plan": "good.py",
     "model profile": "gone.py",
     "model work": "gone",
-    "compare": "s t",
+    "store compare": "s t",
     "store export": "s t.csv",
     "model generate": "s --prompt x",
     "model predict": "s --workers 4",
-    **dict.fromkeys(("report", "store show", "store resume", "recommend", "fit"), "s"),
+    **dict.fromkeys(("report", "store show", "store resume", "recommend", "model fit"), "s"),
     "init": "gone.py",
 }
 # Would start what they are for.

@@ -17,7 +17,7 @@ from raypar.track.server import free_port
 from raypar.track.store import Store, default_tracking_uri
 
 READING = (
-    *("list", "store show s", "report s", "store resume s", "recommend s", "compare s t", "fit s"),
+    *("list", "store show s", "report s", "store resume s", "recommend s", "store compare s t", "model fit s"),
     *("model predict s --workers 4", "store export s t.csv", "model generate s --prompt x", "plan good.py"),
 )
 

@@ -1,4 +1,4 @@
-"""``raypar compare``: stores and exit codes; tests/golden has a whole comparison."""
+"""``raypar store compare``: stores and exit codes; tests/golden has a whole comparison."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def stores(tmp_path_factory):
 
 
 def compared(*args):
-    code, out, err = raypar("compare", *args, width=200)
+    code, out, err = raypar("store", "compare", *args, width=200)
     assert err == ""
     return code, joined(out)
 
@@ -88,7 +88,7 @@ def test_the_reference_may_be_in_another_store(stores):
 
 
 def test_a_limit_without_common_points_is_an_error(stores):
-    code, out, err = raypar("compare", "base", "apart", "--tracking-uri", stores[0], "--fail-if-slower", "5%")
+    code, out, err = raypar("store", "compare", "base", "apart", "--tracking-uri", stores[0], "--fail-if-slower", "5%")
     assert code == 2 and "nothing can be judged" in err
     assert "Only A has 2 points: num_workers=1, num_workers=2." in joined(out)
     assert compared("base", "apart", "--tracking-uri", stores[0])[0] == 0
@@ -102,9 +102,9 @@ def test_a_limit_without_common_points_is_an_error(stores):
     ],
 )
 def test_incomparable_studies_are_refused(stores, args, message):
-    refused(message, "compare", *args, "--tracking-uri", stores[0])
+    refused(message, "store", "compare", *args, "--tracking-uri", stores[0])
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-1%", "five%", "5%%", "nan%", "inf%", "%", "1_0%", ""])
 def test_an_invalid_limit_is_refused(text):
-    refused(f"--fail-if-slower {text}: must be a percentage", "compare", "a", "b", f"--fail-if-slower={text}")
+    refused(f"--fail-if-slower {text}: must be a percentage", "store", "compare", "a", "b", f"--fail-if-slower={text}")

@@ -1,4 +1,4 @@
-"""``raypar fit`` for a study or a CSV file; tests/golden has whole outputs."""
+"""``raypar model fit`` for a study or a CSV file; tests/golden has whole outputs."""
 
 import pytest
 from command import joined, raypar, refused
@@ -19,7 +19,7 @@ def table(folder, text="workers,time\n" + TABLE, name="times.csv"):
 
 def test_narrow_consoles_show_all_numbers(tmp_path):
     for width in (80, 40):
-        code, out, err = raypar("fit", table(tmp_path), width=width)
+        code, out, err = raypar("model", "fit", table(tmp_path), width=width)
         lines = out.splitlines()
         assert (code, err) == (0, "") and max(map(len, lines)) <= width
         assert "\x1b" not in out and "\N{NO-BREAK SPACE}" not in out and "…" not in out
@@ -33,28 +33,32 @@ def test_narrow_consoles_show_all_numbers(tmp_path):
 def test_each_value_of_a_column_is_fitted_separately(tmp_path):
     lines = [f"{n},{t},{name}\n" for name in ("torch", "jax") for n, repeats in TIMES.items() for t in repeats]
     path = table(tmp_path, "workers,time,framework\n" + "".join(lines))
-    refused("framework = 'jax': differs from 'torch'", "fit", path)
-    refused("columns to group by: framework", "fit", path, "--by", "frame")
-    code, out, _ = raypar("fit", path, "--by", "framework")
+    refused("framework = 'jax': differs from 'torch'", "model", "fit", path)
+    refused("columns to group by: framework", "model", "fit", path, "--by", "frame")
+    code, out, _ = raypar("model", "fit", path, "--by", "framework")
     assert code == 0 and out.count("Where to stop") == 2 and "\n\nframework=torch\n" in out
     assert "\nframework=jax\n" in out and joined(out).count("have 97.5 % confidence") == 2
 
 
 def test_a_fit_ends_with_where_to_stop(tmp_path):
-    code, out, _ = raypar("fit", table(tmp_path))
+    code, out, _ = raypar("model", "fit", table(tmp_path))
     assert code == 0 and "4 → 8" in out and "116 → 144" in out
     assert "Up to 8 workers, doubling gains 1.3× or more (1.61×" in joined(out)
     flat = "workers,time\n" + TABLE + "16,16.5\n16,16.3\n16,16.6\n"
-    assert "Beyond 8 workers, doubling gains less than 1.3× (1.09×" in joined(raypar("fit", table(tmp_path, flat))[1])
+    assert "Beyond 8 workers, doubling gains less than 1.3× (1.09×" in joined(
+        raypar("model", "fit", table(tmp_path, flat))[1]
+    )
     slower = "workers,time\n" + TABLE + "16,26\n16,26.3\n16,26.1\n"
-    assert "Stop at 8 workers: 16 workers are slower (0.69×" in joined(raypar("fit", table(tmp_path, slower))[1])
+    assert "Stop at 8 workers: 16 workers are slower (0.69×" in joined(
+        raypar("model", "fit", table(tmp_path, slower))[1]
+    )
     noisy = "workers,time\n1,10\n1,11\n2,6\n2,8\n"
-    assert "Where to stop is inconclusive: the gain of 1.5" in joined(raypar("fit", table(tmp_path, noisy))[1])
+    assert "Where to stop is inconclusive: the gain of 1.5" in joined(raypar("model", "fit", table(tmp_path, noisy))[1])
 
 
 def test_weak_scaling_a_baseline_and_rates(tmp_path):
     text = "num_workers,throughput_per_worker\n" + "".join(f"{n},{10000 / (1 + 0.02 * n)}\n" for n in TIMES)
-    code, out, _ = raypar("fit", table(tmp_path, text), "--scaling", "weak", "--baseline", "2")
+    code, out, _ = raypar("model", "fit", table(tmp_path, text), "--scaling", "weak", "--baseline", "2")
     assert code == 0 and "Gustafson's law (S = N - f (N - 1))" in joined(out) and "Amdahl" not in out
     lines = out.splitlines()
     assert lines[3].split()[2:4] == ["total", "throughput_per_worker"] and "baseline" in lines[5]
@@ -62,24 +66,24 @@ def test_weak_scaling_a_baseline_and_rates(tmp_path):
 
 
 def test_a_file_needs_no_csv_suffix(tmp_path):
-    code, out, _ = raypar("fit", table(tmp_path, name="swept"), "--scaling", "strong")
+    code, out, _ = raypar("model", "fit", table(tmp_path, name="swept"), "--scaling", "strong")
     assert code == 0 and out.splitlines()[2].split()[2] == "time"
-    refused("--baseline", "fit", table(tmp_path), "--baseline", "no")
-    refused("'sideways' is not one of", "fit", table(tmp_path), "--scaling", "sideways")
-    refused("no run with 16 workers to compare with", "fit", table(tmp_path), "--baseline", "16")
+    refused("--baseline", "model", "fit", table(tmp_path), "--baseline", "no")
+    refused("'sideways' is not one of", "model", "fit", table(tmp_path), "--scaling", "sideways")
+    refused("no run with 16 workers to compare with", "model", "fit", table(tmp_path), "--baseline", "16")
 
 
 def test_flags_resolve_ambiguous_tables(tmp_path):
     path = table(tmp_path, "n;dauer\n1;1.100\n2;600\n")
-    refused("no column gives how many workers → name it: --workers-column COLUMN", "fit", path)
+    refused("no column gives how many workers → name it: --workers-column COLUMN", "model", "fit", path)
     named = ("--workers-column", "n", "--time-column", "dauer")
-    refused("1.100 has two readings: 1100, with a mark between thousands, or 1.100", "fit", path, *named)
-    code, out, _ = raypar("fit", path, *named, "--decimal", ",")
+    refused("1.100 has two readings: 1100, with a mark between thousands, or 1.100", "model", "fit", path, *named)
+    code, out, _ = raypar("model", "fit", path, *named, "--decimal", ",")
     assert code == 0 and "1.83×" in out and "with decimal commas." in joined(out)
     falling = table(tmp_path, "workers,throughput\n1,122\n2,115\n")
-    refused("`throughput` has two readings", "fit", falling)
-    assert "94 %" in raypar("fit", falling, "--throughput-of", "worker")[1]
-    assert "47 %" in raypar("fit", falling, "--throughput-of", "all")[1]
+    refused("`throughput` has two readings", "model", "fit", falling)
+    assert "94 %" in raypar("model", "fit", falling, "--throughput-of", "worker")[1]
+    assert "47 %" in raypar("model", "fit", falling, "--throughput-of", "all")[1]
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +101,12 @@ def store(tmp_path_factory):
 
 
 def test_a_studys_config_decides_between_strong_and_weak_scaling(store):
-    code, out, _ = raypar("fit", "weak", "--tracking-uri", store, "--baseline", "2")
+    code, out, _ = raypar("model", "fit", "weak", "--tracking-uri", store, "--baseline", "2")
     assert code == 0 and "Gustafson's law (" in out and "Amdahl" not in out and "over 2 workers;" in joined(out)
 
 
 def test_disturbed_trials_support_no_claim(store):
-    code, out, _ = raypar("fit", "disturbed", "--tracking-uri", store)
+    code, out, _ = raypar("model", "fit", "disturbed", "--tracking-uri", store)
     why = "other processes used up to 50 % of the cores in 12 of 12 trials."
     assert code == 0 and joined(out).startswith(f"Times can't be trusted: {why} Rerun the study on an idle")
     assert f"Where to stop is inconclusive: {why}" in joined(out)
@@ -121,4 +125,4 @@ def test_disturbed_trials_support_no_claim(store):
     ],
 )
 def test_studies_without_scaling_are_refused(store, name, flags, message):
-    refused(message, "fit", name, "--tracking-uri", store, *flags)
+    refused(message, "model", "fit", name, "--tracking-uri", store, *flags)

@@ -18,6 +18,8 @@ from workload_parts import tiny_image_set
 from raypar.measure.breakdown import profile_of
 from raypar.measure.spans import RecordedSteps
 from raypar.run.runner import TrialEnded, TrialReported
+from raypar.study.observation import ObservedRank
+from raypar.study.profile import PARTS, Breakdown
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -287,3 +289,30 @@ def test_published_comparisons_run_their_study_on_both_devices(
     assert (BENCHMARKS.parent / figures["study"]).is_file()
     with pytest.raises(SystemExit, match="SIGSEGV"):
         gpu_check.compare(comparison, runner(lambda _: {"failure": CRASH}), "cpu", is_dry_run=True)
+
+
+ON_GPU = {"num_item_calls": 0.995, "num_blocking_copies": 1.99}
+BY_HAND = {"forward": 0.004, "backward": 0.006, "optimizer": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("device", "of_script", "of_rank", "passes"),
+    [
+        ("cpu", {}, {}, True),
+        ("cpu", {"step_s": 0.02}, {}, False),
+        ("cpu", {}, {"losses": ()}, False),
+        ("cpu", {}, {"problems": ("torch: ValueError: none",)}, False),
+        ("cpu", {}, ON_GPU, False),
+        ("cuda", {}, ON_GPU, True),
+        ("cuda", {}, {}, False),
+        ("cuda", {"parts": BY_HAND | {"forward": 0.005}}, ON_GPU, False),
+        ("cuda", {"num_graphs": 2}, ON_GPU, False),
+    ],
+)
+def test_what_is_observed_must_be_what_the_script_measures(gpu_check, monkeypatch, device, of_script, of_rank, passes):
+    own = {"step_s": 0.01, "parts": BY_HAND, "num_graphs": 1, **of_script}
+    breakdown = Breakdown(0.01, {**dict.fromkeys(PARTS, 0.0), **BY_HAND}, 0.0)
+    losses = tuple((step, 2.0) for step in range(1, 201))
+    rank = ObservedRank(**{"breakdown": breakdown, "losses": losses, **of_rank})
+    monkeypatch.setattr(gpu_check, "_observed_run", lambda *_: (own, rank))
+    assert gpu_check.observed_script(bench(SimpleNamespace(name=device)))[0] is passes

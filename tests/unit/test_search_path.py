@@ -81,8 +81,16 @@ for words in sys.argv[1:]:
     print(words, done.exit_code)
 print(doctor.torch_imports()[0].is_ok)
 """
-READ_ONLY = ("list", "store show s", "report s", "report s --html r.html", "store export s t.csv", "compare s s")
-READ_ONLY += ("recommend s", "fit s", "model predict s", "model list", "plan nothing.py", "store sync", "init --help")
+READ_ONLY = ("list", "store show s", "report s", "report s --html r.html", "store export s t.csv", "store compare s s")
+READ_ONLY += (
+    "recommend s",
+    "model fit s",
+    "model predict s",
+    "model list",
+    "plan nothing.py",
+    "store sync",
+    "init --help",
+)
 
 
 def test_reading_commands_run_no_code_of_the_current_folder(tmp_path):
