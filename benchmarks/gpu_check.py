@@ -25,6 +25,7 @@ import os
 import platform
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -35,20 +36,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import FOLDER, checked, scratch
+from common import FOLDER, MARK, checked, failure, scratch
 from gpu_devices import Device, Gpu, StandIn
 from gpu_studies import COMPARISONS, compare
 from gpu_trials import NETWORKS, all_reducing, hoarding, metered
 from torch import nn
 
+from raypar import observe
 from raypar.gpus import driver_versions
 from raypar.measure.steps import StepTimer
+from raypar.observe.ranks import read_ranks
 from raypar.parallel.strategy import check_compatible
 from raypar.provenance import cpu_model
 from raypar.run.forkserver import NVML_CHECK
 from raypar.run.local import LocalRunner
 from raypar.run.ranks import BASE_PRELOAD, LATE_PRELOAD
 from raypar.run.runner import Event, TrialEnded, TrialReported
+from raypar.study.observation import ObservedRank
 from raypar.study.profile import BACKWARD, FORWARD, OPTIMIZER
 from raypar.study.strategy import STRATEGIES
 from raypar.study.study import Study
@@ -68,6 +72,7 @@ TRIAL_TIMEOUT_S = 120.0
 MEMORY_TOLERANCE_MB = 8.0
 MEMORY_SETTLE_S = 2.0  # a driver may free a context shortly after its process has ended
 NUM_STEPS = 100
+MAX_OBSERVED_GAP = 0.05  # of a script's own step time, and of its parts as shares of a step
 PROFILING = Profiling(num_steps=20, instead_of_training=True)
 STEPS_PER_EPOCH = 32
 NUM_REGIONS = 4
@@ -486,6 +491,64 @@ def profile(bench: Bench) -> tuple[bool, Figures]:
     }
 
 
+def observed_script(bench: Bench) -> tuple[bool, Figures]:
+    """Observe a script on the device, eager and compiled: its times, what waits for the GPU, and no further graphs.
+
+    The script times its parts with events of its own.
+    """
+    kind = bench.device.name
+    own, rank = _observed_run(kind)
+    step_s = rank.breakdown.step_s
+    shares = {name: seconds / step_s for name, seconds in rank.breakdown.parts.items() if seconds}
+    expected = {name: seconds / own["step_s"] for name, seconds in own["parts"].items()}
+    figures: Figures = {
+        "step_ms": own["step_s"] * 1e3,
+        "observed_ms": step_s * 1e3,
+        "reads_per_step": rank.num_item_calls,
+        "blocking_copies_per_step": rank.num_blocking_copies,
+        "parts": shares,
+        "parts_by_hand": expected,
+        "num_losses": len(rank.losses),
+        "problems": list(rank.problems),
+    }
+    ok = _is_observed(own, rank)
+    counted = round(rank.num_item_calls), round(rank.num_blocking_copies)
+    if kind != "cuda":  # the parts of a small step depend on what else the host does
+        return ok and counted == (0, 0), figures
+    ok = ok and counted == (1, 2)
+    ok = ok and all(abs(shares.get(name, 0.0) - share) < MAX_OBSERVED_GAP for name, share in expected.items())
+    own, rank = _observed_run(kind, "--compile")
+    figures |= {
+        "compiled_step_ms": own["step_s"] * 1e3,
+        "compiled_observed_ms": rank.breakdown.step_s * 1e3,
+        "num_graphs": own["num_graphs"],
+        "compiled_problems": list(rank.problems),
+    }
+    return ok and _is_observed(own, rank) and own["num_graphs"] == 1, figures
+
+
+def _observed_run(*words: str) -> tuple[dict[str, Any], ObservedRank]:
+    """Run the script, and return what it prints and what is observed of it."""
+    with scratch() as folder:
+        changes = observe.environment(folder, os.environ, {})
+        command = [sys.executable, str(FOLDER / "observed" / "device.py"), *words]
+        done = subprocess.run(
+            command, env={**os.environ, **changes}, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            raise failure("device.py", done.returncode, done.stdout + done.stderr)
+        ranks, why_not = read_ranks(folder)
+    if len(ranks) != 1:
+        raise SystemExit(f"device.py: {len(ranks)} ranks were observed: {why_not}")
+    return dict(json.loads(done.stdout.partition(MARK)[2])), ranks[0].rank
+
+
+def _is_observed(own: Mapping[str, Any], rank: ObservedRank) -> bool:
+    """Return whether the time of a step is that which the script measures, and its losses are known."""
+    is_same = abs(rank.breakdown.step_s / own["step_s"] - 1) < MAX_OBSERVED_GAP
+    return is_same and not rank.problems and len(rank.losses) > 100
+
+
 def precisions(bench: Bench) -> tuple[bool, Figures]:
     """Each network has about the loss of its fp32 in each precision, compiled or not.
 
@@ -578,7 +641,7 @@ CHECKS: Mapping[str, Callable[[Bench], tuple[bool, Figures]]] = {
     check.__name__: check
     for check in (
         *(fork_hygiene, step_timer, memory_after_trials, warm_against_spawned, loaders, warm_up, energy, nccl),
-        *(peak_memory, out_of_memory, profile, precisions),
+        *(peak_memory, out_of_memory, profile, observed_script, precisions),
     )
 }
 

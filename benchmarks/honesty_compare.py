@@ -1,4 +1,4 @@
-"""False claims and power of `raypar compare`: simulated pairs of studies whose truth is known.
+"""False claims and power of `raypar store compare`: simulated pairs of studies whose truth is known.
 
 Both studies go through `compare`, as a user's results do. Their trials scatter log-normally, and their accuracies
 normally. In an A/A comparison both are the same, and any significant difference of a time or of the accuracy is a false

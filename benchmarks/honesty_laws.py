@@ -1,4 +1,4 @@
-"""False claims of a peak, or of a law with one, by `raypar fit`: simulated runs whose truth is known.
+"""False claims of a peak, or of a law with one, by `raypar model fit`: simulated runs whose truth is known.
 
 Runs go through `analyse_scaling`, like those of a file or a study. Their times scatter log-normally around the
 speedups of Amdahl's law, which has no peak, and of Gunther's with a peak at 4 workers. A peak is claimed if the fit of

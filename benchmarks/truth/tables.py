@@ -1,4 +1,4 @@
-"""Tables for `raypar fit` as people have them."""
+"""Tables for `raypar model fit` as people have them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TOLERANCE = 5e-3
 
 
 def reads(speedups: Mapping[int, float], *options: str, quantity: str = "speedup") -> Any:
-    """Return a judge of what `raypar fit` makes of ``table.csv``, by worker count."""
+    """Return a judge of what `raypar model fit` makes of ``table.csv``, by worker count."""
 
     def judge(case: Steps, user: User) -> Outcome:
-        done = user.run("fit", "table.csv", "--json", *options)
+        done = user.run("model", "fit", "table.csv", "--json", *options)
         if done.code:
             return case.refusal(done)
         (group,) = json.loads(done.output)["groups"]
