@@ -73,13 +73,14 @@ def _observed(evidence: Evidence) -> Iterator[_Trial]:
         yield from list(_trials(point))[:1]
 
 
-def _values_at_points(evidence: Evidence, look: Callable[[_Trial], str]) -> list[str]:
-    """Return what is found at the points, each with its label."""
+def _at_points(evidence: Evidence, subject: str, look: Callable[[_Trial], str]) -> Iterator[Finding]:
+    """Yield a finding with what a look at the points shows, each with its label; none if it is empty everywhere."""
     texts: dict[str, list[str]] = defaultdict(list)
     for trial in _observed(evidence):
         if text := look(trial):
             texts[text].append(trial.label)
-    return [f"{text} ({named(labels)})" for text, labels in texts.items()]
+    if texts:
+        yield Finding(subject, [f"{text} ({named(labels)})" for text, labels in texts.items()])
 
 
 def _by_site(rank: ObservedRank) -> list[list[ObservedLoader]]:
@@ -132,8 +133,7 @@ def same_samples_on_ranks(evidence: Evidence) -> Iterator[Finding]:
         is_parallel = len(ranks) > 1 and (all(rank.ddp for rank in ranks) or _parameters_of(ranks).are_equal)
         return f"loader of {_site(loaders[0])}" if is_parallel and is_same else ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("All ranks train on the same samples", values)
+    yield from _at_points(evidence, "All ranks train on the same samples", look)
 
 
 @check("Call sampler.set_epoch(epoch) at the start of each epoch, and seed a generator once rather than in each epoch.")
@@ -146,8 +146,7 @@ def same_order_in_epochs(evidence: Evidence) -> Iterator[Finding]:
                 return f"loader of {_site(loaders[0])}"
         return ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("Every epoch has the same order of samples, although the sampler shuffles", values)
+    yield from _at_points(evidence, "Every epoch has the same order of samples, although the sampler shuffles", look)
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,7 @@ def different_parameters(evidence: Evidence) -> Iterator[Finding]:
         step = _parameters_of(trial.ranks).differ_after if trial.ranks[0].num_ranks > 1 else None
         return "" if step is None else f"from step {step} on"
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("The ranks train different parameters", values)
+    yield from _at_points(evidence, "The ranks train different parameters", look)
 
 
 @check(
@@ -203,8 +201,7 @@ def batch_norm_of_ranks(evidence: Evidence) -> Iterator[Finding]:
         samples = trial.ranks[0].samples_per_step / max(1, trial.ranks[0].passes_per_step)
         return f"{samples:.4g} samples" if samples else "an unknown number of samples"
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("BatchNorm normalises over the samples of each rank separately", values)
+    yield from _at_points(evidence, "BatchNorm normalises over the samples of each rank separately", look)
 
 
 @check("Set OMP_NUM_THREADS, or torch.set_num_threads(n), to the cores divided by the processes.")
@@ -214,8 +211,7 @@ def more_threads_than_cores(evidence: Evidence) -> Iterator[Finding]:
         is_above = num_cores and num_threads > num_cores
         return f"{num_threads} threads on {units.counted(num_cores, 'core')}" if is_above else ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("Torch computes with more threads than there are cores", values)
+    yield from _at_points(evidence, "Torch computes with more threads than there are cores", look)
 
 
 @check("Lower num_workers of the DataLoader: its processes take the cores from the training.")
@@ -229,8 +225,7 @@ def more_loaders_than_cores(evidence: Evidence) -> Iterator[Finding]:
         num, num_cores = trial.per_machine(num_processes), trial.num_cores
         return f"{num} processes on {units.counted(num_cores, 'core')}" if num_cores and num > num_cores else ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("More processes load data than there are cores", values)
+    yield from _at_points(evidence, "More processes load data than there are cores", look)
 
 
 @check("Create the DataLoader once, with persistent_workers=True, so that its processes start only once.")
@@ -250,8 +245,7 @@ def slow_start_of_epochs(evidence: Evidence) -> Iterator[Finding]:
                     return f"{units.seconds(first_s)} for the first batch, loader of {_site(starting[0])}"
         return ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("Every epoch waits for the processes of its loader to start", values)
+    yield from _at_points(evidence, "Every epoch waits for the processes of its loader to start", look)
 
 
 @check("Evaluate less often, or on fewer samples; training times don't include it.")
@@ -272,9 +266,8 @@ def _longer(evidence: Evidence, does: str, seconds: Callable[[ObservedRank], flo
             f"{units.seconds(took_s)} beside {units.seconds(train_s)} of training" if took_s > share * train_s else ""
         )
 
-    if values := _values_at_points(evidence, look):
-        than = "longer than it trains" if share == 1 else f"for more than {units.percent(share)} of its training time"
-        yield Finding(f"The code {does} {than}", values)
+    than = "longer than it trains" if share == 1 else f"for more than {units.percent(share)} of its training time"
+    yield from _at_points(evidence, f"The code {does} {than}", look)
 
 
 @check("Leave out find_unused_parameters=True: every step searches the graph for nothing.")
@@ -284,8 +277,7 @@ def needless_search(evidence: Evidence) -> Iterator[Finding]:
         models = [ddp for ddp in models if not ddp.static_graph]
         return "all have a gradient" if models and not any(ddp.has_unused_parameters for ddp in models) else ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("DistributedDataParallel searches for unused parameters, and there are none", values)
+    yield from _at_points(evidence, "DistributedDataParallel searches for unused parameters, and there are none", look)
 
 
 @check("Keep losses on the GPU, and read them every 50 steps or so: .item() waits for all its work.")
@@ -294,8 +286,7 @@ def waits_for_gpu(evidence: Evidence) -> Iterator[Finding]:
         calls = max(rank.num_item_calls for rank in trial.ranks)
         return f"{calls:.1f} values a step" if calls >= 0.9 else ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("Each step reads values from the GPU, and so waits for it", values)
+    yield from _at_points(evidence, "Each step reads values from the GPU, and so waits for it", look)
 
 
 @check("Set pin_memory=True in the DataLoader, and copy with .to(device, non_blocking=True).")
@@ -304,8 +295,7 @@ def blocking_copies(evidence: Evidence) -> Iterator[Finding]:
         calls = max(rank.num_blocking_copies for rank in trial.ranks)
         return f"{calls:.1f} copies a step" if calls >= 0.9 else ""
 
-    if values := _values_at_points(evidence, look):
-        yield Finding("Copies of batches to the GPU block the training", values)
+    yield from _at_points(evidence, "Copies of batches to the GPU block the training", look)
 
 
 @check(

@@ -67,8 +67,7 @@ class FixedList:
     adds_trials: ClassVar[bool] = False
 
     def first(self, study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
-        repeats = range(self.first_repeat, self.first_repeat + num_first_blocks(study))
-        return tuple(spec for repeat in repeats for spec in block(study, repeat, study.points(), auto=auto))
+        return study.trials(auto=auto, first_repeat=self.first_repeat)
 
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
         return NextTrials()

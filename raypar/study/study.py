@@ -161,10 +161,14 @@ class Study:
             order=order,
         )
 
-    def trials(self, *, auto: Auto = ON_CPU) -> tuple[TrialSpec, ...]:
-        """Return all trials in execution order, which is deterministic; with `until`, the first ones."""
-        points = self.points()
-        return tuple(spec for r in range(num_first_blocks(self)) for spec in block(self, r, points, auto=auto))
+    def trials(self, *, auto: Auto = ON_CPU, first_repeat: int = 0) -> tuple[TrialSpec, ...]:
+        """Return all trials in execution order, which is deterministic; with `until`, the first ones.
+
+        Args:
+            first_repeat: number of the first block.
+        """
+        points, repeats = self.points(), range(first_repeat, first_repeat + num_first_blocks(self))
+        return tuple(spec for repeat in repeats for spec in block(self, repeat, points, auto=auto))
 
 
 def _mistakes(study: Study) -> list[Mistake]:
