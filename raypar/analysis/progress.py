@@ -18,6 +18,7 @@ from raypar.analysis.question import (
     time_metric_of,
     with_baselines,
 )
+from raypar.study.script_settings import is_counterfactual
 from raypar.study.space import Value
 from raypar.study.trial import Placement, TrialResult, TrialSpec, gain
 
@@ -41,8 +42,8 @@ class Interim:
 
 
 def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim | None:
-    """Return the point with the best median; None if nothing can be compared yet."""
-    gathered = collect(question, results, time_metric_of(results))
+    """Return the point with the best median; None if nothing can be compared yet. Counterfactuals can't lead."""
+    gathered = [p for p in collect(question, results, time_metric_of(results)) if not is_counterfactual(p.values)]
     return _fastest(question, gathered) if question.baseline else _best(question, gathered)
 
 

@@ -96,3 +96,9 @@ def test_the_rest_is_at_least_the_longest_trial_and_falls_with_more_slots(
 def test_each_missing_gang_adds_a_measured_start():
     left_s = remaining_s([ONE, TWO], [], [(ONE, 5.0)], gang_starts_s=[20.0, 22.0], num_gang_starts=2)
     assert left_s == pytest.approx(10.0 + 2 * 21.0)
+
+
+def test_a_counterfactual_does_not_lead():
+    question = Question("s", {"what_if": "none"}, ("what_if",), num_repeats=3)
+    results = [make_result({"what_if": value}, 0, time_s) for value, time_s in (("none", 4.0), ("no loading", 1.0))]
+    assert interim_best(question, results) is None
