@@ -63,7 +63,7 @@ def improve(
         if not last.was_interrupted and chosen:
             # In blocks of their own, so that all of them are compared with trials of the same minutes.
             last = asking.execute((*dict.fromkeys((*chosen, together(chosen))),), first_repeat=NUM_TRIED)
-        view = ImproveView.of(last.analysis, partial(calls_in, loaded))
+        view = ImproveView.of(asking.analysis_of_all(last), partial(calls_in, loaded))
         if as_json:
             common.print_json(view)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,10 @@ from raypar.study.script_settings import UNCHANGED, WHAT_IF
 from raypar.study.space import Grid
 
 if TYPE_CHECKING:
+    from raypar.analysis.analyse import StudyAnalysis
     from raypar.execution.results import ExecutionOutcome
     from raypar.study.loader import LoadedStudy
+    from raypar.study.trial import TrialResult
 
 SUFFIX = "_why"
 # Run flags of verbs that ask about a script: all but those that need a model, or ask something else.
@@ -70,7 +72,7 @@ def why(
         if not is_model and not last.was_interrupted:
             # In blocks of their own, so that they are compared with complete trials of the same minutes.
             last = asking.execute(worth_leaving_out(WhyView.of(last.analysis).points), first_repeat=1)
-        show(WhyView.of(last.analysis))
+        show(WhyView.of(asking.analysis_of_all(last)))
         say_how_to_continue(last, as_json=as_json)
         exit_as(last, asking.key)
 
@@ -108,6 +110,7 @@ class Asking:
     suffix: str
     key: str
     _not_before: float = 0.0
+    _results: dict[str, TrialResult] = field(default_factory=dict)
 
     def execute(
         self, values: Sequence[str] = (), num_repeats: int | None = None, first_repeat: int = 0
@@ -136,7 +139,14 @@ class Asking:
         if self.flags.fresh:
             self.flags, self._not_before = replace(self.flags, fresh=False), time.time()
         with executed(replace(self.loaded, study=asked), options, shows_trials=True) as (_, outcome):
+            self._results |= outcome.results
             return outcome
+
+    def analysis_of_all(self, last: ExecutionOutcome) -> StudyAnalysis:
+        """Return the analysis of the trials of all executions; that of an execution has only its own points."""
+        from raypar.analysis.analyse import analyse
+
+        return analyse(last.plan.question, tuple(self._results.values()), last.stopped)
 
 
 def say_how_to_continue(outcome: ExecutionOutcome, *, as_json: bool) -> None:

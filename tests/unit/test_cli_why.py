@@ -22,7 +22,7 @@ from raypar.errors import BrokeOff
 from raypar.execution.flags import RunFlags
 from raypar.study.loader import load_study
 from raypar.study.options import ON_CPU
-from raypar.study.trial import TrialState, latest
+from raypar.study.trial import TrialState
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_later_executions_keep_the_trials_of_the_first(folder, monkeypatch):
     def executed(loaded, options, *, shows_trials):
         assert shows_trials
         executions.append((loaded.study, options))
-        yield None, None
+        yield None, outcome(Question("train_why", {"what_if": "none"}, ("what_if",)), [])
 
     monkeypatch.setattr("raypar.cli.why.executed", executed)
     asking = Asking(loaded_script(), RunFlags(fresh=True), "_why", "what_if")
@@ -97,12 +97,9 @@ def test_the_steps_of_a_model_are_profiled_and_nothing_is_left_out(folder, monke
     @contextlib.contextmanager
     def executed(loaded, options, *, shows_trials):
         executions.append((loaded.study, options))
-        facts = {"interrupted_by": None, "was_interrupted": False, "broke_off": None, "failures": ()}
-        results = [
-            replace(r, observation=None, step_times_s=((0.01,) * 100,), throughput_samples_per_s=6400.0)
-            for r in (observed({"num_workers": 1}, 0, 0.01, PARTS_OF[1]),)
-        ]
-        yield None, SimpleNamespace(analysis=analyse(Question("mine_why", {}, ("num_workers",)), results), **facts)
+        made = observed({"num_workers": 1}, 0, 0.01, PARTS_OF[1])
+        times = {"step_times_s": ((0.01,) * 100,), "throughput_samples_per_s": 6400.0}
+        yield None, outcome(Question("mine_why", {}, ("num_workers",)), [replace(made, observation=None, **times)])
 
     monkeypatch.setattr("raypar.cli.why.executed", executed)
     (folder / "mine.py").write_text(STUDY)
@@ -115,18 +112,17 @@ def test_the_steps_of_a_model_are_profiled_and_nothing_is_left_out(folder, monke
 
 def test_promising_changes_are_repeated_beside_the_unchanged_script_also_together(folder, monkeypatch):
     factors = {"fused_optimizer=True": 0.8, "loader_workers=1 persistent_workers=True": 0.5}
-    results, executions = [], []
+    executions = []
 
     @contextlib.contextmanager
     def executed(loaded, options, *, shows_trials):
-        specs = options.source.first(loaded.study, results, ON_CPU)
+        specs = options.source.first(loaded.study, (), ON_CPU)
         executions.append((loaded.study, specs))
-        for point, repeat in {(spec.point["change"], spec.repeat) for spec in specs}:
-            step_s = 0.01 * factors.get(point, 1.0) * (1 + repeat / 1000)
-            results.append(observed({"change": point}, repeat, step_s, PARTS_OF[1]))
-        facts = {"interrupted_by": None, "was_interrupted": False, "broke_off": None, "failures": ()}
-        question = Question("train_improve", {"change": "none"}, ("change",))
-        yield None, SimpleNamespace(analysis=analyse(question, latest(results)), **facts)
+        results = [
+            observed({"change": change}, repeat, 0.01 * factors.get(change, 1.0) * (1 + repeat / 1000), PARTS_OF[1])
+            for change, repeat in sorted({(spec.point["change"], spec.repeat) for spec in specs})
+        ]
+        yield None, outcome(Question("train_improve", {"change": "none"}, ("change",)), results)
 
     monkeypatch.setattr("raypar.cli.why.executed", executed)
     code, out, _ = raypar("improve", "train.py", "--json")
@@ -137,7 +133,19 @@ def test_promising_changes_are_repeated_beside_the_unchanged_script_also_togethe
     both = "loader_workers=1 persistent_workers=True fused_optimizer=True"
     assert changes_in(repeated) == {"none", *factors, both}
     assert (of_tried.until, of_repeated.until, of_repeated.budget) == ("", "settled", 300)
-    assert json.loads(out)["changes"][0]["is_recommended"]
+    changes = json.loads(out)["changes"]
+    assert changes[0]["is_recommended"] and {each["settings"] for each in changes} == changes_in(tried) - {"none"} | {
+        both
+    }, "those that were not repeated, too"
+
+
+def outcome(question, results):
+    """Return a complete execution, which has the trials of its own plan only."""
+    facts = {"interrupted_by": None, "was_interrupted": False, "broke_off": None, "failures": (), "stopped": None}
+    by_identity = {result.spec.identity: result for result in results}
+    return SimpleNamespace(
+        analysis=analyse(question, results), results=by_identity, plan=SimpleNamespace(question=question), **facts
+    )
 
 
 def changes_in(specs):
