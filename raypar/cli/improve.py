@@ -47,13 +47,12 @@ def improve(
     from raypar.study.workload import Workload
 
     with handle_signals():
+        if not flags.repeats:
+            flags = replace(flags, until="settled", budget=flags.budget or BUDGET_S)
         loaded = load_target(target, flags, grid, save)
         if isinstance(loaded.study.workload, Workload):
             hint = "sweep the hyperparameters of the model: raypar study FILE --set KEY=A,B"
             raise RayparError(f"{target}: is not a study of a script or train loop", hint=hint)
-        if not (flags.until or flags.repeats):
-            study = replace(loaded.study, until="settled", budget=flags.budget or BUDGET_S)
-            loaded = replace(loaded, study=study)
         asking = Asking(loaded, flags, SUFFIX, CHANGE)
         last = asking.execute(num_repeats=1)
         changes = remedies(last.analysis.evidence)

@@ -125,14 +125,14 @@ def test_promising_changes_are_repeated_beside_the_unchanged_script_also_togethe
         yield None, outcome(Question("train_improve", {"change": "none"}, ("change",)), results)
 
     monkeypatch.setattr("raypar.cli.why.executed", executed)
-    code, out, _ = raypar("improve", "train.py", "--json")
+    code, out, _ = raypar("improve", "train.py", "--budget", "2m", "--json")
     (_, first), (of_tried, tried), (of_repeated, repeated) = executions
     assert code == 0 and [(spec.point["change"], spec.repeat) for spec in first] == [("none", 0)]
     assert {spec.repeat for spec in tried} == {0, 1} and {"none", "threads=2", *factors} <= {*changes_in(tried)}
     assert {spec.repeat for spec in repeated} == {2, 3, 4}
     both = "loader_workers=1 persistent_workers=True fused_optimizer=True"
     assert changes_in(repeated) == {"none", *factors, both}
-    assert (of_tried.until, of_repeated.until, of_repeated.budget) == ("", "settled", 300)
+    assert (of_tried.until, of_repeated.until, of_repeated.budget) == ("", "settled", 120)
     changes = json.loads(out)["changes"]
     assert changes[0]["is_recommended"] and {each["settings"] for each in changes} == changes_in(tried) - {"none"} | {
         both
