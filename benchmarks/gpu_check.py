@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import FOLDER, MARK, checked, failure, scratch
+from common import FOLDER, MARK, STUDIES, checked, failure, scratch
 from gpu_devices import Device, Gpu, StandIn
 from gpu_studies import COMPARISONS, compare
 from gpu_trials import NETWORKS, all_reducing, hoarding, metered
@@ -112,7 +112,7 @@ class Bench:
         self._settings = RunSettings(
             log_dir=log_dir,
             environment=TWO_RANKS_A_GPU,
-            sys_path=(str(FOLDER),),  # of gpu_trials
+            sys_path=(str(FOLDER), str(STUDIES)),  # of gpu_trials, and of the modules that studies share
             preload=PRELOAD,
             trial_timeout_s=TRIAL_TIMEOUT_S,
             profiling=profiling,
