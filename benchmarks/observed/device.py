@@ -14,8 +14,19 @@ on_gpu = device.type == "cuda"
 torch.manual_seed(0)
 width = 4096 if on_gpu else 128
 data = TensorDataset(torch.randn(6400, width), torch.randint(0, 10, (6400,)))
-layers = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
-model = nn.Sequential(*layers).to(device)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        hidden = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        self.layers = nn.Sequential(*hidden, nn.Linear(width, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+model = Network().to(device)
 if "--compile" in sys.argv:
     model.compile()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -152,7 +152,8 @@ def _trace_events(events: list[FunctionEvent], anchors_s: list[float]) -> list[T
             correlation=e.id,
         )
         for e in events
-        if e.name != _CLOCK and e.time_range.start >= settled_us
+        # On the device, annotations overlap the kernels that they contain.
+        if e.name != _CLOCK and e.time_range.start >= settled_us and not (_is_on_device(e) and e.is_user_annotation)
     ]
 
 

@@ -53,7 +53,7 @@ class TraceEvent:
     Attributes:
         thread: the host's, as the profiler numbers them.
         is_async: begins in one thread and ends in another.
-        on_device: ran on an accelerator.
+        on_device: a kernel or a copy on an accelerator.
         correlation: shared by a call of the accelerator's driver and the kernel that it launched.
     """
 
@@ -176,10 +176,7 @@ def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[lis
     """Return the parts of the steps on the accelerator, and the intervals in which it computes."""
     launched = {e.correlation: e.start_s for e in events if not e.on_device and e.name.startswith("cu")}
     starts = [start for _, start, _ in marks]
-    kernels = sorted(
-        (e for e in events if e.on_device and not e.name.startswith(MARK) and not _is_nccl_kernel(e)),
-        key=lambda e: e.start_s,
-    )
+    kernels = sorted((e for e in events if e.on_device and not _is_nccl_kernel(e)), key=lambda e: e.start_s)
     parts: list[Span] = []
     free_s = float("-inf")
     for kernel in kernels:
@@ -196,4 +193,4 @@ def _on_device(events: Sequence[TraceEvent], marks: Sequence[Span]) -> tuple[lis
 
 
 def _is_nccl_kernel(event: TraceEvent) -> bool:
-    return event.on_device and event.name.startswith("nccl") and ":" not in event.name
+    return event.on_device and event.name.startswith("nccl")

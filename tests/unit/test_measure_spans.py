@@ -1,11 +1,13 @@
 """Spans of a rank from a profiler's events; a wait is recognised by its end."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypar.measure.profile import _trace_events
 from raypar.measure.spans import TraceEvent, merged, spans_of, without
 
 
@@ -91,3 +93,23 @@ def test_merged_intervals_cover_the_same_and_do_not_touch_and_cuts_are_removed(i
     union = merged(intervals)
     assert points(union) == points(intervals) and all(a[1] < b[0] for a, b in itertools.pairwise(union))
     assert points(without(union, merged(cuts))) == points(intervals) - points(cuts)
+
+
+def test_annotations_on_the_device_are_left_out():
+    """They cover the kernels of what they annotate, such as `Optimizer.step#SGD.step`."""
+
+    def event(name, start_us, *, device=1, is_annotation=False):
+        return SimpleNamespace(
+            name=name,
+            time_range=SimpleNamespace(start=start_us, end=start_us + 1.0),
+            thread=1,
+            is_async=False,
+            device_type=SimpleNamespace(value=device),
+            is_user_annotation=is_annotation,
+            id=0,
+        )
+
+    mark = event("raypar:optimizer", 2.0, device=0, is_annotation=True)
+    on_device = event("Optimizer.step#SGD.step", 3.0, is_annotation=True), event("multi_tensor_apply_kernel", 3.0)
+    kept = _trace_events([event("raypar:clock", 1.0, device=0), mark, *on_device], [0.0])
+    assert [each.name for each in kept] == ["raypar:optimizer", "multi_tensor_apply_kernel"]
