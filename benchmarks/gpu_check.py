@@ -636,8 +636,8 @@ def environment(bench: Bench) -> tuple[bool, Figures]:
     return "error" not in figures, {**figures, **versions}
 
 
-# Checks in which this process does not touch CUDA come first: a trial that is alone on a GPU and runs out of memory does
-# not fit.
+# Checks in which this process does not touch CUDA come first: out of memory means that a trial does not fit only if the
+# trial has the GPU alone.
 CHECKS: Mapping[str, Callable[[Bench], tuple[bool, Figures]]] = {
     check.__name__: check
     for check in (
