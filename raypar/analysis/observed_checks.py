@@ -18,7 +18,7 @@ from raypar.analysis.losses import difference
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import OF_EQUAL_WORK, PointKey, point_key
 from raypar.study.observation import BY_BACKWARD, Observation, ObservedLoader, ObservedRank
-from raypar.study.script_settings import is_counterfactual
+from raypar.study.script_settings import WHAT_IF, is_counterfactual
 from raypar.study.trial import TrialResult, point_label
 
 MAX_PARAMETER_GAP = 1e-6  # relative difference of parameters that ranks have in common
@@ -64,7 +64,8 @@ def _points(evidence: Evidence) -> list[PointAnalysis]:
 def _trials(point: PointAnalysis) -> Iterator[_Trial]:
     for result in point.measured:
         if result.observation is not None and result.observation.ranks:
-            yield _Trial(point_label(point.point), result, result.observation)
+            swept = {key: value for key, value in point.point.items() if key != WHAT_IF}  # nothing is left out here
+            yield _Trial(point_label(swept), result, result.observation)
 
 
 def _observed(evidence: Evidence) -> Iterator[_Trial]:
@@ -74,13 +75,14 @@ def _observed(evidence: Evidence) -> Iterator[_Trial]:
 
 
 def _at_points(evidence: Evidence, subject: str, look: Callable[[_Trial], str]) -> Iterator[Finding]:
-    """Yield a finding with what a look at the points shows, each with its label; none if it is empty everywhere."""
+    """Yield a finding with what a look at the points shows, and their labels; none if it is empty everywhere."""
     texts: dict[str, list[str]] = defaultdict(list)
     for trial in _observed(evidence):
         if text := look(trial):
             texts[text].append(trial.label)
     if texts:
-        yield Finding(subject, [f"{text} ({named(labels)})" for text, labels in texts.items()])
+        is_only_one = len(_points(evidence)) == 1
+        yield Finding(subject, [text if is_only_one else f"{text} ({named(at)})" for text, at in texts.items()])
 
 
 def _by_site(rank: ObservedRank) -> list[list[ObservedLoader]]:

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raypar import units
+from raypar.analysis import observed_checks
 from raypar.analysis.comparison import Comparison
+from raypar.analysis.finding import Finding
 from raypar.analysis.why import PointWhy, ScalingWhy, scaling_of, why_of
 from raypar.reporting.documents import Document
 from raypar.reporting.profile import HEADS, NAMES
@@ -44,16 +46,18 @@ class WhyView(Document):
         scaling: each point with more workers than another one that is otherwise the same.
         not_observed: reasons why steps of other points were not observed.
         doubt: reason why its times can't be trusted; empty if they can.
+        mistakes: what the observed code does that costs time, or changes what it trains.
         sentences: the answer.
     """
 
     kind = "why"
-    shown = "study points scaling not_observed doubt sentences"
+    shown = "study points scaling not_observed doubt mistakes sentences"
     study: str
     points: Sequence[PointWhy]
     scaling: Sequence[ScalingWhy]
     not_observed: Sequence[str]
     doubt: str
+    mistakes: Sequence[Finding]
 
     @classmethod
     def of(cls, analysis: StudyAnalysis, *, only_unchanged: bool = False) -> WhyView:
@@ -66,7 +70,10 @@ class WhyView(Document):
         reasons = [reason for r in evidence.finished for reason in r.conditions.of_ranks("not_observed")]
         points = [each for each in why_of(evidence) if not (only_unchanged and CHANGE in each.point)]
         scaling = scaling_of(evidence, points)
-        return cls(evidence.question.study_name, points, scaling, tuple(dict.fromkeys(reasons)), evidence.doubt)
+        unobserved = tuple(dict.fromkeys(reasons))
+        about_code = {check.name for check in observed_checks.CHECKS}
+        mistakes = tuple(finding for finding in analysis.warnings if finding.check in about_code)
+        return cls(evidence.question.study_name, points, scaling, unobserved, evidence.doubt, mistakes)
 
     @cached_property
     def sentences(self) -> tuple[str, ...]:
@@ -86,7 +93,7 @@ class WhyView(Document):
 
 
 def print_why(console: Console, view: WhyView) -> None:
-    """Print the answer, and a table of the parts."""
+    """Print the answer, a table of the parts, and what to do."""
     for reason in view.not_observed:
         print_paragraph(console, not_observed(reason))
     if view.doubt:
@@ -96,6 +103,14 @@ def print_why(console: Console, view: WhyView) -> None:
     if view.points:
         print_line(console, "")
         print_table(console, _columns(view.points))
+    if view.mistakes:
+        print_line(console, "")
+    for mistake in view.mistakes:
+        print_paragraph(console, mistake.detail)
+        print_paragraph(console, f"→ {mistake.advice}", 2)
+    if any(answer.ranks for answer in view.points):  # observed, and not profiled
+        print_line(console, "")
+        print_paragraph(console, "More: `raypar improve SCRIPT` tries settings that shorten these parts.")
 
 
 def not_observed(reason: str) -> str:

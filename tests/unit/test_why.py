@@ -1,9 +1,11 @@
 """Why a step takes as long as it does, and which changes make it faster."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from results import make_result
+from rich.console import Console
 
 from raypar.analysis.analyse import Question, analyse
 from raypar.analysis.improve import changes_of, have_same_losses, promising, remedies, together
@@ -11,7 +13,7 @@ from raypar.analysis.why import worth_leaving_out
 from raypar.init.calls import lines_of_calls
 from raypar.reporting.documents import to_json
 from raypar.reporting.improve import ImproveView
-from raypar.reporting.why import WhyView
+from raypar.reporting.why import WhyView, print_why
 from raypar.study.observation import Observation, ObservedDdp, ObservedLoader, ObservedRank
 from raypar.study.profile import BACKWARD, COMMUNICATION, DATA_WAIT, FORWARD, OPTIMIZER, PARTS, Breakdown, Profile
 from raypar.study.trial import TrialState
@@ -315,3 +317,15 @@ def test_calls_are_found_in_a_script(tmp_path):
     script.write_text("import torch\nopt = torch.optim.AdamW(p)\nm = DDP(\n    m)\nAdam(p)\n")
     assert lines_of_calls(script, ("AdamW",)) == (2,) and lines_of_calls(script, ("DDP", "Adam")) == (3, 5)
     assert lines_of_calls(tmp_path / "none.py", ("DDP",)) == ()
+
+
+def test_mistakes_of_the_code_are_named_with_their_fix_and_without_what_was_left_out():
+    view, _ = why_view(num_blocking_copies=2.0)
+    details = {mistake.check: mistake.detail for mistake in view.mistakes}
+    assert details["blocking_copies"] == (
+        "Copies of batches to the GPU block the training: 2.0 copies a step (num_workers=1, num_workers=2)."
+    )
+    console = Console(file=StringIO(), width=100)
+    print_why(console, view)
+    assert "→ Set pin_memory=True in the DataLoader" in console.file.getvalue()
+    assert "blocking_copies" not in {mistake.check for mistake in why_view()[0].mistakes}
