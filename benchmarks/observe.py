@@ -2,8 +2,8 @@
 
 Five scripts train with and without the observer, and their losses must be equal to the last bit. They time whole steps,
 and in other runs also the parts of their steps, by their own clock. Both are compared with what raypar observes in the
-same run. Counterfactuals are compared with scripts that leave out the same work themselves. The cost of a step is
-measured within one process, in which observed and other steps alternate.
+same run. Counterfactuals are compared with scripts that leave out the same work themselves. What observing adds to a
+step is timed around the observer's functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from raypar.study.profile import BACKWARD, COMMUNICATION, STRAGGLERS
 SCRIPTS = FOLDER / "observed"
 MAX_COST_US, MAX_COST_SHARE = 25.0, 0.01
 MAX_POINTS, MAX_GAP, MAX_WHAT_IF_GAP = 0.03, 0.02, 0.05
-NUM_PAIRS, NUM_QUICK_PAIRS = 150, 20
+SAMPLE_S, QUICK_SAMPLE_S = 10.0, 2.0  # training whose steps are timed, of each size
+NUM_DDP_PAIRS, NUM_QUICK_DDP_PAIRS = 300, 20
 WHAT_IF_PAIRS = 3  # of runs, for each round: a machine's speed changes from run to run
 ONCE_A_STEP = (EventKind.BATCH, EventKind.FORWARD, EventKind.BACKWARD, EventKind.STEP)
 MICROSECONDS, PERCENT = "{:.1f} µs".format, "{:.1%}".format
@@ -44,8 +45,8 @@ CASES = {
     "two workers that average gradients themselves": (["averaging.py"], 2),
     "closures, checkpoints, a loader process": (["closures.py"], 1),
 }
-# Size of a step: width of the network, and steps of a block, which takes about 20 ms.
-SIZES = {"0.5 ms": (32, 40), "2 ms": (768, 10), "20 ms": (8192, 1)}
+# Size of a step: width of the network, and the time of a step in seconds.
+SIZES = {"0.5 ms": (32, 0.0005), "2 ms": (768, 0.002), "20 ms": (8192, 0.02)}
 WITHOUT_SHARE = "0.5 ms"  # the bar in percent begins at 2 ms
 # Counterfactual: the script, its workers, and its flag with the same effect.
 WHAT_IFS = {
@@ -199,11 +200,10 @@ def compare_what_ifs(num_rounds: int) -> None:
 # ---- cost
 
 
-def cost_of(hidden: int, block: int, num_pairs: int, num_workers: int) -> tuple[float, float]:
-    """Return the cost of observing a step and the time of the step in seconds, of the slowest rank."""
-    words = ["cost.py", "--hidden", str(hidden), "--block", str(block), "--pairs", str(num_pairs)]
+def cost_of(hidden: int, num_steps: int, num_workers: int) -> tuple[float, float]:
+    """Return what observing adds to a step and the time of the step in seconds, of the slowest rank."""
     with scratch() as folder:
-        printed = run(words, num_workers, folder)
+        printed = run(["cost.py", "--hidden", str(hidden), "--steps", str(num_steps)], num_workers, folder)
         for each in printed:  # what is not observed has no cost
             events, _ = read_events(folder / f"{each['pid']}.events")
             counts = Counter(event[0] for event in events)
@@ -213,17 +213,30 @@ def cost_of(hidden: int, block: int, num_pairs: int, num_workers: int) -> tuple[
     return max(each["cost_s"] for each in printed), max(each["step_s"] for each in printed)
 
 
-def measure_costs(num_rounds: int, num_pairs: int) -> None:
+def ddp_cost_s(num_pairs: int) -> float:
+    """Return the time that DDP's timers take in each step, in seconds."""
+    with scratch() as folder:
+        words = ["cost.py", "--hidden", "32", "--steps", "0", "--ddp-pairs", str(num_pairs)]
+        return max(0.0, run(words, 1, folder)[0]["ddp_s"])
+
+
+def measure_costs(num_rounds: int, *, is_quick: bool) -> None:
     """Print the cost of a step for each size and number of workers, and its bars."""
     values: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    ddp_s = []
     for _ in range(num_rounds):
-        for title, (hidden, block) in SIZES.items():
+        ddp_s.append(ddp_cost_s(NUM_QUICK_DDP_PAIRS if is_quick else NUM_DDP_PAIRS))
+        for title, (hidden, step_s) in SIZES.items():
+            num_steps = round((QUICK_SAMPLE_S if is_quick else SAMPLE_S) / step_s)
             for num_workers in (1, 2):
-                values[title, num_workers].append(cost_of(hidden, block, num_pairs, num_workers))
+                values[title, num_workers].append(cost_of(hidden, num_steps, num_workers))
+    ddp = Figure.of([each * 1e6 for each in ddp_s])
+    print_row("of which DDP's timers, 2 workers", ddp.show(MICROSECONDS))
     costs_us, shares = [], []
     for (title, num_workers), each in values.items():
-        cost_us = Figure.of([cost_s * 1e6 for cost_s, _ in each])
-        share = Figure.of([cost_s / step_s for cost_s, step_s in each])
+        extra_s = ddp.value / 1e6 if num_workers > 1 else 0.0
+        cost_us = Figure.of([(cost_s + extra_s) * 1e6 for cost_s, _ in each])
+        share = Figure.of([(cost_s + extra_s) / step_s for cost_s, step_s in each])
         step_ms = statistics.median(step_s for _, step_s in each) * 1e3
         costs_us.append(cost_us)
         if title != WITHOUT_SHARE:
@@ -235,11 +248,19 @@ def measure_costs(num_rounds: int, num_pairs: int) -> None:
     print_bar("largest cost of a step from 2 ms on, share of it", largest, PERCENT, at_most=MAX_COST_SHARE)
 
 
+PARTS = ("cases", "counterfactuals", "costs")
+
+
 def main() -> None:
-    args = begin(parser_for(__doc__, rounds=5))
-    compare_cases(min(args.rounds, 3))
-    compare_what_ifs(args.rounds * WHAT_IF_PAIRS)
-    measure_costs(args.rounds, NUM_QUICK_PAIRS if args.quick else NUM_PAIRS)
+    parser = parser_for(__doc__, rounds=5)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
+    args = begin(parser)
+    if "cases" in args.only:
+        compare_cases(min(args.rounds, 3))
+    if "counterfactuals" in args.only:
+        compare_what_ifs(args.rounds * WHAT_IF_PAIRS)
+    if "costs" in args.only:
+        measure_costs(args.rounds, is_quick=args.quick)
 
 
 if __name__ == "__main__":

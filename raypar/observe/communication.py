@@ -64,7 +64,7 @@ def _hook_collectives(module: Any, recorder: EventRecorder) -> None:
             recorder.facts.update(rank=module.get_rank(), world_size=module.get_world_size())
             recorder.facts["backend"] = str(module.get_backend())
 
-    recorder.at_write.append(note_ranks)
+    recorder.at_facts.append(note_ranks)
 
 
 def _hook_ddp(module: Any, recorder: EventRecorder) -> None:
@@ -93,6 +93,8 @@ def _hook_ddp(module: Any, recorder: EventRecorder) -> None:
             finalize(self, recorder.call, [partial(freed, number)])
             if self.device_type == "cpu":  # its timers cost nothing there
                 self._set_ddp_runtime_logging_sample_rate(1)
+                if read_settled not in recorder.at_step:
+                    recorder.at_step.append(read_settled)
                 settling.add(number)
         except Exception as error:
             recorder.problem("DistributedDataParallel", error)
@@ -107,10 +109,11 @@ def _hook_ddp(module: Any, recorder: EventRecorder) -> None:
             if facts[number].get("iteration", 0) >= NUM_SETTLING_ITERATIONS:
                 settling.discard(number)
                 facts[number][BEFORE] = dict(facts[number])
+        if not settling:
+            recorder.at_step.remove(read_settled)
 
     ddp.__init__ = __init__
-    recorder.at_write.append(read_all)
-    recorder.at_step.append(read_settled)
+    recorder.at_facts.append(read_all)
 
 
 HOOKS: Mapping[str, Callable[[Any, EventRecorder], None]] = {

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from .events import EventKind, EventRecorder, clock
 
+_BATCH = float(EventKind.BATCH)  # Enum looks its members up
 NUM_DIGESTS = 3  # first batches of an iterator, by which ranks and epochs are compared
 NUM_DIGESTED_ITERATORS = 8  # of each loader
 _NUM_TENSORS, _NUM_ROWS, _NUM_VALUES = 4, 16, 12  # of a batch that a digest reads
@@ -86,38 +87,40 @@ class _Iteration:
         digests: those of its first batches; None: enough are known.
     """
 
-    __slots__ = ("_batch_size", "_way", "digests", "key")
+    __slots__ = ("_batch_size", "_num_dims", "_way", "digests", "key")
 
     def __init__(self, key: int, batch_size: int | None, digests: list[int] | None) -> None:
         self.key, self.digests = key, digests
         self._batch_size = batch_size
         self._way: int | None = None  # of counting samples
+        self._num_dims = 0  # of the first tensor, if it comes first in the batch, says the samples, and is no text
 
     def size(self, batch: Any) -> tuple[int, int]:
         """Return the samples and the tokens of a batch."""
-        if self._way == 0:  # the usual case, in less time
-            first = batch[0] if type(batch) in (list, tuple) and batch else batch
-            shape: Any = getattr(first, "shape", ())
-            if len(shape) > 1:
-                samples = int(shape[0])
-                return samples, samples * int(shape[1]) if len(shape) == 2 and _is_integer(first) else 0
+        if self._num_dims and type(batch) in (list, tuple) and batch:  # the usual case, in less time
+            shape = getattr(batch[0], "shape", ())
+            if len(shape) == self._num_dims:
+                return shape[0], 0
         sizes = sizes_of(batch)
         if self._way is None:  # the loader's batch size says what a list contains: samples, or their parts
             self._way = sizes.index(self._batch_size) if self._batch_size in sizes else 0
         samples = sizes[self._way] if self._way < len(sizes) else 0
-        return samples, tokens_of(batch, samples)
+        tokens = tokens_of(batch, samples)
+        if self._way == 0 and not tokens and type(batch) in (list, tuple) and batch:
+            num_dims = len(getattr(batch[0], "shape", ()))
+            self._num_dims = num_dims if num_dims > 1 else 0
+        return samples, tokens
 
     def note_digest(self, batch: Any) -> None:
         """Note the digest of one of the first batches."""
-        if self.digests is not None:
-            try:
-                value = digest(batch)
-            except Exception:  # sparse tensors, say
-                value = None
-            if value is not None:
-                self.digests.append(value)
-            if value is None or len(self.digests) == NUM_DIGESTS:
-                self.digests = None
+        try:
+            value = digest(batch)
+        except Exception:  # sparse tensors, say
+            value = None
+        if value is not None and self.digests is not None:
+            self.digests.append(value)
+        if value is None or len(self.digests or ()) == NUM_DIGESTS:
+            self.digests = None
 
 
 def _hook_loader(module: Any, recorder: EventRecorder) -> None:
@@ -150,25 +153,29 @@ def _hook_loader(module: Any, recorder: EventRecorder) -> None:
             batch = following(self)
         except StopIteration:
             end = clock()
-            append((EventKind.END, start if trains_here() else end, end, loaders.iteration(self).key, 0.0, 0.0))
+            waited = recorder.thread in (0, get_ident())
+            append((EventKind.END, start if waited else end, end, loaders.iteration(self).key, 0.0, 0.0))
             raise
         end = clock()
-        if trains_here():
+        if recorder.thread in (0, get_ident()):
             recorder.at_moment(end)
         else:
             start = end  # the thread that trains does not wait here
-        iteration, samples, tokens = loaders.iteration(self), 0, 0
+        samples = tokens = 0
+        try:
+            iteration = self._raypar_iteration
+        except AttributeError:
+            iteration = loaders.iteration(self)
         try:
             samples, tokens = iteration.size(batch)
-            iteration.note_digest(batch)
+            if iteration.digests is not None:
+                iteration.note_digest(batch)
         except Exception as error:
             recorder.problem("batch", error)
-        append((EventKind.BATCH, start, end, iteration.key, samples, tokens))
-        recorder.write_now_and_then(end)
+        append((_BATCH, start, end, iteration.key, samples, tokens))
+        if end >= recorder.next_write_s:
+            recorder.write()
         return batch
-
-    def trains_here() -> bool:
-        return recorder.thread in (0, get_ident())
 
     loader.__init__, loader.__iter__, iterator.__next__ = __init__, __iter__, __next__
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from .events import HAS_TORCH, EventKind, EventRecorder, clock
 
+_FORWARD = float(EventKind.FORWARD)  # Enum looks its members up
+
 
 def _hook_modules(module: Any, recorder: EventRecorder) -> None:
     """Note changes to evaluation, and time the calls of outermost modules.
@@ -24,7 +26,7 @@ def _hook_modules(module: Any, recorder: EventRecorder) -> None:
     """
     append, evaluate = recorder.append, module.Module.eval
     timed: set[type] = set()
-    is_inside = [False]
+    is_inside = False
 
     def time_calls(kind: Any) -> None:
         from torch import compiler, is_grad_enabled
@@ -33,16 +35,17 @@ def _hook_modules(module: Any, recorder: EventRecorder) -> None:
 
         @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiler.is_compiling() or is_inside[0]:
+            nonlocal is_inside
+            if is_inside or compiler.is_compiling():
                 return original(self, *args, **kwargs)
-            is_inside[0] = True
+            is_inside = True
             start = clock()
             recorder.at_moment(start)
             try:
                 return original(self, *args, **kwargs)
             finally:
-                is_inside[0] = False
-                append((EventKind.FORWARD, start, clock(), 0.0, float(is_grad_enabled()), 0.0))
+                is_inside = False
+                append((_FORWARD, start, clock(), 0.0, float(is_grad_enabled()), 0.0))
 
         kind.__call__ = __call__
         timed.add(kind)
@@ -117,7 +120,7 @@ def _note_process(module: Any, recorder: EventRecorder) -> None:
         facts["num_threads"] = module.get_num_threads()
         facts["num_cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         facts["max_rss_bytes"] = _max_rss_bytes()
-        if module.cuda.is_available() and module.cuda.is_initialized():
+        if module.cuda.is_initialized():
             facts["device"] = module.cuda.get_device_name()
             # The script may reset these peaks.
             for name, value in (
@@ -126,7 +129,7 @@ def _note_process(module: Any, recorder: EventRecorder) -> None:
             ):
                 facts[name] = max(value, facts.get(name, 0))
 
-    recorder.at_write.append(note)
+    recorder.at_facts.append(note)
 
 
 def _max_rss_bytes() -> int:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, ref
 
 from .events import EventKind, EventRecorder, clock
 
+_STEP, _BACKWARD = float(EventKind.STEP), float(EventKind.BACKWARD)  # Enum looks its members up
 _NAN = float("nan")
 _NUM_PARAMETERS = 8  # that a digest reads
 _MAX_FACTS = 100  # optimizers that are described
@@ -26,11 +27,34 @@ class _Optimizers:
     def __init__(self) -> None:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._num_steps: list[int] = []  # of each optimizer
+        self._last: Callable[[], Any] = _none  # the optimizer of the last step, whose number needs no look-up
+        self._last_number = 0
 
     def step(self, recorder: EventRecorder, optimizer: Any, start: float, end: float, *, is_skipped: bool) -> None:
         """Record a step."""
+        number = self._last_number if self._last() is optimizer else self._number(recorder, optimizer)
+        recorder.append((_STEP, start, end, number, 0.0 if is_skipped else 1.0, 0.0))
+        recorder.thread = get_ident()
+        recorder.last_step_s = end
+        if is_skipped:
+            return
+        recorder.num_steps += 1
+        self._num_steps[number] = num = self._num_steps[number] + 1
+        if not num & (num - 1):  # a power of two
+            if num == 1 and not number & (number + 1):  # some scripts make an optimizer for every step
+                recorder.call(recorder.at_optimizer)
+            digest = _digest(optimizer)
+            if isinstance(digest, float):
+                recorder.append((EventKind.PARAMETERS, end, end, number, digest, 0.0))
+            else:
+                _device_values.add(EventKind.PARAMETERS, end, number, digest)
+        if recorder.at_step:
+            recorder.call([*recorder.at_step])
+        if end >= recorder.next_write_s:
+            recorder.write()
+
+    def _number(self, recorder: EventRecorder, optimizer: Any) -> int:
         number = self._numbers.get(optimizer)
-        is_new = number is None
         if number is None:
             number = self._numbers[optimizer] = len(self._num_steps)
             self._num_steps.append(0)
@@ -43,23 +67,12 @@ class _Optimizers:
                         "num_parameters": sum(each.numel() for g in optimizer.param_groups for each in g["params"]),
                     }
                 )
-        recorder.append((EventKind.STEP, start, end, number, 0.0 if is_skipped else 1.0, 0.0))
-        recorder.thread = get_ident()
-        recorder.last_step_s = end
-        if is_new and _is_power_of_two(number + 1):  # some scripts make an optimizer for every step
-            recorder.call(recorder.at_optimizer)
-        if is_skipped:
-            return
-        recorder.num_steps += 1
-        self._num_steps[number] = num = self._num_steps[number] + 1
-        if _is_power_of_two(num):
-            digest = _digest(optimizer)
-            if isinstance(digest, float):
-                recorder.append((EventKind.PARAMETERS, end, end, number, digest, 0.0))
-            else:
-                _device_values.add(EventKind.PARAMETERS, end, number, digest)
-        recorder.call(recorder.at_step)
-        recorder.write_now_and_then(end)
+        self._last, self._last_number = ref(optimizer), number
+        return number
+
+
+def _none() -> None:
+    pass
 
 
 _optimizers = _Optimizers()
@@ -110,10 +123,6 @@ def _timed_closure(closure: Callable[[], Any], recorder: EventRecorder) -> Calla
         return loss
 
     return timed
-
-
-def _is_power_of_two(number: int) -> bool:
-    return not number & (number - 1)
 
 
 def _rate(group: Mapping[str, Any]) -> float | None:
@@ -210,6 +219,7 @@ class _Losses:
     """Losses of backward passes, and those that a `GradScaler` has scaled."""
 
     def __init__(self) -> None:
+        self._usual: type | None = None  # a type of losses whose values can be read at once
         self._scaled: list[tuple[Any, Any]] = []  # weak reference to the scaled loss, and the loss
 
     def add_scaled(self, scaled: Any, loss: Any) -> None:
@@ -219,6 +229,8 @@ class _Losses:
 
     def value(self, loss: Any, start: float) -> float:
         """Return the loss of a backward pass; NaN if it has none, or if it is on a device and follows as an event."""
+        if type(loss) is self._usual and loss.is_cpu and not self._scaled and loss.numel() == 1:  # in less time
+            return float(loss.item())
         if isinstance(loss, (list, tuple)) and len(loss) == 1:
             (loss,) = loss
         if self._scaled:
@@ -231,6 +243,7 @@ class _Losses:
         if getattr(loss, "numel", None) is None or loss.numel() != 1 or type(loss).__name__ == "DTensor":
             return _NAN
         if loss.is_cpu:
+            self._usual = type(loss)
             return float(loss.item())
         _device_values.add(EventKind.LOSS, start, 0.0, loss)
         return _NAN
@@ -241,7 +254,7 @@ _losses = _Losses()
 
 def _hook_backward(module: Any, recorder: EventRecorder) -> None:
     original, append = module.backward, recorder.append
-    is_inside = [False]
+    is_inside = False
 
     def write_values() -> None:
         _device_values.write(recorder)
@@ -252,29 +265,28 @@ def _hook_backward(module: Any, recorder: EventRecorder) -> None:
     recorder.at_write.append(write_values)
     recorder.at_close.append(finish_values)
 
-    def note(tensors: Any, start: float, end: float) -> None:
-        recorder.at_moment(end)
-        append((EventKind.BACKWARD, start, end, 0.0, _losses.value(tensors, start), 0.0))
-        if not recorder.thread:
-            recorder.thread = get_ident()
-            recorder.call(recorder.at_optimizer)
-        recorder.write_now_and_then(end)
-
     @wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if is_inside[0]:  # activation checkpoints have backward passes of their own within the step's
+        nonlocal is_inside
+        if is_inside:  # activation checkpoints have backward passes of their own within the step's
             original(tensors, *args, **kwargs)
             return
-        is_inside[0] = True
+        is_inside = True
         start = clock()
         recorder.at_moment(start)
         try:
             original(tensors, *args, **kwargs)
         finally:
-            is_inside[0] = False
+            is_inside = False
         end = clock()
         try:
-            note(tensors, start, end)
+            recorder.at_moment(end)
+            append((_BACKWARD, start, end, 0.0, _losses.value(tensors, start), 0.0))
+            if not recorder.thread:
+                recorder.thread = get_ident()
+                recorder.call(recorder.at_optimizer)
+            if end >= recorder.next_write_s:
+                recorder.write()
         except Exception as error:
             recorder.problem("backward pass", error)
 

@@ -28,7 +28,7 @@ from raypar.observe.steps import observed
 @pytest.fixture
 def recorder(tmp_path: Path) -> EventRecorder:
     made = EventRecorder(tmp_path)
-    made._next_write_s = math.inf  # tests look at its rows
+    made.next_write_s = math.inf  # tests look at its rows
     return made
 
 
@@ -257,7 +257,7 @@ def test_the_first_steps_of_many_optimizers_cost_little(script: Script) -> None:
     script.recorder.at_optimizer.append(lambda: looks.append(script.recorder.num_steps))
     for _ in range(200):
         script.step(sgd())
-    assert looks == [0, 1, 3, 7, 15, 31, 63, 127] and len(script.recorder.facts["optimizers"]) == 100
+    assert looks == [1, 2, 4, 8, 16, 32, 64, 128] and len(script.recorder.facts["optimizers"]) == 100
 
 
 def test_an_error_after_a_step_is_a_problem_and_not_the_script_s(script: Script) -> None:
@@ -360,7 +360,7 @@ def test_the_data_of_a_model_that_is_freed_are_kept(recorder: EventRecorder) -> 
         recorder.call(recorder.at_step)
     del model
     gc.collect()
-    recorder.call(recorder.at_write)
+    recorder.call(recorder.at_facts)
     before = {"iteration": 10, "avg_backward_comm_time": 110}
     assert recorder.facts["ddp"] == [{"iteration": 20, "avg_backward_comm_time": 120, "before": before}]
     assert not recorder.facts["problems"]
@@ -374,7 +374,7 @@ def test_steps_after_a_long_recording_are_counted_by_optimizer(
 ) -> None:
     monkeypatch.setattr(events, "MAX_ROWS", 12)
     monkeypatch.setattr(events, "WRITE_EVERY_S", 0.0)
-    script.recorder._next_write_s = 0.0
+    script.recorder.next_write_s = 0.0
     first, second = sgd(), sgd()
     for _ in range(50):
         script.step(first)
@@ -392,6 +392,24 @@ def test_facts_of_the_end_are_written_although_nothing_happened_since(script: Sc
     script.recorder.close()
     (path,) = tmp_path.glob("*.json")
     assert json.loads(path.read_text())["last"]
+
+
+def test_facts_are_written_as_soon_as_events_refer_to_them(script: Script, tmp_path: Path) -> None:
+    script.step(sgd())
+    script.recorder.write()
+    script.recorder.facts["num_threads"] = 3
+    script.step(sgd())
+    script.recorder.write()
+    (path,) = tmp_path.glob("*.json")
+    facts = json.loads(path.read_text())
+    assert len(facts["optimizers"]) == 2 and facts["num_threads"] == 3
+    script.recorder.facts["num_threads"] = 4
+    script.step(sgd())
+    script.recorder.facts["optimizers"].pop()
+    script.recorder.write()
+    assert json.loads(path.read_text())["num_threads"] == 3, "a new file for each write takes too long"
+    script.recorder.close()
+    assert json.loads(path.read_text())["num_threads"] == 4
 
 
 def test_an_observer_that_can_not_write_says_so(
