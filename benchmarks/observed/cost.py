@@ -1,7 +1,7 @@
 """Training that times what the observer adds to each of its steps.
 
-The observer replaces functions of torch by its own, which call the original ones. The time of an own function, less that
-of the original within it, is what observing costs, caches as cold as they are in a step included. The stopwatches' own
+The observer replaces functions of torch by its own, which call the original ones. The time of an own function, less
+that of the original within it, is what observing costs, with caches as cold as they are in a step. The stopwatches' own
 time is that without the observer's function between them, in every second block of steps. Differences of whole steps
 are too noisy for microseconds. DDP also times each step for the observer, and every hundredth without. That takes the
 same time in every model, so it is the difference between blocks of short steps. The observer writes its events once a

@@ -3,7 +3,7 @@
 A process appends rows to a buffer and writes them to its own file about once a second. This module uses only Python's
 standard library, since it runs inside other people's scripts.
 
-What runs in every step finds cold caches, so that each line costs up to ten times as much there as in a loop of its own:
+What runs in every step finds cold caches, and each line takes up to ten times as long there as in a loop of its own. So
 it takes the usual case first, and leaves to `EventRecorder.write` what can wait.
 """
 

@@ -98,7 +98,7 @@ class _Iteration:
     def size(self, batch: Any) -> tuple[int, int]:
         """Return the samples and the tokens of a batch."""
         if self._num_dims and type(batch) in (list, tuple) and batch:  # the usual case, in less time
-            shape = getattr(batch[0], "shape", ())
+            shape: Any = getattr(batch[0], "shape", ())
             if len(shape) == self._num_dims:
                 return shape[0], 0
         sizes = sizes_of(batch)

@@ -27,7 +27,7 @@ class _Optimizers:
     def __init__(self) -> None:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._num_steps: list[int] = []  # of each optimizer
-        self._last: Callable[[], Any] = _none  # the optimizer of the last step, whose number needs no look-up
+        self._last: Callable[[], Any] = _none  # returns the optimizer of the last step, whose number is known
         self._last_number = 0
 
     def step(self, recorder: EventRecorder, optimizer: Any, start: float, end: float, *, is_skipped: bool) -> None:
@@ -219,7 +219,7 @@ class _Losses:
     """Losses of backward passes, and those that a `GradScaler` has scaled."""
 
     def __init__(self) -> None:
-        self._usual: type | None = None  # a type of losses whose values can be read at once
+        self._usual: Any = None  # a type of losses whose values can be read at once
         self._scaled: list[tuple[Any, Any]] = []  # weak reference to the scaled loss, and the loss
 
     def add_scaled(self, scaled: Any, loss: Any) -> None:
