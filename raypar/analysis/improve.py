@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from raypar.analysis.losses import END_TOLERANCE, Losses, difference, end_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, point_key
 from raypar.analysis.why import PointWhy, observed, total_times_s, why_of
+from raypar.study.blocks import MIN_BLOCKS
 from raypar.study.profile import BACKWARD, COMMUNICATION, DATA_WAIT, FORWARD, OPTIMIZER
 from raypar.study.script_settings import CHANGE, SCRIPT_SETTINGS, UNCHANGED, settings_of, text_of
 from raypar.study.space import Value
@@ -20,6 +22,7 @@ WORTH_TRYING = 0.05  # share of a step from which its part is worth a remedy
 WORTH_COMPILING = 0.3
 WORTH_SHORTENING = 0.1  # share of evaluations in the whole time
 WORTH_REPEATING = 0.02  # gain of a change in its first trials
+MAX_REPEATED = 3  # changes; more of them leave too few repeats of each
 MANY_BUCKETS_BYTES = 2**20  # of gradients: with fewer, a bucket's size hardly matters
 
 
@@ -161,7 +164,9 @@ def _are_same(first: Losses, second: Losses) -> bool | None:
 
 
 def promising(evidence: Evidence, changes: Iterable[str], num_repeats: int) -> tuple[str, ...]:
-    """Return the changes that look faster with the same losses, the fastest first.
+    """Return the few changes that look fastest with the same losses, the fastest first.
+
+    Of several values of a setting, that is the fastest one.
 
     Args:
         changes: those that are tried one at a time.
@@ -169,8 +174,28 @@ def promising(evidence: Evidence, changes: Iterable[str], num_repeats: int) -> t
     """
     first = replace(evidence, points=tuple(_with_first(p, num_repeats) for p in evidence.points))
     made = [change for change in changes_of(first) if change.settings in {*changes}]
-    fast = [c for c in made if c.speedup >= 1 + WORTH_REPEATING and c.has_same_losses is not False]
-    return tuple(dict.fromkeys(change.settings for change in fast))
+    fast = [c.settings for c in made if c.speedup >= 1 + WORTH_REPEATING and c.has_same_losses is not False]
+    by_names: dict[tuple[str, ...], str] = {}
+    for settings in fast:
+        by_names.setdefault(tuple(sorted(settings_of(settings))), settings)
+    return tuple(by_names.values())[:MAX_REPEATED]
+
+
+def affordable_repeats(evidence: Evidence, changes: Iterable[str], num_repeats: int, budget_s: float) -> int:
+    """Return how many repeats of these changes, in all, a budget allows after the first ones.
+
+    Each look at the results costs some confidence, so none must be planned that will never come.
+
+    Args:
+        changes: those that are to be repeated, besides the unchanged script.
+        num_repeats: first trials of each.
+        budget_s: seconds for further ones.
+    """
+    asked = {UNCHANGED, *changes}
+    first = (_with_first(p, num_repeats) for p in evidence.points if p.point.get(CHANGE) in asked)
+    walls_s = [[r.wall_s for r in p.results if r.wall_s] for p in first]
+    block_s = sum(statistics.median(each) for each in walls_s if each)
+    return num_repeats + max(MIN_BLOCKS, int(budget_s / block_s) if block_s else 0)
 
 
 def _with_first(point: PointAnalysis, num_repeats: int) -> PointAnalysis:

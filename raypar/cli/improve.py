@@ -42,7 +42,7 @@ def improve(
 
     Examples:  raypar improve train.py    raypar improve train.py --grid epochs=1 --budget 20m
     """
-    from raypar.analysis.improve import promising, remedies, together
+    from raypar.analysis.improve import affordable_repeats, promising, remedies, together
     from raypar.reporting.improve import ImproveView, print_improve
     from raypar.study.workload import Workload
 
@@ -61,7 +61,11 @@ def improve(
         chosen = promising(last.analysis.evidence, changes, NUM_TRIED)
         if not last.was_interrupted and chosen:
             # In blocks of their own, so that all of them are compared with trials of the same minutes.
-            last = asking.execute((*dict.fromkeys((*chosen, together(chosen))),), first_repeat=NUM_TRIED)
+            repeated = tuple(dict.fromkeys((*chosen, together(chosen))))
+            budget, most = loaded.study.budget, None
+            if isinstance(budget, (int, float)):
+                most = affordable_repeats(last.analysis.evidence, repeated, NUM_TRIED, budget)
+            last = asking.execute(repeated, first_repeat=NUM_TRIED, max_repeats=most)
         view = ImproveView.of(asking.analysis_of_all(last), partial(calls_in, loaded))
         if as_json:
             common.print_json(view)

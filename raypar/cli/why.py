@@ -113,7 +113,11 @@ class Asking:
     _results: dict[str, TrialResult] = field(default_factory=dict)
 
     def execute(
-        self, values: Sequence[str] = (), num_repeats: int | None = None, first_repeat: int = 0
+        self,
+        values: Sequence[str] = (),
+        num_repeats: int | None = None,
+        first_repeat: int = 0,
+        max_repeats: int | None = None,
     ) -> ExecutionOutcome:
         """Execute the study without printing its report. Trials of earlier executions are not run again.
 
@@ -121,6 +125,7 @@ class Asking:
             values: of the setting, besides that of the unchanged script.
             num_repeats: without more of them for what is open, and without a budget; None: as in the study.
             first_repeat: number of the first block.
+            max_repeats: at most that many of a point, if the study does not say less.
         """
         from raypar.execution.source import source_of
 
@@ -133,6 +138,7 @@ class Asking:
             num_repeats=num_repeats or study.num_repeats,
             until="" if num_repeats else study.until,
             budget=None if num_repeats else study.budget,
+            max_repeats=min(study.max_repeats, max_repeats or study.max_repeats),
         )
         # With a source, the store names this command as the one that continues the study.
         options = options_here(self.flags, source=source_of(asked, first_repeat), not_before=self._not_before)

@@ -8,7 +8,7 @@ from results import make_result
 from rich.console import Console
 
 from raypar.analysis.analyse import Question, analyse
-from raypar.analysis.improve import changes_of, have_same_losses, promising, remedies, together
+from raypar.analysis.improve import affordable_repeats, changes_of, have_same_losses, promising, remedies, together
 from raypar.analysis.why import worth_leaving_out
 from raypar.init.calls import lines_of_calls
 from raypar.reporting.documents import to_json
@@ -252,15 +252,19 @@ def test_a_change_is_recommended_if_it_is_faster_with_the_same_losses():
 
 def test_changes_that_look_faster_in_their_first_trials_are_repeated_also_together():
     chosen = promising(improved(2).evidence, CHANGES, 2)
-    assert chosen == (
-        "loader_workers=1 persistent_workers=True",
-        "loader_workers=2 persistent_workers=True",
-        "fused_optimizer=True",
-    )
+    assert chosen == ("loader_workers=1 persistent_workers=True", "fused_optimizer=True"), "one number of processes"
     assert together(chosen) == "loader_workers=1 persistent_workers=True fused_optimizer=True"
     assert together(chosen[:1]) == chosen[0]
     assert promising(improved(5, later=9.0).evidence, CHANGES, 2) == chosen, "a later execution chooses the same"
     assert promising(improved(2).evidence, ["threads=2"], 2) == ()
+
+
+def test_no_more_repeats_are_planned_than_the_budget_allows():
+    evidence = improved(2).evidence
+    changes = ("loader_workers=1 persistent_workers=True", "fused_optimizer=True")
+    # The unchanged script takes 2.0 s, and these 1.5 and 1.9 s.
+    assert affordable_repeats(evidence, changes, 2, 60.0) == 2 + 11
+    assert affordable_repeats(evidence, changes, 2, 1.0) == 2 + 3, "a study needs three blocks to settle"
 
 
 def test_losses_decide_only_if_those_of_the_unchanged_script_repeat():
