@@ -37,8 +37,8 @@ def improve(
     """Find settings that make a script faster.
 
     Measures the parts of its steps, tries the settings that these leave room for, one at a time and in alternation with
-    the unchanged script, and repeats the promising ones, also together, until they are settled or five minutes are
-    over. The script itself is not changed.
+    the unchanged script, and repeats the three most promising ones, also together, until they are settled or five
+    minutes are over. The script itself is not changed.
 
     Examples:  raypar improve train.py    raypar improve train.py --grid epochs=1 --budget 20m
     """
