@@ -12,6 +12,7 @@ from raypar.analysis.evidence import Evidence
 from raypar.analysis.losses import END_TOLERANCE, Losses, difference, end_of
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, point_key
+from raypar.analysis.stats import Method
 from raypar.analysis.why import PointWhy, observed, total_times_s, why_of
 from raypar.study.blocks import MIN_BLOCKS
 from raypar.study.profile import BACKWARD, COMMUNICATION, DATA_WAIT, FORWARD, OPTIMIZER
@@ -113,6 +114,27 @@ def changes_of(evidence: Evidence) -> tuple[Change, ...]:
         if p.results and p.point.get(CHANGE) not in (None, UNCHANGED) and (base := unchanged.get(_rest(p)))
     ]
     return tuple(sorted(changes, key=lambda change: -change.speedup))
+
+
+def with_repeated(changes: Iterable[Change], repeated: Iterable[Change]) -> tuple[Change, ...]:
+    """Return changes with the outcomes of those that were repeated, the fastest first.
+
+    The first trials of the others have chosen which ones to repeat, and support no claim.
+    """
+    of_repeated = {(point_key(change.point), change.settings): change for change in repeated}
+    merged = [
+        of_repeated.get((point_key(change.point), change.settings)) or replace(change, comparison=_unconfirmed(change))
+        for change in changes
+    ]
+    return tuple(sorted(merged, key=lambda change: -change.speedup))
+
+
+def _unconfirmed(change: Change) -> Comparison:
+    estimate = change.comparison.estimate
+    return replace(
+        change.comparison,
+        estimate=estimate and replace(estimate, low=None, high=None, level=None, method=Method.SINGLE),
+    )
 
 
 def _change(evidence: Evidence, unchanged: PointAnalysis, changed: PointAnalysis) -> Change:

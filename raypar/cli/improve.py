@@ -61,12 +61,14 @@ def improve(
         chosen = promising(last.analysis.evidence, changes, NUM_TRIED)
         if not last.was_interrupted and chosen:
             # In blocks of their own, so that all of them are compared with trials of the same minutes.
-            repeated = tuple(dict.fromkeys((*chosen, together(chosen))))
+            again = tuple(dict.fromkeys((*chosen, together(chosen))))
             budget, most = loaded.study.budget, None
             if isinstance(budget, (int, float)):
-                most = affordable_repeats(last.analysis.evidence, repeated, NUM_TRIED, budget)
-            last = asking.execute(repeated, first_repeat=NUM_TRIED, max_repeats=most)
-        view = ImproveView.of(asking.analysis_of_all(last), partial(calls_in, loaded))
+                most = affordable_repeats(last.analysis.evidence, again, NUM_TRIED, budget)
+            last = asking.execute(again, first_repeat=NUM_TRIED, max_repeats=most)
+        is_settled_by_itself = bool(chosen) and not flags.repeats
+        repeated = last.analysis if is_settled_by_itself and not last.was_interrupted else None
+        view = ImproveView.of(asking.analysis_of_all(last), partial(calls_in, loaded), repeated)
         if as_json:
             common.print_json(view)
         else:

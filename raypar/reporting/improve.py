@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from raypar import units
-from raypar.analysis.improve import Change, best_of, changes_of
+from raypar.analysis.improve import Change, best_of, changes_of, with_repeated
 from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
 from raypar.reporting.why import WhyView, not_observed, outcome_of
@@ -78,10 +78,13 @@ class ImproveView(Document):
     is_observed: bool = True
 
     @classmethod
-    def of(cls, analysis: StudyAnalysis, sites_of: FindCalls = lambda _: ()) -> ImproveView:
-        """Return the view of an analysis.
+    def of(
+        cls, analysis: StudyAnalysis, sites_of: FindCalls = lambda _: (), repeated: StudyAnalysis | None = None
+    ) -> ImproveView:
+        """Return the view of an analysis of all trials.
 
         Args:
+            repeated: analysis of the changes that were repeated; None: all trials support claims.
             sites_of: finds the calls of one of some classes in the script, as ``/path/train.py:41``.
         """
         evidence = analysis.evidence
@@ -89,7 +92,10 @@ class ImproveView(Document):
         ranks = [rank for answer in verdict.points for rank in answer.ranks[:1]]
         calls = _calls(ranks, sites_of)
         sentences = verdict.sentences if verdict.points else tuple(map(not_observed, verdict.not_observed))
-        return cls(evidence.question.study_name, changes_of(evidence), calls, sentences, bool(verdict.points))
+        changes = changes_of(evidence)
+        if repeated is not None:
+            changes = with_repeated(changes, changes_of(repeated.evidence))
+        return cls(evidence.question.study_name, changes, calls, sentences, bool(verdict.points))
 
     @cached_property
     def recommendation(self) -> tuple[str, ...]:

@@ -137,6 +137,10 @@ def test_promising_changes_are_repeated_beside_the_unchanged_script_also_togethe
     assert changes[0]["is_recommended"] and {each["settings"] for each in changes} == changes_in(tried) - {"none"} | {
         both
     }, "those that were not repeated, too"
+    outcomes = {each["settings"]: each["outcome"] for each in changes}
+    unconfirmed = {each for each, outcome in outcomes.items() if outcome == "unconfirmed"}
+    assert unconfirmed == outcomes.keys() - {both, *factors}, "their two trials support no claim"
+    assert outcomes[both] == "faster"
 
 
 def outcome(question, results):
