@@ -66,8 +66,7 @@ def improve(
             if isinstance(budget, (int, float)):
                 most = affordable_repeats(last.analysis.evidence, again, NUM_TRIED, budget)
             last = asking.execute(again, first_repeat=NUM_TRIED, max_repeats=most)
-        is_settled_by_itself = bool(chosen) and not flags.repeats
-        repeated = last.analysis if is_settled_by_itself and not last.was_interrupted else None
+        repeated = last.analysis if chosen and not flags.repeats and not last.was_interrupted else None
         view = ImproveView.of(asking.analysis_of_all(last), partial(calls_in, loaded), repeated)
         if as_json:
             common.print_json(view)

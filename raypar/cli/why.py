@@ -138,7 +138,7 @@ class Asking:
             num_repeats=num_repeats or study.num_repeats,
             until="" if num_repeats else study.until,
             budget=None if num_repeats else study.budget,
-            max_repeats=min(study.max_repeats, max_repeats or study.max_repeats),
+            max_repeats=max(study.num_repeats, min(study.max_repeats, max_repeats or study.max_repeats)),
         )
         # With a source, the store names this command as the one that continues the study.
         options = options_here(self.flags, source=source_of(asked, first_repeat), not_before=self._not_before)

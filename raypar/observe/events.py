@@ -112,6 +112,7 @@ class EventRecorder:
         self.rows.clear()
         self.facts["pid"] = self._pid = os.getpid()
         self._num_written = self._num_facts = 0
+        self._next_facts_s = 0.0
 
     def write_in_forks(self) -> None:
         """Write at the end of processes that `multiprocessing` forks as well, which skip `atexit`."""

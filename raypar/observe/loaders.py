@@ -113,13 +113,14 @@ class _Iteration:
 
     def note_digest(self, batch: Any) -> None:
         """Note the digest of one of the first batches."""
+        assert self.digests is not None
         try:
             value = digest(batch)
         except Exception:  # sparse tensors, say
             value = None
-        if value is not None and self.digests is not None:
+        if value is not None:
             self.digests.append(value)
-        if value is None or len(self.digests or ()) == NUM_DIGESTS:
+        if value is None or len(self.digests) == NUM_DIGESTS:
             self.digests = None
 
 
@@ -162,10 +163,7 @@ def _hook_loader(module: Any, recorder: EventRecorder) -> None:
         else:
             start = end  # the thread that trains does not wait here
         samples = tokens = 0
-        try:
-            iteration = self._raypar_iteration
-        except AttributeError:
-            iteration = loaders.iteration(self)
+        iteration = getattr(self, "_raypar_iteration", None) or loaders.iteration(self)
         try:
             samples, tokens = iteration.size(batch)
             if iteration.digests is not None:

@@ -412,6 +412,19 @@ def test_facts_are_written_as_soon_as_events_refer_to_them(script: Script, tmp_p
     assert json.loads(path.read_text())["num_threads"] == 4
 
 
+def test_a_forked_process_writes_facts_with_its_first_events(script: Script, tmp_path: Path) -> None:
+    script.step(sgd())
+    script.recorder.write()
+    script.recorder.facts["optimizers"].clear()  # the child has no entries of its own
+    script.recorder._forget()
+    (path,) = tmp_path.glob("*.json")
+    path.unlink()
+    script.step(sgd())
+    script.recorder.facts["optimizers"].clear()
+    script.recorder.write()
+    assert json.loads(path.read_text())["pid"]
+
+
 def test_an_observer_that_can_not_write_says_so(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
