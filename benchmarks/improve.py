@@ -1,7 +1,7 @@
 """`raypar improve` on five scripts with a planted bottleneck: does it name it, and how good is its remedy?
 
 The script runs in alternation as it is, with the settings that raypar recommends, and with the best known remedies in
-its own code. All of them use two cores. Their times exclude start-up.
+its own code. All of them use two cores. Their times exclude start-up and the first steps.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ WORTH_COMPILING = 0.3
 WORTH_SHORTENING = 0.1  # share of evaluations in the whole time
 WORTH_REPEATING = 0.02  # gain of a change in its first trials
 MAX_REPEATED = 3  # changes; more of them leave too few repeats of each
+NOTICEABLE_START_S = 1.0  # by which a change makes the start longer
 MANY_BUCKETS_BYTES = 2**20  # of gradients: with fewer, a bucket's size hardly matters
 
 
@@ -82,6 +83,7 @@ class Change:
         settings: `raypar.study.script_settings.text_of` them.
         comparison: of its time with that of the unchanged script; the estimate is the speedup.
         has_same_losses: None: the losses are unknown, or differ between runs of the unchanged script as well.
+        start_s: seconds by which it makes each trial longer outside of the compared times, such as for compilation.
         failure: why none of its trials finished; empty: some did.
     """
 
@@ -89,6 +91,7 @@ class Change:
     settings: str
     comparison: Comparison
     has_same_losses: bool | None
+    start_s: float = 0.0
     failure: str = ""
 
     @property
@@ -103,6 +106,13 @@ class Change:
     @property
     def speedup(self) -> float:
         return self.comparison.estimate.value if self.comparison.estimate else 0.0
+
+    @property
+    def pays_off_after_s(self) -> float | None:
+        """Seconds of unchanged training from which it saves more than its start costs; None: about at once."""
+        if self.start_s < NOTICEABLE_START_S or self.speedup <= 1:
+            return None
+        return self.start_s / (1 - 1 / self.speedup)
 
 
 def changes_of(evidence: Evidence) -> tuple[Change, ...]:
@@ -144,8 +154,21 @@ def _change(evidence: Evidence, unchanged: PointAnalysis, changed: PointAnalysis
         settings=str(changed.point[CHANGE]),
         comparison=Comparison(evidence.family.ratio(*times) if all(times) else None, doubt=evidence.doubt),
         has_same_losses=have_same_losses(_losses(unchanged), _losses(changed)),
+        start_s=_longer_start_s(_starts_s(unchanged), _starts_s(changed)),
         failure="" if changed.measured else changed.results[0].reason or str(changed.outcome),
     )
+
+
+def _starts_s(point: PointAnalysis) -> list[float]:
+    """Return the time of each trial outside of `total_times_s`: imports, compilation, warm-up, end."""
+    total_s = total_times_s(point)
+    return [r.wall_s - total_s[r.spec.repeat] for r in observed(point) if r.wall_s]
+
+
+def _longer_start_s(unchanged: Sequence[float], changed: Sequence[float]) -> float:
+    if not unchanged or not changed or min(changed) <= max(unchanged):
+        return 0.0
+    return statistics.median(changed) - statistics.median(unchanged)
 
 
 def _rest(point: PointAnalysis) -> PointKey:

@@ -53,8 +53,8 @@ SHOWN: Mapping[str, str] = {
     "to_target=to_target.trials exclusion is_close_call is_metric_worse is_on_front",
     "CheckResult": "name detail is_ok fix=advice",
     "Finding": "check summary=subject detail advice values",
-    "Change": "point settings outcome=comparison.outcome speedup=comparison.estimate has_same_losses failure "
-    "is_recommended",
+    "Change": "point settings outcome=comparison.outcome speedup=comparison.estimate has_same_losses start_s "
+    "pays_off_after_s failure is_recommended",
     "Fit": "name=law.name formula=law.formula symbols=law.parameters parameters holds residuals cv_errors extrapolated "
     "limit peak_num_workers=peak peak_speedup",
     "LayerWork": "kind is_of_macs forward by_weights by_inputs",

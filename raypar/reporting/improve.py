@@ -118,6 +118,11 @@ class ImproveView(Document):
     def _recommended(self, change: Change) -> Iterator[str]:
         losses = "same losses" if change.has_same_losses else "losses not comparable"
         yield f"Recommended: {_words(change)}, {outcome_of(change.comparison)}, {losses}."
+        if pays_off_after_s := change.pays_off_after_s:
+            yield (
+                f"It adds {units.rough_seconds(change.start_s)} to each start, so it pays off for a training that "
+                f"takes more than {units.rough_seconds(pays_off_after_s)} unchanged."
+            )
         by_place: dict[str, list[str]] = {}
         for key, value in settings_of(change.settings).items():
             place, text = IN_SCRIPT[key]

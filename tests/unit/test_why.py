@@ -292,6 +292,26 @@ def test_the_answer_names_the_change_its_gain_and_the_line_of_the_script(tmp_pat
     assert '"kind": "improve"' in to_json(view) and '"kind": "why"' in to_json(why_view()[0])
 
 
+def test_a_change_with_a_longer_start_is_said_to_pay_off_only_in_a_longer_training():
+    def made(starts_s):
+        results = [
+            replace(trial, wall_s=trial.train_time_s + start_s)
+            for repeat in range(3)
+            for change, factor, start_s in (("none", 1.0, 3.0 + repeat / 10), ("compile=True", 0.8, starts_s[repeat]))
+            for trial in [observed({"change": change}, repeat, 0.01 * factor * (1 + repeat / 1000), PARTS_OF[1])]
+        ]
+        analysis = analyse(Question("s", {"change": "none"}, ("change",)), results)
+        return changes_of(analysis.evidence)[0], ImproveView.of(analysis).recommendation
+
+    change, lines = made([11.1, 11.0, 11.2])
+    assert change.start_s == pytest.approx(8.0)
+    # It saves a fifth of the training.
+    assert change.pays_off_after_s == pytest.approx(40.0)
+    assert lines[1] == "It adds 8 s to each start, so it pays off for a training that takes more than 40 s unchanged."
+    assert made([11.0, 3.1, 11.2])[0].start_s == 0.0, "as short as a start of the unchanged script"
+    assert made([3.5, 3.5, 3.5])[0].pays_off_after_s is None
+
+
 def test_without_a_winner_the_answer_says_why():
     def answer(changes):
         results = [
