@@ -118,6 +118,7 @@ class Asking:
         num_repeats: int | None = None,
         first_repeat: int = 0,
         max_repeats: int | None = None,
+        budget: float | str | None = None,
     ) -> ExecutionOutcome:
         """Execute the study without printing its report. Trials of earlier executions are not run again.
 
@@ -126,6 +127,7 @@ class Asking:
             num_repeats: without more of them for what is open, and without a budget; None: as in the study.
             first_repeat: number of the first block.
             max_repeats: at most that many of a point, if the study does not say less.
+            budget: None: as in the study.
         """
         from raypar.execution.source import source_of
 
@@ -137,7 +139,7 @@ class Asking:
             baseline={self.key: UNCHANGED} if self.key else study.baseline,
             num_repeats=num_repeats or study.num_repeats,
             until="" if num_repeats else study.until,
-            budget=None if num_repeats else study.budget,
+            budget=None if num_repeats else budget or study.budget,
             max_repeats=max(study.num_repeats, min(study.max_repeats, max_repeats or study.max_repeats)),
         )
         # With a source, the store names this command as the one that continues the study.

@@ -110,28 +110,36 @@ def test_the_steps_of_a_model_are_profiled_and_nothing_is_left_out(folder, monke
     assert point["step_s"]["value"] == 0.01 and point["samples_per_step"] == 64 and point["what_ifs"] == []
 
 
-def test_promising_changes_are_repeated_beside_the_unchanged_script_also_together(folder, monkeypatch):
-    factors = {"fused_optimizer=True": 0.8, "loader_workers=1 persistent_workers=True": 0.5}
-    executions = []
+FACTORS = {"fused_optimizer=True": 0.8, "loader_workers=1 persistent_workers=True": 0.5}
+
+
+@pytest.fixture
+def executions(monkeypatch):
+    """Let executions have results at once; yields the study and the first trials of each."""
+    made = []
 
     @contextlib.contextmanager
     def executed(loaded, options, *, shows_trials):
         specs = options.source.first(loaded.study, (), ON_CPU)
-        executions.append((loaded.study, specs))
+        made.append((loaded.study, specs))
         results = [
-            observed({"change": change}, repeat, 0.01 * factors.get(change, 1.0) * (1 + repeat / 1000), PARTS_OF[1])
+            observed({"change": change}, repeat, 0.01 * FACTORS.get(change, 1.0) * (1 + repeat / 1000), PARTS_OF[1])
             for change, repeat in sorted({(spec.point["change"], spec.repeat) for spec in specs})
         ]
         yield None, outcome(Question("train_improve", {"change": "none"}, ("change",)), results)
 
     monkeypatch.setattr("raypar.cli.why.executed", executed)
+    return made
+
+
+def test_promising_changes_are_repeated_beside_the_unchanged_script_also_together(folder, executions):
     code, out, _ = raypar("improve", "train.py", "--budget", "2m", "--json")
     (_, first), (of_tried, tried), (of_repeated, repeated) = executions
     assert code == 0 and [(spec.point["change"], spec.repeat) for spec in first] == [("none", 0)]
-    assert {spec.repeat for spec in tried} == {0, 1} and {"none", "threads=2", *factors} <= {*changes_in(tried)}
+    assert {spec.repeat for spec in tried} == {0, 1} and {"none", "threads=2", *FACTORS} <= {*changes_in(tried)}
     assert {spec.repeat for spec in repeated} == {2, 3, 4}
     both = "loader_workers=1 persistent_workers=True fused_optimizer=True"
-    assert changes_in(repeated) == {"none", *factors, both}
+    assert changes_in(repeated) == {"none", *FACTORS, both}
     assert (of_tried.until, of_repeated.until, of_repeated.budget) == ("", "settled", 120)
     changes = json.loads(out)["changes"]
     assert changes[0]["is_recommended"] and {each["settings"] for each in changes} == changes_in(tried) - {"none"} | {
@@ -139,8 +147,18 @@ def test_promising_changes_are_repeated_beside_the_unchanged_script_also_togethe
     }, "those that were not repeated, too"
     outcomes = {each["settings"]: each["outcome"] for each in changes}
     unconfirmed = {each for each, outcome in outcomes.items() if outcome == "unconfirmed"}
-    assert unconfirmed == outcomes.keys() - {both, *factors}, "their two trials support no claim"
-    assert [outcomes[each] for each in factors] == ["faster", "faster"]
+    assert unconfirmed == outcomes.keys() - {both, *FACTORS}, "their two trials support no claim"
+    assert [outcomes[each] for each in FACTORS] == ["faster", "faster"]
+
+
+@pytest.mark.parametrize(("first_trials_s", "budget"), [(300.0, 240.0), (800.0, 400.0)])
+def test_the_repeats_of_changes_end_within_ten_minutes_or_half_the_time_of_the_first_trials(
+    folder, executions, monkeypatch, first_trials_s, budget
+):
+    clock = iter([0.0, first_trials_s])
+    monkeypatch.setattr("raypar.cli.improve.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    code, _, _ = raypar("improve", "train.py", "--json")
+    assert code == 0 and executions[-1][0].budget == budget
 
 
 def outcome(question, results):
