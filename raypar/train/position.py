@@ -22,6 +22,7 @@ STANDS_S = 20.0  # after this time without movement, a rank reports its position
 MAX_CPU_SHARE = 0.1  # of a core: a process that waits in a collective operation of gloo uses no CPU
 # Parts of torch in which a rank waits for others.
 COLLECTIVE = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/", "torch/_tensor.py")
+OBSERVER = str(Path(__file__).parents[1] / "observe")  # its functions are between torch's and the user's
 NAMES = {"_engine_run_backward": "backward"}
 
 
@@ -100,7 +101,8 @@ class PositionWatch(threading.Thread):
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        yield frame
+        if not frame.f_code.co_filename.startswith(OBSERVER):
+            yield frame
         frame = frame.f_back
 
 

@@ -3,6 +3,7 @@
 import dis
 import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,16 +21,20 @@ def look(monkeypatch):
     threads, held = [], threading.Lock()
     held.acquire()
 
-    def start(file, name="all_reduce", on_cpu=True):
+    def start(file, name="all_reduce", on_cpu=True, is_observed=False):
         names, scope = {}, {}
         exec(compile(WAIT.format(name=name), f"/x/site-packages/{file}", "exec"), names)
+        exec(compile(WAIT.format(name="hook"), f"{module.OBSERVER}/communication.py", "exec"), names)
         exec(compile(STEP, "/home/me/train.py", "exec"), scope)
         scope["operation"] = names[name]
-        thread = threading.Thread(target=scope["step"], args=(held.acquire,))
+        wait, innermost = held.acquire, names[name]
+        if is_observed:
+            wait, innermost = partial(names["hook"], wait), names["hook"]
+        thread = threading.Thread(target=scope["step"], args=(wait,))
         threads.append(thread)
         thread.start()
-        call = next(i.offset for i in dis.get_instructions(names[name]) if i.opname == "CALL")
-        while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not names[name].__code__:
+        call = next(i.offset for i in dis.get_instructions(innermost) if i.opname == "CALL")
+        while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not innermost.__code__:
             pass
         while frame.f_lasti != call:
             pass
@@ -55,8 +60,9 @@ def look(monkeypatch):
         thread.join()
 
 
-def test_a_rank_that_waits_in_an_operation_reports_repeatedly_until_it_moves(look):
-    after = look("torch/distributed/distributed_c10d.py")
+@pytest.mark.parametrize("is_observed", [False, True])
+def test_a_rank_that_waits_in_an_operation_reports_repeatedly_until_it_moves(look, is_observed):
+    after = look("torch/distributed/distributed_c10d.py", is_observed=is_observed)
     assert after(STANDS_S - 1) is None
     said = after(1)
     assert said == Position({"0": 1}, False, False, STANDS_S, "all_reduce", "train.py:2")
