@@ -38,6 +38,7 @@ class Page:
         self._url = f"{driver}/session/{session['sessionId']}"
         self._errors: list[str] = []
         self.resize(1440, 1000)
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # without the focus, it would lose keys
 
     def go(self, where):
         """Load a page with its resources. Its scripts may still run afterwards; see `until`."""

@@ -119,7 +119,7 @@ def test_the_link_shows_the_answer_and_the_points_to_one_browser(studied):
     note = experiment.tags["mlflow.note.content"]
     answer = note.partition("\n")[0]
     assert answer.startswith("Does a second worker pay off for a tiny network? ") and note.count("\n| ") == 2 + 4
-    with studied.start("ui", "--port", "22700") as process, browser() as chromium:
+    with browser() as chromium, studied.start("ui", "--port", "22700") as process:
         try:
             studied.wait(process, lambda: "works once" in studied.output())
             links = [line.rpartition(" ")[2] for line in studied.output().splitlines()]
