@@ -1,6 +1,6 @@
 """What does a second worker gain for an existing Ray Train loop (from Ray's PyTorch guide)?
 
-It runs unchanged on one worker and on two. Expect well below 2x: start-up and data loading are part of its time.
+It runs unchanged on one worker and on two. Expect well below 2x: loading the data is part of its steps.
 """
 
 import ray.train.torch

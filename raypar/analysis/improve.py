@@ -109,7 +109,7 @@ class Change:
 
     @property
     def pays_off_after_s(self) -> float | None:
-        """Seconds of unchanged training from which it saves more than its start costs; None: about at once."""
+        """Seconds of unchanged training from which it saves more than its start costs; None: at once, or never."""
         if self.start_s < NOTICEABLE_START_S or self.speedup <= 1:
             return None
         return self.start_s / (1 - 1 / self.speedup)

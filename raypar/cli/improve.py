@@ -47,10 +47,10 @@ def improve(
     from raypar.reporting.improve import ImproveView, print_improve
     from raypar.study.workload import Workload
 
-    began_s, own_budget = time.monotonic(), flags.budget
+    began_s = time.monotonic()
     with handle_signals():
         if not flags.repeats:
-            flags = replace(flags, until="settled", budget=flags.budget or BUDGET_S)
+            flags = replace(flags, until="settled")
         loaded = load_target(target, flags, grid, save)
         if isinstance(loaded.study.workload, Workload):
             hint = "sweep the hyperparameters of the model: raypar study FILE --set KEY=A,B"
@@ -65,7 +65,7 @@ def improve(
             # In blocks of their own, so that all of them are compared with trials of the same minutes.
             again = tuple(dict.fromkeys((*chosen, together(chosen))))
             budget, most = loaded.study.budget, None
-            if not (own_budget or flags.repeats):
+            if budget is None and not flags.repeats:
                 took_s = time.monotonic() - began_s
                 budget = max(BUDGET_S - took_s, took_s / 2)  # a slow script's repeats get less than its first trials
             if isinstance(budget, (int, float)):

@@ -6,17 +6,15 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SCRIPT = Path(__file__).parents[1] / "golden" / "scripts" / "plain_script.py"
-ELSEWHERE = ("ui", "doctor")  # tested elsewhere
+SCRIPT = Path(__file__).parents[1] / "golden" / "scripts" / "torchrun_script.py"
+ELSEWHERE = ("ui", "doctor", "improve")  # tested elsewhere
 
 
 @pytest.mark.ray
 def test_the_study_in_the_readme_runs_as_printed(cli):
     (study,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     cli.write("mine.py", study)
-    (block, *_) = re.findall(r"```sh\n(.*?)```", README.split(study)[1], re.DOTALL)
-    commands = re.findall(r"^raypar (.*?)(?:  +#.*)?$", block, re.MULTILINE)
-    shown = {words.split()[0]: cli.done(*words.split()) for words in commands if words.split()[0] not in ELSEWHERE}
+    shown = run_commands(cli, README.split(study)[1])
     assert list(shown) == ["plan", "study", "report", "recommend"]
     assert "12 trials" in shown["plan"] and "[12/12]" in shown["study"]
     assert "mine: 4 points, 12 trials" in shown["report"] and "Does a wider network pay off" in shown["report"]
@@ -26,10 +24,17 @@ def test_the_study_in_the_readme_runs_as_printed(cli):
 
 
 @pytest.mark.ray
-def test_the_readmes_study_of_a_script_runs_as_printed(cli):
+def test_the_readmes_commands_for_a_script_run_as_printed(cli):
     cli.write("train.py", SCRIPT.read_text(encoding="utf-8"))
-    (line,) = re.findall(r"^raypar init (.*?)(?:  +#.*)?$", README, re.MULTILINE)
-    init, study = f"init {line}".replace("raypar ", "").split(" && ")
-    cli.done(*init.split())
-    assert "[6/6]" in cli.done(*study.split())
+    shown = run_commands(cli, README.split("## Your own script")[1])
+    assert list(shown) == ["study", "why"]
+    assert "[6/6]" in shown["study"] and "Does a second worker pay off for train.py?" in shown["study"]
+    assert "Each step at num_workers=2 takes" in shown["why"]
     cli.wait_for_its_processes()
+
+
+def run_commands(cli, text):
+    """Run the commands of a text's first block but those that are tested elsewhere; return their outputs by name."""
+    (block, *_) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    commands = [line.split() for line in re.findall(r"^raypar (.*?)(?:  +#.*)?$", block, re.MULTILINE)]
+    return {words[0]: cli.done(*words) for words in commands if words[0] not in ELSEWHERE}
