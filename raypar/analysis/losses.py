@@ -15,6 +15,7 @@ Losses: TypeAlias = Mapping[int, float]  # by step
 NUM_EXACT_LOSSES = 20
 LOSS_TOLERANCE = 1e-3  # relative difference of these losses
 END_TOLERANCE = 0.02  # relative difference of the mean losses of the last tenth
+NUM_ERRORS = 2.0  # standard errors of that difference, by which rounding alone may change it in an unsteady training
 
 
 def difference(first: Losses, second: Losses) -> str | None:
@@ -29,7 +30,11 @@ def difference(first: Losses, second: Losses) -> str | None:
         if not math.isclose(first[step], second[step], rel_tol=LOSS_TOLERANCE, abs_tol=slack):
             by = units.percent(LOSS_TOLERANCE, 1)
             return f"differ by more than {by} from step {step} on: {first[step]:.4g} and {second[step]:.4g}"
-    one, other = (end_of({step: losses[step] for step in steps}) for losses in (first, second))
+    ends = [_end({step: losses[step] for step in steps}) for losses in (first, second)]
+    one, other = map(statistics.fmean, ends)
+    if len(ends[0]) > 1:
+        error = math.sqrt(sum(statistics.variance(end) / len(end) for end in ends))
+        slack = max(slack, NUM_ERRORS * error)
     if not math.isclose(one, other, rel_tol=END_TOLERANCE, abs_tol=slack):
         return f"differ by more than {units.percent(END_TOLERANCE)} at the end: {one:.4g} and {other:.4g}"
     return ""
@@ -37,4 +42,8 @@ def difference(first: Losses, second: Losses) -> str | None:
 
 def end_of(losses: Losses) -> float:
     """Return the mean loss of the last tenth of the steps."""
-    return statistics.fmean(losses[step] for step in sorted(losses)[-max(1, len(losses) // 10) :])
+    return statistics.fmean(_end(losses))
+
+
+def _end(losses: Losses) -> list[float]:
+    return [losses[step] for step in sorted(losses)[-max(1, len(losses) // 10) :]]

@@ -112,6 +112,29 @@ def _of_loader(name: str) -> Setting:
     return LOADER, apply
 
 
+def _persist(module: Any, value: Any) -> None:
+    """Let the processes of loaders persist, or not.
+
+    A new iterator draws a seed for its processes, and one that persists does not. It does so here as well where the
+    script has none that persist: the later epochs keep their order, so losses can be compared.
+    """
+    torch, iterate = sys.modules["torch"], module.DataLoader.__iter__
+
+    def note(arguments: dict[str, Any]) -> None:
+        arguments["self"]._raypar_draws = value and not arguments.get("persistent_workers")
+
+    @wraps(iterate)
+    def __iter__(self: Any) -> Any:
+        if getattr(self, "_raypar_draws", False) and self._iterator is not None:
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return iterate(self)
+
+    _, apply = _of_loader("persistent_workers")
+    apply(module, value)
+    _change_arguments(module.DataLoader, note)
+    module.DataLoader.__iter__ = __iter__
+
+
 def _of_ddp(name: str) -> Setting:
     def apply(module: Any, value: Any) -> None:
         _change_arguments(module.DistributedDataParallel, lambda arguments: arguments.update({name: value}))
@@ -406,7 +429,7 @@ SETTINGS: Mapping[str, Setting] = {
     "loader_workers": _of_loader("num_workers"),
     "pin_memory": _of_loader("pin_memory"),
     "prefetch_factor": _of_loader("prefetch_factor"),
-    "persistent_workers": _of_loader("persistent_workers"),
+    "persistent_workers": (LOADER, _persist),
     "evaluation_batches": (TORCH, _limit_evaluation),
     "fused_optimizer": (TORCH, _fuse),
     "compile": (TORCH, _compile),

@@ -257,6 +257,29 @@ def test_settings_do_what_the_script_s_own_change_would_do(tmp_path):
     assert run(loader_workers=0)["batches"] == 8
 
 
+SHUFFLED = """
+import json
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(3)
+loader = DataLoader(TensorDataset(torch.arange(12)), 4, shuffle=True)
+orders = [[batch.tolist() for (batch,) in loader] for _ in range(3)]
+print(f"@@ {json.dumps([orders, loader.persistent_workers, torch.rand(1).item()])}\\n", end="", flush=True)
+"""
+
+
+def test_the_order_of_samples_stays_if_the_processes_of_a_loader_persist(tmp_path):
+    found = {}
+    for number in (0, 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        settings = {"loader_workers": 1, "persistent_workers": True} if number else {}
+        ((found[number],), _, _) = run_script(folder, SHUFFLED, settings=settings)
+    (orders, persistent, drawn), (orders_persistent, is_persistent, drawn_persistent) = found[0], found[1]
+    assert not persistent and is_persistent and len({str(order) for order in orders}) == 3
+    assert (orders_persistent, drawn_persistent) == (orders, drawn)
+
+
 LEFT_OUT = """
 import json, os
 import torch

@@ -275,6 +275,9 @@ def test_losses_decide_only_if_those_of_the_unchanged_script_repeat():
     assert have_same_losses({0: same, 1: other}, {0: far, 1: far}) is False
     assert have_same_losses({0: same}, {}) is None and have_same_losses({0: same}, {0: {}}) is None
     assert have_same_losses({1: other}, {0: same, 1: other}) is True, "trials of the same repeat"
+    for height, are_same in ((1.0, True), (0.01, False)):  # by which the last losses vary
+        one, other = ({s: 2.0 if s < 180 else 1 + s % 2 * height + up for s in range(200)} for up in (0.0, 0.05))
+        assert have_same_losses({0: one}, {0: other}) is are_same
     small = {step: 2.0 if step < 20 else 1e-6 for step in range(40)}
     assert have_same_losses({0: small}, {0: {**small, 39: 2e-6}}) is True, "rounding, next to what was learned"
 
