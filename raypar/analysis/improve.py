@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raypar.analysis.comparison import Comparison, Outcome
@@ -24,6 +24,7 @@ WORTH_COMPILING = 0.3
 WORTH_SHORTENING = 0.1  # share of evaluations in the whole time
 WORTH_REPEATING = 0.02  # gain of a change in its first trials
 MAX_REPEATED = 3  # changes; more of them leave too few repeats of each
+DECISIVE_BLOCKS = 4  # of three blocks, an interval is more than twice as wide as of four
 NOTICEABLE_START_S = 1.0  # by which a change makes the start longer
 MANY_BUCKETS_BYTES = 2**20  # of gradients: with fewer, a bucket's size hardly matters
 
@@ -226,7 +227,21 @@ def promising(evidence: Evidence, changes: Iterable[str], num_repeats: int) -> t
     return tuple(by_names.values())[:MAX_REPEATED]
 
 
-def affordable_repeats(evidence: Evidence, changes: Iterable[str], num_repeats: int, budget_s: float) -> int:
+def worth_repeating(evidence: Evidence, chosen: Sequence[str], num_repeats: int, budget_s: float) -> tuple[str, ...]:
+    """Return the changes to repeat: the chosen ones together, and as many of them alone as a budget can decide.
+
+    Args:
+        chosen: the fastest first, at least one.
+        num_repeats: first trials of each.
+        budget_s: seconds for further ones.
+    """
+    changes = tuple(dict.fromkeys((together(chosen), *chosen)))
+    while len(changes) > 2 and budget_s < DECISIVE_BLOCKS * _block_s(evidence, changes, num_repeats):
+        changes = changes[:-1]
+    return changes
+
+
+def affordable_repeats(evidence: Evidence, changes: Collection[str], num_repeats: int, budget_s: float) -> int:
     """Return how many repeats of these changes, in all, a budget allows after the first ones.
 
     Each look at the results costs some confidence, so none must be planned that will never come.
@@ -236,11 +251,17 @@ def affordable_repeats(evidence: Evidence, changes: Iterable[str], num_repeats: 
         num_repeats: first trials of each.
         budget_s: seconds for further ones.
     """
+    block_s = _block_s(evidence, changes, num_repeats)
+    return num_repeats + max(MIN_BLOCKS, int(budget_s / block_s) if block_s else 0)
+
+
+def _block_s(evidence: Evidence, changes: Collection[str], num_repeats: int) -> float:
+    """Return the seconds of a trial of each change and of the unchanged script, from the first trials."""
     asked = {UNCHANGED, *changes}
     first = (_with_first(p, num_repeats) for p in evidence.points if p.point.get(CHANGE) in asked)
-    walls_s = [[r.wall_s for r in p.results if r.wall_s] for p in first]
-    block_s = sum(statistics.median(each) for each in walls_s if each)
-    return num_repeats + max(MIN_BLOCKS, int(budget_s / block_s) if block_s else 0)
+    walls_s = [statistics.median(each) for p in first if (each := [r.wall_s for r in p.results if r.wall_s])]
+    # Several changes together have not been tried yet: as long as the slowest.
+    return sum(walls_s) + max(walls_s, default=0.0) * (len(asked) - len(walls_s))
 
 
 def _with_first(point: PointAnalysis, num_repeats: int) -> PointAnalysis:

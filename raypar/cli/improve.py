@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,12 @@ def improve(
     """Find settings that make a script faster.
 
     Measures the parts of its steps, tries the settings that these leave room for, one at a time and in alternation with
-    the unchanged script, and repeats the three most promising ones, also together, until they are settled or about ten
+    the unchanged script, and repeats the most promising ones, alone and together, until they are settled or about ten
     minutes are over. The script itself is not changed.
 
     Examples:  raypar improve train.py    raypar improve train.py --grid epochs=1 --budget 20m
     """
-    from raypar.analysis.improve import affordable_repeats, promising, remedies, together
+    from raypar.analysis.improve import affordable_repeats, promising, remedies, together, worth_repeating
     from raypar.reporting.improve import ImproveView, print_improve
     from raypar.study.workload import Workload
 
@@ -63,12 +63,13 @@ def improve(
         chosen = promising(last.analysis.evidence, changes, NUM_TRIED)
         if not last.was_interrupted and chosen:
             # In blocks of their own, so that all of them are compared with trials of the same minutes.
-            again = tuple(dict.fromkeys((*chosen, together(chosen))))
+            again: Sequence[str] = tuple(dict.fromkeys((together(chosen), *chosen)))
             budget, most = loaded.study.budget, None
             if budget is None and not flags.repeats:
                 took_s = time.monotonic() - began_s
                 budget = max(BUDGET_S - took_s, took_s / 2)  # a slow script's repeats get less than its first trials
             if isinstance(budget, (int, float)):
+                again = worth_repeating(last.analysis.evidence, chosen, NUM_TRIED, budget)
                 most = affordable_repeats(last.analysis.evidence, again, NUM_TRIED, budget)
             last = asking.execute(again, first_repeat=NUM_TRIED, max_repeats=most, budget=budget)
         repeated = last.analysis if chosen and not flags.repeats and not last.was_interrupted else None

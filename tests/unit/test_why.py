@@ -8,7 +8,15 @@ from results import make_result
 from rich.console import Console
 
 from raypar.analysis.analyse import Question, analyse
-from raypar.analysis.improve import affordable_repeats, changes_of, have_same_losses, promising, remedies, together
+from raypar.analysis.improve import (
+    affordable_repeats,
+    changes_of,
+    have_same_losses,
+    promising,
+    remedies,
+    together,
+    worth_repeating,
+)
 from raypar.analysis.why import worth_leaving_out
 from raypar.init.calls import lines_of_calls
 from raypar.reporting.documents import to_json
@@ -265,6 +273,17 @@ def test_no_more_repeats_are_planned_than_the_budget_allows():
     # The unchanged script takes 2.0 s, and these 1.5 and 1.9 s.
     assert affordable_repeats(evidence, changes, 2, 60.0) == 2 + 11
     assert affordable_repeats(evidence, changes, 2, 1.0) == 2 + 3, "a study needs three blocks to settle"
+    assert affordable_repeats(evidence, (*changes, together(changes)), 2, 75.0) == 2 + 10, (
+        "those together as the slowest"
+    )
+
+
+def test_fewer_changes_are_repeated_if_there_is_no_time_for_four_repeats_of_each():
+    chosen = ("loader_workers=1 persistent_workers=True", "fused_optimizer=True")
+    repeated = {budget_s: worth_repeating(improved(2).evidence, chosen, 2, budget_s) for budget_s in (30.0, 29.0, 1.0)}
+    assert repeated[30.0] == (together(chosen), *chosen), "7.4 s for each repeat of these and of the unchanged script"
+    assert repeated[29.0] == repeated[1.0] == (together(chosen), chosen[0])
+    assert worth_repeating(improved(2).evidence, chosen[:1], 2, 60.0) == chosen[:1]
 
 
 def test_losses_decide_only_if_those_of_the_unchanged_script_repeat():
