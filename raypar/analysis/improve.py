@@ -24,7 +24,7 @@ WORTH_COMPILING = 0.3
 WORTH_SHORTENING = 0.1  # share of evaluations in the whole time
 WORTH_REPEATING = 0.02  # gain of a change in its first trials
 MAX_REPEATED = 3  # changes; more of them leave too few repeats of each
-DECISIVE_BLOCKS = 4  # of three blocks, an interval is more than twice as wide as of four
+DECISIVE_BLOCKS = 4  # of three blocks, an interval is about twice as wide as of four
 NOTICEABLE_START_S = 1.0  # by which a change makes the start longer
 MANY_BUCKETS_BYTES = 2**20  # of gradients: with fewer, a bucket's size hardly matters
 
@@ -233,7 +233,7 @@ def worth_repeating(evidence: Evidence, chosen: Sequence[str], num_repeats: int,
     Args:
         chosen: the fastest first, at least one.
         num_repeats: first trials of each.
-        budget_s: seconds for further ones.
+        budget_s: seconds for further ones; infinity: no limit.
     """
     changes = tuple(dict.fromkeys((together(chosen), *chosen)))
     while len(changes) > 2 and budget_s < DECISIVE_BLOCKS * _block_s(evidence, changes, num_repeats):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ def improve(
 
     Examples:  raypar improve train.py    raypar improve train.py --grid epochs=1 --budget 20m
     """
-    from raypar.analysis.improve import affordable_repeats, promising, remedies, together, worth_repeating
+    from raypar.analysis.improve import affordable_repeats, promising, remedies, worth_repeating
     from raypar.reporting.improve import ImproveView, print_improve
     from raypar.study.workload import Workload
 
@@ -63,14 +64,14 @@ def improve(
         chosen = promising(last.analysis.evidence, changes, NUM_TRIED)
         if not last.was_interrupted and chosen:
             # In blocks of their own, so that all of them are compared with trials of the same minutes.
-            again: Sequence[str] = tuple(dict.fromkeys((together(chosen), *chosen)))
             budget, most = loaded.study.budget, None
             if budget is None and not flags.repeats:
                 took_s = time.monotonic() - began_s
                 budget = max(BUDGET_S - took_s, took_s / 2)  # a slow script's repeats get less than its first trials
-            if isinstance(budget, (int, float)):
-                again = worth_repeating(last.analysis.evidence, chosen, NUM_TRIED, budget)
-                most = affordable_repeats(last.analysis.evidence, again, NUM_TRIED, budget)
+            limit_s = budget if isinstance(budget, (int, float)) else math.inf
+            again = worth_repeating(last.analysis.evidence, chosen, NUM_TRIED, limit_s)
+            if math.isfinite(limit_s):
+                most = affordable_repeats(last.analysis.evidence, again, NUM_TRIED, limit_s)
             last = asking.execute(again, first_repeat=NUM_TRIED, max_repeats=most, budget=budget)
         repeated = last.analysis if chosen and not flags.repeats and not last.was_interrupted else None
         view = ImproveView.of(asking.analysis_of_all(last), partial(calls_in, loaded), repeated)
