@@ -141,6 +141,11 @@ class Broker:
         await self._until(lambda: running.kill_requested or running.is_over)
         return running.kill_requested
 
+    async def wait_until_over(self, uid: str, attempt: int) -> None:
+        """Wait until the ends of all ranks of an attempt are known."""
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
+            await self._until(lambda: running.is_over)
+
     async def notify(self, text: str) -> None:
         """Show the user a notice from a worker."""
         self._dispatcher.notify(text)

@@ -185,6 +185,8 @@ def serve(config: Mapping[str, Any]) -> None:
             ray.get(broker.finish.remote(turn.job.uid, turn.job.attempt, rank, end))
         num_turns += 1
         if forks is not None and forks.is_lost:
+            # Train ends the other workers with the first that fails, and theirs would be lost.
+            ray.get(broker.wait_until_over.remote(turn.job.uid, turn.job.attempt))
             raise RuntimeError("the fork server of this node has ended; the next gang will have a new one")
 
 

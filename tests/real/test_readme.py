@@ -24,6 +24,7 @@ def test_the_study_in_the_readme_runs_as_printed(cli):
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_the_readmes_commands_for_a_script_run_as_printed(cli):
     cli.write("train.py", SCRIPT.read_text(encoding="utf-8"))
     shown = run_commands(cli, README.split("## Your own script")[1])
