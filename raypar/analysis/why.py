@@ -74,7 +74,7 @@ class PointWhy:
         train_s: all training steps of a trial.
         eval_s: evaluations of a trial after its first step, slowest rank.
         save_s: checkpoints of a trial after its first step, slowest rank.
-        samples_per_step: of all ranks; 0: unknown.
+        samples_per_step: of all ranks; None: unknown.
         analysed: its complete trials.
     """
 
@@ -85,7 +85,7 @@ class PointWhy:
     train_s: Estimate
     eval_s: float
     save_s: float
-    samples_per_step: float
+    samples_per_step: float | None
     what_ifs: tuple[WhatIf, ...]
     analysed: PointAnalysis
 
@@ -194,12 +194,13 @@ def _save_s(result: TrialResult) -> float:
     return max((rank.save_s for rank in _ranks(result)), default=0.0)
 
 
-def _samples_per_step(result: TrialResult) -> float:
-    """Return the samples of a step on all ranks; 0: unknown."""
+def _samples_per_step(result: TrialResult) -> float | None:
+    """Return the samples of a step on all ranks; None: unknown."""
     if result.observation:
-        return result.observation.samples_per_step
+        return result.observation.samples_per_step or None
     num_steps = max(map(len, result.step_times_s), default=0)
-    return round((result.throughput_samples_per_s or 0) * (result.train_time_s or 0)) / num_steps if num_steps else 0
+    num_samples = round((result.throughput_samples_per_s or 0) * (result.train_time_s or 0))
+    return num_samples / num_steps if num_samples and num_steps else None
 
 
 def _parts(profiles: Sequence[Profile]) -> Iterator[Part]:

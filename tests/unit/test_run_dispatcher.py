@@ -551,18 +551,43 @@ def test_artifacts_that_the_driver_cant_store_cost_one_notice_and_no_result():
     assert result.state is TrialState.FINISHED
 
 
+def broker_of(run):
+    """Return a broker over `run`, in the running event loop."""
+    broker = module.Broker(run.config)
+    broker._dispatcher, run.it._on_change = run.it, broker._notify
+    return broker
+
+
+async def settled(task):
+    """Return whether a task has ended once the event loop has run what was ready."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task.done()
+
+
+def test_a_worker_without_a_fork_server_waits_for_the_ends_of_its_peers(monkeypatch):
+    monkeypatch.setattr(module, "_import_trainer", lambda: None)
+    run = one_running(2)
+
+    async def end_one_after_the_other():
+        broker = broker_of(run)
+        killed = RankEnd(failure=KILLED)
+        await broker.finish("a", 1, 0, killed)
+        wait = asyncio.ensure_future(broker.wait_until_over("a", 1))
+        assert not await settled(wait)
+        await broker.finish("a", 1, 1, killed)
+        assert await settled(wait)
+        await broker.wait_until_over("a", 7)  # an attempt that is not known
+
+    asyncio.run(end_one_after_the_other())
+
+
 def test_a_worker_sends_the_next_piece_after_the_driver_has_taken_one(monkeypatch):
     monkeypatch.setattr(module, "_import_trainer", lambda: None)
     run = one_running()
 
     async def send_all():
-        broker = module.Broker(run.config)
-        broker._dispatcher, run.it._on_change = run.it, broker._notify
-
-        async def settled(sent):
-            for _ in range(5):
-                await asyncio.sleep(0)
-            return sent.done()
+        broker = broker_of(run)
 
         async def is_sent(piece):
             sent = asyncio.ensure_future(broker.send("a", 1, piece))
