@@ -376,10 +376,16 @@ def checked(result: TrialResult) -> TrialResult:
     return result
 
 
-def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[TrialResult, float], None]) -> None:
+def run_on_ray(
+    study: Study,
+    specs: Sequence[TrialSpec],
+    listener: Callable[[TrialResult, float], None],
+    preload: tuple[str, ...] = (),
+) -> None:
     """Run trials in gangs on a private Ray, all started as `raypar study` starts it, without a store.
 
     Args:
+        preload: modules that the study's files import.
         listener: receives each trial's result, and the seconds since the previous call returned (of the first trial:
             since the start of Ray). The next trial starts when it returns.
     """
@@ -390,6 +396,7 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
     from raypar.run.ranks import ForkServer
     from raypar.run.runner import Event, TrialEnded
     from raypar.run.tune import TuneRunner
+    from raypar.study.workload import CommandWorkload
     from raypar.train.job import RunSettings
 
     begun_s = time.perf_counter()
@@ -403,8 +410,9 @@ def run_on_ray(study: Study, specs: Sequence[TrialSpec], listener: Callable[[Tri
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
-        settings = RunSettings(log_dir=folder, preload=study.workload.preload)
-        with contextlib.closing(ForkServer(settings.preload)) as server:
+        preload = (*study.workload.preload, *preload)
+        settings = RunSettings(log_dir=folder, preload=preload, is_command=isinstance(study.workload, CommandWorkload))
+        with contextlib.closing(ForkServer.of(settings.revision())) as server:
             widest = max(spec.placement.num_cpus for spec in specs)
             with private_ray(this_machine(), allowed_cores()[:widest]):
                 runner = TuneRunner(settings, owns_cluster=True, fork_addresses={"": server.address})

@@ -6,6 +6,7 @@ study called ``cmd.py``. Other modules of the folder take precedence over instal
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
@@ -25,10 +26,15 @@ _NEVER_IMPORTED = {"example"}  # nvidia-ml-py installs one
 
 
 class _Finder(MetaPathFinder):
-    """Finder of modules that a folder would hide: it finds them in the other folders."""
+    """Finder of modules that a folder would hide: it finds them in the other folders.
+
+    Attributes:
+        original: ``sys.path`` before the first folder; None: there is none.
+    """
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
+        self.original: list[str] | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,12 +48,23 @@ _finder = _Finder()
 
 def put_first(folders: Iterable[str]) -> tuple[str, ...]:
     """Put folders first on ``sys.path``; return the added ones."""
+    if _finder.original is None:
+        _finder.original = [*sys.path]
     added = tuple(folder for folder in folders if folder not in sys.path)
     sys.path[:0] = added
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.folders += [path for folder in added if (path := Path(folder).resolve()) not in _finder.folders]
     return added
+
+
+def restore() -> None:
+    """Give this process the search path that it had before `put_first`."""
+    if _finder.original is not None:
+        sys.path[:] = _finder.original
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    importlib.invalidate_caches()
 
 
 def hidden_by(folders: Collection[Path], name: str) -> ModuleSpec | None:

@@ -24,7 +24,7 @@ from raypar.run.watch import watch_of_cluster
 from raypar.scratch import LOGS_PREFIX
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import point_label
-from raypar.study.workload import Workload
+from raypar.study.workload import CommandWorkload, Workload
 from raypar.track.system_metrics import system_sampled
 from raypar.train.job import CheckJob, RunSettings
 
@@ -81,6 +81,7 @@ def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir
         sources={} if plan.cluster.is_own else loaded.sources,
         revisions=options.revisions,
         sampling=system_sampled if options.flags.system_metrics else None,
+        is_command=isinstance(loaded.study.workload, CommandWorkload),
     )
     with contextlib.ExitStack() as stack:
         servers: dict[str, ForkAgent] = {}

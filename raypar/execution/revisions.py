@@ -31,7 +31,7 @@ from raypar.study.options import known_options, resolve
 from raypar.study.space import Grid, Value
 from raypar.study.study import Study
 from raypar.study.trial import REVISION, point_label
-from raypar.study.workload import Config, Option
+from raypar.study.workload import CommandWorkload, Config, Option
 from raypar.train.job import Revision
 from raypar.units import listed, value_of
 
@@ -162,8 +162,14 @@ def _with_code(revision: Revision, loaded: LoadedStudy) -> Revision:
     import cloudpickle
 
     pickle_by_value(loaded)
-    workload = cloudpickle.dumps(loaded.study.workload)
-    return replace(revision, preload=preload_of(loaded), workload=workload, code=loaded.code)
+    workload = loaded.study.workload
+    return replace(
+        revision,
+        preload=preload_of(loaded),
+        workload=cloudpickle.dumps(workload),
+        code=loaded.code,
+        is_command=isinstance(workload, CommandWorkload),
+    )
 
 
 def _labels(a: Version, b: Version) -> tuple[str, str]:

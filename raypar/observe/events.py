@@ -74,6 +74,7 @@ class EventRecorder:
         num_reads: values read from a GPU since the last step.
         counts_reads: reads count at this moment.
         thread: the thread that trains; 0: none has trained yet.
+        mapped_bytes: of files, in the process that this one is a fork of; see `modules`.
         next_write_s: time from which a write is due; who records an event looks at it.
         at_optimizer: called after the first backward pass, and after the first step of some of the optimizers.
         at_step: called after each step; a function removes itself once it has no more to do.
@@ -99,6 +100,7 @@ class EventRecorder:
         self.num_reads = 0
         self.counts_reads = True
         self.thread = 0
+        self.mapped_bytes = 0
         self._folder, self._pid = folder, os.getpid()
         self._num_written = 0
         self._num_facts = 0  # entries in lists and mappings that have been written

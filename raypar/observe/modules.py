@@ -101,9 +101,6 @@ def _hook_save(name: str) -> Callable[[Any, EventRecorder], None]:
             return result
 
         setattr(module, name, save)
-        torch = sys.modules.get("torch")  # it has the function already if it was imported before the observer
-        if getattr(torch, name, None) is original:
-            setattr(torch, name, save)
 
     return hook
 
@@ -119,7 +116,7 @@ def _note_process(module: Any, recorder: EventRecorder) -> None:
         facts = recorder.facts
         facts["num_threads"] = module.get_num_threads()
         facts["num_cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        facts["max_rss_bytes"] = _max_rss_bytes()
+        facts["max_rss_bytes"] = _max_rss_bytes(recorder.mapped_bytes)
         if module.cuda.is_initialized():
             facts["device"] = module.cuda.get_device_name()
             # The script may reset these peaks.
@@ -132,10 +129,21 @@ def _note_process(module: Any, recorder: EventRecorder) -> None:
     recorder.at_facts.append(note)
 
 
-def _max_rss_bytes() -> int:
+def _max_rss_bytes(mapped_bytes: int) -> int:
+    """Return the peak resident memory of this process.
+
+    Args:
+        mapped_bytes: resident parts of files in the process that this one is a fork of. Most of them are not in the
+            fork, and would be in a new process.
+    """
     with suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="ignore") as status:
         # Unlike getrusage's, this peak is not inherited from the process that started this one.
-        return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")), 0)
+        sizes = {
+            name: int(text.split()[0]) * 1024
+            for name, _, text in (line.partition(":") for line in status)
+            if "kB" in text
+        }
+        return sizes.get("VmHWM", 0) + max(0, mapped_bytes - sizes.get("RssFile", 0) - sizes.get("RssShmem", 0))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes where there is no /proc
 
 

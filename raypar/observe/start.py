@@ -41,8 +41,7 @@ def start(folder: str, given: Mapping[str, Any]) -> EventRecorder:
     for each in (settings.hooks(changes), *OWN, profiler.hooks(given.get(profiler.NAME))):
         for name, hook in each.items():
             hooks[name].append(hook)
-    for name in hooks.keys() & sys.modules.keys():
-        _set(name, hooks.pop(name), sys.modules[name], recorder)
+    _set_on_imported({name: hooks.pop(name) for name in hooks.keys() & sys.modules.keys()}, recorder)
     sys.meta_path.insert(0, _AfterImport(hooks, recorder))
     atexit.register(recorder.close)
     return recorder
@@ -54,6 +53,27 @@ def _set(name: str, hooks: Sequence[Hook], module: ModuleType, recorder: EventRe
             hook(module, recorder)
         except Exception as error:
             recorder.problem(name, error)
+
+
+def _set_on_imported(hooks: Mapping[str, Sequence[Hook]], recorder: EventRecorder) -> None:
+    """Set the hooks of modules that were imported before the observer.
+
+    Other modules have imported names from these, so a function that a hook replaces is replaced there as well.
+    """
+    new: dict[int, tuple[Any, Any]] = {}  # by id of the replaced object: this object, and what replaces it
+    for name, of_module in hooks.items():
+        names = vars(sys.modules[name])
+        before = dict(names)
+        _set(name, of_module, sys.modules[name], recorder)
+        new |= {
+            id(old): (old, names[key]) for key, old in before.items() if names.get(key) is not old and callable(old)
+        }
+    if not new:
+        return
+    for module in [*sys.modules.values()]:
+        for key, value in [*getattr(module, "__dict__", {}).items()]:
+            if id(value) in new:
+                setattr(module, key, new[id(value)][1])
 
 
 class _AfterImport(MetaPathFinder):

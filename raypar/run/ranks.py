@@ -50,6 +50,11 @@ from raypar.train.position import Position
 
 # DDP needs nn.parallel. The first optimizer imports torch._dynamo (0.6 to 1.6 s), which checks don't need.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "raypar.train.loop")
+# A rank that runs a command trains nothing. Forks of it may run the command's script.
+COMMAND_PRELOAD = (
+    *("torch", "torch.distributed.run", "torch.nn.parallel", "threadpoolctl"),
+    *("raypar.train.worker", "raypar.train.command", "raypar.measure.memory", "raypar.measure.telemetry"),
+)
 LATE_PRELOAD = "torch._dynamo"
 
 CLOSE_GRACE_S = 1.0
@@ -225,7 +230,9 @@ class ForkServer:
         server_end, self._owner_end = os.pipe()
         modules = (*base_preload, *preload)
         # Otherwise OpenBLAS starts threads on import, and forks of a multithreaded process are not pristine.
-        replaced = {**({"OPENBLAS_NUM_THREADS": "1"} if modules else {}), **ALLOCATOR}
+        replaced = {"OPENBLAS_NUM_THREADS": "1"} if modules else {}
+        if revision is None or not revision.is_command:
+            replaced |= ALLOCATOR
         environment = {
             **os.environ,
             **replaced,
@@ -259,7 +266,8 @@ class ForkServer:
     @classmethod
     def of(cls, revision: Revision) -> ForkServer:
         """Start the fork server of a version of the code."""
-        return cls(revision.preload, revision.sys_path, revision=revision)
+        base_preload = COMMAND_PRELOAD if revision.is_command else BASE_PRELOAD
+        return cls(revision.preload, revision.sys_path, base_preload=base_preload, revision=revision)
 
     def close(self) -> None:
         os.close(self._owner_end)

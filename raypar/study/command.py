@@ -50,6 +50,7 @@ class Command:
         metrics: name to a regular expression whose first group is the value, searched in each line of output.
         tensorboard: folder of event files to read at the end, with braces like the template; empty: none.
         folder: working folder, relative to the study file's folder, with braces like the template; empty: that folder.
+        fresh_process: start new interpreters even where forks would do (`raypar.train.script_launch`).
     """
 
     template: str | tuple[str, ...]
@@ -57,6 +58,7 @@ class Command:
     metrics: Mapping[str, str] = field(default_factory=dict)
     tensorboard: str = ""
     folder: str = ""
+    fresh_process: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:

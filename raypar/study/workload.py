@@ -376,6 +376,7 @@ class Workload(AnyWorkload):
         tensorboard: str = "",
         folder: str = "",
         shell: bool = False,
+        fresh_process: bool = False,
         name: str = "",
         **fields: Unpack[CommonFields],
     ) -> CommandWorkload:
@@ -394,6 +395,8 @@ class Workload(AnyWorkload):
             tensorboard: folder of event files, whose scalars are reported at the end: ``"{output_dir}/runs"``.
             folder: where it runs, relative to the study file's folder; ``"{output_dir}"``: a new one for each trial.
             shell: hand the text to ``/bin/sh``; values are quoted.
+            fresh_process: start new interpreters in every trial. Otherwise, a script that ``python`` or ``torchrun``
+                runs, and that imports torch, is run by forks of a process that has imported what it imports.
             name: its name in plans, reports and the store; empty: the script's file name.
             **fields: `options` (those in braces need no entry), `defaults`, `metric` (by default "loss"), `mode`,
                 `metric_chosen_by`, `prepare`, `description` and `dataset`, as for a `Workload`.
@@ -403,7 +406,8 @@ class Workload(AnyWorkload):
         """
         if not isinstance(command, str):
             command = tuple(command) if isinstance(command, Sequence) else (command,)
-        template = Command(command, shell, dict(metrics or {}), str(tensorboard or ""), str(folder or ""))
+        texts = str(tensorboard or ""), str(folder or "")
+        template = Command(command, shell, dict(metrics or {}), *texts, fresh_process=bool(fresh_process))
         return CommandWorkload(name=name or template.title, command=template, **_with_chooser(fields))
 
     def train_size(self, config: Config) -> int | None:

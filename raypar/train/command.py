@@ -37,6 +37,7 @@ from raypar.study.script_settings import script_settings
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import pin
 from raypar.train.job import PROFILE_FOLDER, REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
+from raypar.train.script_launch import ForkedScript, launch_of
 from raypar.train.script_times import check_applied, with_times
 
 MAX_ERROR_LINES = 20
@@ -132,7 +133,6 @@ def run_command(
         raise WorkloadError(f"{machines}: a command needs the same number on each machine", hint=hint)
     import torch
 
-    from raypar.measure.memory import children_peak_bytes
     from raypar.measure.telemetry import Telemetry
 
     cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
@@ -168,7 +168,7 @@ def run_command(
         cores=cores,
         num_threads=int(str(job.spec.config["num_threads"])),
         pid=os.getpid(),
-        peak_rss_bytes=children_peak_bytes() or None,  # of the largest of the command's processes
+        peak_rss_bytes=process.process.peak_bytes or None,  # of the largest of the command's processes
         **load,
     )
     outcome = RankOutcome(
@@ -297,10 +297,38 @@ class EventFiles:
         return dict(sorted(by_step.items()))
 
 
+class _Program(subprocess.Popen[bytes]):
+    """Command in processes of its own, in one process group."""
+
+    @property
+    def peak_bytes(self) -> int:
+        from raypar.measure.memory import children_peak_bytes
+
+        return children_peak_bytes() or 0
+
+    def send_to_all(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def first_failed(self, last_lines: str) -> int | None:
+        """Return the local rank that failed first, if it was another than the first, whose output was read."""
+        failed = _FIRST_FAILED.search(last_lines)
+        return int(failed[1]) if failed else None
+
+
+def _may_fork(command: Command, job: TrialJob) -> bool:
+    """Return whether forks of this rank may run the command's script: it has imported what the script does."""
+    if command.shell or command.fresh_process or job.settings.isolation != "warm" or sys.platform != "linux":
+        return False
+    has_torch = any(name.partition(".")[0] == "torch" for name in job.revision.preload)
+    return has_torch and len([*Path("/proc/self/task").iterdir()]) == 1  # a fork has one thread
+
+
 class _CommandProcess:
     """Started command.
 
     Attributes:
+        process: it runs the command.
         laps: times of its steps and reports.
         is_stopped: raypar has ended it.
     """
@@ -338,8 +366,18 @@ class _CommandProcess:
             **observe.environment(events_folder, inherited, _settings(command, job)),
         }
         print(f"$ {shlex.join(words)}", flush=True)
+        if not folder.is_dir():
+            hint = "check folder= of the workload"
+            raise WorkloadError(f"{folder}: there is no such folder", hint=hint)
+        launch = None
+        if _may_fork(command, job):
+            launch = launch_of(words, environment["PATH"], folder, {**job.settings.environment, **context.environment})
+        self.process: _Program | ForkedScript
+        if launch is not None:
+            self.process = ForkedScript(launch, environment, folder, self._rank_folder)
+            return
         try:
-            self._process = subprocess.Popen(
+            self.process = _Program(
                 words,
                 cwd=folder,
                 env=environment,
@@ -349,9 +387,6 @@ class _CommandProcess:
                 process_group=0,
             )
         except OSError as error:
-            if not folder.is_dir():
-                hint = "check folder= of the workload"
-                raise WorkloadError(f"{folder}: there is no such folder", hint=hint) from None
             hint = "check the command's first word, a program in PATH or in the folder of this Python"
             raise WorkloadError(f"{words[0]}: can't be started: {error.strerror}", hint=hint) from None
 
@@ -362,7 +397,7 @@ class _CommandProcess:
             link: connection to the first machine; if it closes without `FINISHED`, this command is stopped. None: this
                 is the first machine.
         """
-        process, buffers = self._process, {"output": b"", "reports": b""}
+        process, buffers = self.process, {"output": b"", "reports": b""}
         assert process.stdout is not None
         ended, has_ended = os.pipe()
         threading.Thread(target=lambda: (process.wait(), os.write(has_ended, b".")), daemon=True).start()
@@ -400,10 +435,10 @@ class _CommandProcess:
         for report, at_s in self._reader.rest():
             self._report(report, at_s, is_ordered=False)
         process.stdout.close()
-        failed = _FIRST_FAILED.search("\n".join(self._last_lines))
+        failed = process.first_failed("\n".join(self._last_lines))
         for text in lines_of_other_ranks(self._rank_folder):
             print(text, flush=True)
-            if failed and text.startswith(f"[local rank {failed[1]}] "):
+            if failed and text.startswith(f"[local rank {failed}] "):
                 self._last_lines.append(text)
         if process.returncode and not self.is_stopped:
             raise CommandFailed(self._failure(process.returncode))
@@ -452,10 +487,9 @@ class _CommandProcess:
     def _stop(self) -> None:
         self.is_stopped = True
         for number, grace_s in ((signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, None)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+            self.process.send_to_all(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
+                self.process.wait(grace_s)
                 return
 
     def _failure(self, code: int) -> str:

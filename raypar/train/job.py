@@ -51,6 +51,7 @@ class Revision:
         raypar_path: folder with only the driver's raypar, which takes precedence over the checkout.
         python: interpreter; empty: the driver's.
         code: digests of its source files, see `raypar.provenance`.
+        is_command: its trials run a command.
     """
 
     label: str = ""
@@ -63,6 +64,7 @@ class Revision:
     raypar_path: str = ""
     python: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
+    is_command: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class RunSettings:
         sources: files of the study's folder by name, for machines without the folder that run its command.
         revisions: versions of the code that the study compares; empty: one version.
         sampling: context manager around a trial that samples the load of a machine; None: no samples.
+        is_command: the trials run a command.
     """
 
     log_dir: Path
@@ -121,6 +124,7 @@ class RunSettings:
     sources: Mapping[str, bytes] = field(default_factory=dict)
     revisions: tuple[Revision, ...] = ()
     sampling: Callable[[], AbstractContextManager[Sequence[LoadSample]]] | None = None
+    is_command: bool = False
 
     def here(self) -> RunSettings:
         """Return the settings with this node's folder of logs; other nodes than the driver's use a temporary folder."""
@@ -134,7 +138,7 @@ class RunSettings:
         A study that compares no versions may use the hyperparameter's name for its own purposes.
         """
         of_label = {revision.label: revision for revision in self.revisions}
-        return of_label.get(label) or Revision("", self.sys_path, self.preload)
+        return of_label.get(label) or Revision("", self.sys_path, self.preload, is_command=self.is_command)
 
     def job(self, spec: TrialSpec, attempt: int, workload: bytes, uid: str = "") -> TrialJob:
         """Return the job of a trial's attempt, with the workload of its revision or else `workload`."""

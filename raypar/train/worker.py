@@ -205,7 +205,8 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
     import torch
 
     torch.set_num_threads(config["num_threads"])
-    seed_generators(job.spec.seed)  # a fork has inherited its server's generators
+    if not job.revision.is_command:  # such a rank draws nothing, and forks of it begin as new processes do
+        seed_generators(job.spec.seed)  # a fork has inherited its server's generators
     workload: AnyWorkload = pickle.loads(job.workload)
     if isinstance(workload, CommandWorkload):
         from raypar.train.command import run_command

@@ -44,7 +44,7 @@ def study_of(command=PYTHON_SCRIPT, config=None, **parts):
 
 def run(tmp_path, study, **settings):
     events = RunEvents()
-    settings = {"sys_path": (str(tmp_path),), "preload": (), **settings}
+    settings = {"sys_path": (str(tmp_path),), "preload": ("torch",), "is_command": True, **settings}
     with LocalRunner(settings_at(tmp_path, **settings)) as runner:
         runner.run(study, study.trials(), events.events.append)
     return events.results
@@ -102,7 +102,7 @@ def test_a_command_runs_in_its_folder_and_progress_bars_are_read_line_by_line(tm
 @pytest.mark.parametrize(("num_bytes", "is_known"), [(1, False), (1_200_000_000, True)])
 def test_the_memory_of_a_command_is_that_of_its_program_or_unknown(tmp_path, num_bytes, is_known):
     (tmp_path / "train.py").write_text(f"data = b'x' * {num_bytes}")
-    (result,) = run(tmp_path, study_of())
+    (result,) = run(tmp_path, study_of(fresh_process=True))
     assert result.failure is None
     if is_known:
         assert result.conditions.largest("peak_rss_bytes") == pytest.approx(num_bytes, rel=0.05)
