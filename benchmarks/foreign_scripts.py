@@ -7,24 +7,35 @@ Lightning-AI/pytorch-lightning, huggingface/accelerate and huggingface/pytorch-i
 jsonargparse docstring-parser typeshed-client accelerate timm``. Data are random images and texts.
 
 A script that fails without the observer as well is skipped.
+
+``--forks`` runs each script as three trials instead: twice in new processes, and once in a fork of a process that has
+imported torch and the script's packages. Its losses, or else its numbers of steps, must be those of the new processes,
+as far as these agree with each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common import begin, parser_for, print_bar, print_row, scratch
 
-from raypar import observe
+from raypar import Study, Workload, observe
 from raypar.observe.ranks import RankSteps, read_ranks
+from raypar.provenance import source_files
+from raypar.run.local import LocalRunner
+from raypar.run.runner import Event, TrialEnded
+from raypar.study.trial import TrialResult
+from raypar.train.affinity import host_cores
+from raypar.train.job import RunSettings
 
 MIN_OBSERVED, MIN_SCRIPTS = 0.9, 10
 LIMIT_S = 300.0
@@ -147,12 +158,12 @@ SCRIPTS = {
 }
 
 
-def run(script: Foreign, source: Path, events: Path | None) -> str:
-    """Run a fresh copy of a script, and return why it failed; empty: it didn't.
+@contextlib.contextmanager
+def copied(script: Foreign, source: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Copy a script's repository with its data; return the folder in which it runs, and its environment.
 
     Args:
         source: checkout of its repository.
-        events: folder for the observer's events; None: it is not observed.
     """
     with scratch() as copy:
         repository = copy / script.repository
@@ -161,7 +172,17 @@ def run(script: Foreign, source: Path, events: Path | None) -> str:
         for prepare in script.prepare:
             prepare(folder)
         paths = [*(str(repository / each) for each in script.path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        yield folder, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(script: Foreign, source: Path, events: Path | None) -> str:
+    """Run a fresh copy of a script, and return why it failed; empty: it didn't.
+
+    Args:
+        source: checkout of its repository.
+        events: folder for the observer's events; None: it is not observed.
+    """
+    with copied(script, source) as (folder, environment):
         if events is not None:
             environment |= observe.environment(events, environment, {})
         command = [sys.executable, *shlex.split(script.command)]
@@ -181,6 +202,70 @@ def run(script: Foreign, source: Path, events: Path | None) -> str:
             return f"stopped after {LIMIT_S:.0f} s"
     lines = done.stderr.strip().splitlines() or ["no message"]
     return f"exit code {done.returncode}: {lines[-1][:150]}" if done.returncode else ""
+
+
+def trial(script: Foreign, source: Path, *, fresh: bool) -> TrialResult:
+    """Run a fresh copy of a script as a trial.
+
+    Args:
+        source: checkout of its repository.
+        fresh: in a new process.
+    """
+    with copied(script, source) as (folder, environment), scratch() as logs:
+        os.environ["PYTHONPATH"] = environment["PYTHONPATH"]
+        command = ["python", *shlex.split(script.command)]
+        workload = Workload.from_command(
+            [word.replace("{", "{{").replace("}", "}}") for word in command], fresh_process=fresh
+        )
+        study = Study(workload=workload, name="foreign", num_repeats=1, max_retries=0)
+        study_file = folder / "raypar_study.py"
+        study_file.write_text("")
+        packages = source_files(study_file, "", [command[1]]).packages
+        settings = RunSettings(
+            logs, sys_path=(str(folder),), preload=packages, is_command=True, trial_timeout_s=LIMIT_S
+        )
+        results: list[TrialResult] = []
+
+        def listen(event: Event) -> None:
+            if isinstance(event, TrialEnded):
+                results.append(event.result)
+
+        with LocalRunner(settings, host_cores()) as runner:
+            runner.run(study, study.trials(), listen)
+        (result,) = results
+        return result
+
+
+def losses_of(result: TrialResult) -> list[tuple[object, ...]]:
+    """Return the observed losses of each rank."""
+    return [each.losses for each in (result.observation.ranks if result.observation else ())]
+
+
+def steps_of(result: TrialResult) -> list[tuple[object, ...]]:
+    """Return what was observed of each rank that doesn't depend on generators."""
+    ranks = result.observation.ranks if result.observation else ()
+    return [(each.num_steps, each.counted_by, each.samples_per_step) for each in ranks]
+
+
+def compare(title: str, script: Foreign, source: Path) -> bool | None:
+    """Compare a fork with two new processes; return whether it agrees with them, or None if they fail or differ."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    new, again, fork = (trial(script, source, fresh=fresh) for fresh in (True, True, False))
+    os.environ["PYTHONPATH"] = inherited
+    failures = [each.failure.message.splitlines()[0] if each.failure else "" for each in (new, again, fork)]
+    if failures[0] or failures[1]:
+        print_row(title, f"skipped: fails in a new process: {failures[0] or failures[1]}")
+        return None
+    beyond_s = [(each.wall_s or 0) - (each.train_time_s or 0) - (each.eval_time_s or 0) for each in (new, fork)]
+    outcome, agrees = "runs (new processes differ in their steps)", True
+    for what, trait in (("losses", losses_of), ("steps", steps_of)):
+        if trait(new) == trait(again):
+            agrees = trait(new) == trait(fork)
+            outcome = f"{'same' if agrees else 'OTHER'} {what}"
+            break
+    outcome = failures[2] or outcome
+    print_row(title, f"{outcome}; beyond steps and evaluations {beyond_s[1]:.1f} s instead of {beyond_s[0]:.1f} s")
+    return agrees and not failures[2]
 
 
 def is_observed(ranks: Sequence[RankSteps]) -> bool:
@@ -209,6 +294,7 @@ def main() -> None:
     parser.add_argument("--repositories", type=Path, required=True, metavar="FOLDER", help="folder of the checkouts")
     parser.add_argument("--packages", type=Path, metavar="FOLDER", help="folder of packages that the scripts import")
     parser.add_argument("--only", choices=SCRIPTS, nargs="+", default=list(SCRIPTS), metavar="SCRIPT")
+    parser.add_argument("--forks", action="store_true", help="compare forks with new processes")
     args = parser.parse_args()
     for folder in filter(None, (args.repositories, args.packages)):
         if not folder.is_dir():
@@ -223,6 +309,10 @@ def main() -> None:
         source = args.repositories.resolve() / script.repository
         if not source.is_dir():
             print_row(title, f"skipped: no folder {source}")
+            continue
+        if args.forks:
+            if (agrees := compare(title, script, source)) is not None:
+                num_run, num_observed = num_run + 1, num_observed + agrees
             continue
         with scratch() as events:
             error = run(script, source, events)
@@ -239,6 +329,9 @@ def main() -> None:
             print_row(title, "; ".join(filter(None, [error, why_not and f"not observed: {why_not}"])))
     print_bar("scripts that run", num_run, "{:.0f}".format, at_least=MIN_SCRIPTS)
     share = num_observed / num_run if num_run else 0.0
+    if args.forks:
+        print_bar("of these, forks that agree with new processes", share, "{:.0%}".format, at_least=1.0)
+        return
     print_bar("of these, run and observed", share, "{:.0%}".format, at_least=MIN_OBSERVED)
 
 
