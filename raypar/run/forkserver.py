@@ -20,12 +20,14 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import recv_handle
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 
 from raypar.gpus import all_gpus
+from raypar.run.shared_files import SharedFiles
 from raypar.search_path import put_first
 from raypar.trace import mark
+from raypar.train.requests import Request
 
 # Makes torch.cuda.is_available() use NVML, if present, without initialising CUDA.
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -106,9 +108,10 @@ def command(
 def serve() -> None:
     """Run a fork server: import, then fork on request until the owner ends. For the arguments, see `command`.
 
-    For each rank, a client sends the number of descriptors, whether it is a check, and the descriptors. The number 0
-    asks whether the server is ready. The answers are pairs: a pid and None for a new rank, a pid and an exit code for
-    one that has ended, and 0 and a notice when the server is ready. SIGTERM also ends the server and its ranks.
+    A request is a `Request`, its arguments, and the number of descriptors that follow. The answers to RANK and CHECK
+    are pairs: a pid and None for a new rank, later its pid and its exit code. That to READY is 0 and a notice. Those
+    to FIND, WANTS and KEEP are for a rank, which asks on a connection of its own, see `shared_files`. SIGTERM also
+    ends the server and its ranks.
     """
     mark("fork server: starts")
     if roots := os.environ.get(REPLACED_ROOT):
@@ -130,6 +133,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clients: list[Connection] = []
     owners: dict[int, Connection] = {}  # by pid of a rank: the client that requested it
+    files = SharedFiles()
     server = os.getpid()
 
     def end(*_: object) -> None:
@@ -153,18 +157,30 @@ def serve() -> None:
         for client in [client for client in clients if client in readable]:
             fds: list[int] = []
             try:
-                num_fds, is_check = client.recv()
+                request, args, num_fds = client.recv()
                 while len(fds) < num_fds:
                     fds.append(recv_handle(client))
-                if late and not is_check:
+                if request is Request.FIND:
+                    _send_file(client, files.find(*args))
+                    continue
+                if request is Request.WANTS:
+                    client.send(files.wants(*args))
+                    continue
+                if request is Request.KEEP:
+                    scope, read = args
+                    files.keep(scope, read, fds.pop())
+                    client.send(True)
+                    continue
+                if late and request is not Request.CHECK:
                     late = _import_late(late)
-                if not fds:
+                if request is Request.READY:
                     client.send((0, notice))
                 elif pid := os.fork():
                     owners[pid] = client
                     client.send((pid, None))
                 else:
-                    _become_rank(fds, (listener.fileno(), owner, child_ended, wake_up, *(c.fileno() for c in clients)))
+                    mine = (listener.fileno(), owner, child_ended, wake_up, *files.descriptors)
+                    _become_rank(fds, (*mine, *(each.fileno() for each in clients)))
             except (EOFError, OSError):  # the client has closed, possibly before its answer
                 for pid in [pid for pid, owner_of in owners.items() if owner_of is client]:
                     kill_group(pid)
@@ -173,6 +189,12 @@ def serve() -> None:
                 client.close()
             for fd in fds:
                 os.close(fd)
+
+
+def _send_file(client: Connection, fd: int | None) -> None:
+    client.send(fd is not None)
+    if fd is not None:
+        send_handle(client, fd, 0)
 
 
 def _import(modules: Sequence[str], listener: int, owner: int, folders: Sequence[str], late: str) -> None:

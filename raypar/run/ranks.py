@@ -47,6 +47,7 @@ from raypar.study.trial import (
 )
 from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutcome, Revision, TrialJob
 from raypar.train.position import Position
+from raypar.train.requests import SERVER, Request
 
 # DDP needs nn.parallel. The first optimizer imports torch._dynamo (0.6 to 1.6 s), which checks don't need.
 BASE_PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "raypar.train.loop")
@@ -140,7 +141,7 @@ class ForkClient:
             A notice for the user about modules that it has not imported; usually empty.
         """
         with _loss_noticed():
-            self._connection.send((0, False))
+            self._connection.send((Request.READY, (), 0))
             return str(self._connection.recv()[1])
 
     def fork(self, log_path: Path, listen: socket.socket | None = None, *, is_check: bool = False) -> RankProcess:
@@ -152,7 +153,7 @@ class ForkClient:
         ours, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log, _loss_noticed():
             fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
-            self._connection.send((len(fds), is_check))
+            self._connection.send((Request.CHECK if is_check else Request.RANK, (), len(fds)))
             for fd in fds:
                 send_handle(self._connection, fd, 0)
         while True:
@@ -231,6 +232,8 @@ class ForkServer:
         modules = (*base_preload, *preload)
         # Otherwise OpenBLAS starts threads on import, and forks of a multithreaded process are not pristine.
         replaced = {"OPENBLAS_NUM_THREADS": "1"} if modules else {}
+        if modules:
+            replaced[SERVER] = self.address
         if revision is None or not revision.is_command:
             replaced |= ALLOCATOR
         environment = {

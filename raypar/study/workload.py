@@ -286,7 +286,9 @@ class Workload(AnyWorkload):
     Attributes:
         name: its name in plans, reports and the store.
         model: builds the network. Called once per trial and rank, after seeding.
-        data: loads the data. Called once per trial and rank; may read `raypar.workloads.datasets.data_dir()`.
+        data: loads the data. Called once per trial and rank at most; may read `raypar.workloads.datasets.data_dir()`.
+        share_data: ranks of a machine may share what `data` returned for the same settings, copy-on-write. False: every
+            rank calls it, for a function that does more than return data, such as change an object that `model` reads.
         num_train_samples: size of the training set, or a function of the config that returns it without loading
             the data, so that a plan can be checked; None: unknown.
         optimizer: ``optimizer(model, config) -> torch.optim.Optimizer``, instead of raypar's options `optimizer` and
@@ -327,6 +329,7 @@ class Workload(AnyWorkload):
 
     model: Callable[[Config], nn.Module] | None = None
     data: Callable[[Config], Data] | None = None
+    share_data: bool = True
     num_train_samples: int | Callable[[Config], int | None] | None = None
     optimizer: Callable[[nn.Module, Config], Optimizer] | None = None
     loss: Callable[[Any, Any], Any] | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,13 @@ from raypar.study.workload import Config, Data, Split, Workload, first_tensor
 MAX_HASHED_BYTES = 64 * 2**20
 # Smaller limits for comparing the ranks' samples, which happens before each training.
 MAX_COMPARED_BYTES, NUM_COMPARED_SAMPLES, MAX_ROWS = 4 * 2**20, 8, 2**20
+NO_DIGESTS: Mapping[tuple[str, int], str] = MappingProxyType({})
 MAX_READ_AGAIN = 1.5  # passes over the data set by all ranks' own loaders in an epoch
 
 
-def fingerprint(workload: Workload, data: Data, num_used: int) -> DataRecord:
+def fingerprint(
+    workload: Workload, data: Data, num_used: int, digests: Mapping[tuple[str, int], str] = NO_DIGESTS
+) -> DataRecord:
     """Return name and source of the data set, and its existing ``splits``: "train", "val" and "test".
 
     Each split has ``num_samples``. A split in memory also has a ``digest`` of 16 hex digits, and dtype and shape of
@@ -32,6 +36,7 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> DataRecord:
 
     Args:
         num_used: number of training samples in use, counted from the first.
+        digests: known ones, by split and number of samples.
     """
     splits: dict[str, SplitRecord] = {}
     for name, split, dataset in (
@@ -40,7 +45,8 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> DataRecord:
         ("test", data.test, None),
     ):
         if split is not None:
-            splits[name] = _in_memory(split, min(num_used, len(split)) if name == "train" else len(split))
+            num_samples = min(num_used, len(split)) if name == "train" else len(split)
+            splits[name] = _in_memory(split, num_samples, digests.get((name, num_samples), ""))
         elif dataset is not None:
             splits[name] = {"num_samples": num_used if name == "train" else len(dataset)}  # type: ignore[arg-type]
     of = workload.data
@@ -51,14 +57,14 @@ def fingerprint(workload: Workload, data: Data, num_used: int) -> DataRecord:
     }
 
 
-def _in_memory(split: Split, num_samples: int) -> SplitRecord:
+def _in_memory(split: Split, num_samples: int, known_digest: str) -> SplitRecord:
     def type_of(tree: Any) -> TensorRecord:
         first = first_tensor(tree)
         return {"dtype": str(first.dtype).removeprefix("torch."), "shape": list(first.shape[1:])}
 
     return {
         "num_samples": num_samples,
-        "digest": digest(split, num_samples, MAX_HASHED_BYTES),
+        "digest": known_digest or digest(split, num_samples, MAX_HASHED_BYTES),
         "inputs": type_of(split.inputs),
         "targets": type_of(split.targets),
     }

@@ -27,6 +27,7 @@ from raypar.train.data_identity import fingerprint
 from raypar.train.evaluate import Evaluation
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
 from raypar.train.saved_model import BestWeights
+from raypar.train.shared_data import SharedData
 from raypar.train.step import Stepper
 from raypar.train.training import Training
 
@@ -57,6 +58,7 @@ def train(
     artifact_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
     profiling: Profiling = NO_PROFILING,
+    shared: SharedData | None = None,
 ) -> RankOutcome:
     """Train one rank of a trial.
 
@@ -69,6 +71,7 @@ def train(
         artifact_dir: folder for the trained model and the profile's traces, written by rank 0; None: neither is kept.
         checkpoint_dir: this trial's folder, used only if the config asks for checkpoints. The training resumes from its
             checkpoint, if there is one, after another warm-up.
+        shared: data sets of the study on this machine.
 
     Raises:
         WorkloadError: mistakes in the workload's data and model.
@@ -77,7 +80,7 @@ def train(
     limit_bytes = memory_limit_bytes(config)
     if limit_bytes is not None and context.device.type == "cuda":
         limit_on_gpu(context.device, limit_bytes)
-    training, stopped = Training(workload, config, seed, context), False
+    training, stopped = Training(workload, config, seed, context, shared), False
     mark("rank: first step")
     warmup_start_s = time.monotonic()
     stepper = training.warm_up()
@@ -119,7 +122,9 @@ def train(
         startup_s=warmup_start_s - start_s,
         warmup_s=warmup_s,
         profile=profile,
-        data=fingerprint(workload, training.data, training.batches.num_samples) if context.rank == 0 else {},
+        data=fingerprint(workload, training.data, training.batches.num_samples, training.digests)
+        if context.rank == 0
+        else {},
         conditions=replace(
             outcome.conditions,
             checkpoint_s=checkpoints.time_s if saves else None,

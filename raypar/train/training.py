@@ -34,6 +34,7 @@ from raypar.train.evaluate import Evaluation
 from raypar.train.flops import flop_per_sample, peak_flops
 from raypar.train.model_check import model_facts
 from raypar.train.precision import numerics_of
+from raypar.train.shared_data import SharedData
 from raypar.train.step import Stepper, compiled
 from raypar.train.workload_check import check_workload
 
@@ -44,8 +45,12 @@ MIN_WARMUP_S = {"cuda": 1.0}
 class Training:
     """Data, model and strategy of one rank's training.
 
+    Args:
+        shared: data sets of the study on this machine; None: the data are loaded here.
+
     Attributes:
         data: the workload's data.
+        digests: of its splits, as far as they are known.
         batches: this rank's share of the data.
         num_steps: steps of the complete training.
         data_time_s: seconds for loading the data.
@@ -54,14 +59,15 @@ class Training:
         memory: peak memory of the training on this rank.
     """
 
-    def __init__(self, workload: Workload, config: Config, seed: int, context: DistContext) -> None:
+    def __init__(
+        self, workload: Workload, config: Config, seed: int, context: DistContext, shared: SharedData | None = None
+    ) -> None:
         assert workload.model is not None and workload.data is not None
         self.workload, self.config, self._seed, self.context = workload, config, seed, context
         self.memory = MemoryMonitor(context.device)
         self.numerics = numerics_of(config, context.device)
-        data_start_s = time.monotonic()
-        self.data = workload.data(config)
-        self.data_time_s = time.monotonic() - data_start_s
+        loaded = (shared or SharedData("", address="")).load(workload, config, seed, context)
+        self.data, self.data_time_s, self.digests = loaded.data, loaded.load_s, loaded.digests
 
         def build() -> Any:
             torch.manual_seed(seed)  # the same weights on every rank

