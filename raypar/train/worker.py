@@ -205,8 +205,8 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
 
     import torch
 
-    torch.set_num_threads(config["num_threads"])
-    if not job.revision.is_command:  # such a rank draws nothing, and forks of it begin as new processes do
+    if not job.revision.is_command:  # such a rank computes nothing, and its forks begin like new processes
+        torch.set_num_threads(config["num_threads"])  # may start threads, which forks would lack
         seed_generators(job.spec.seed)  # a fork has inherited its server's generators
     workload: AnyWorkload = pickle.loads(job.workload)
     if isinstance(workload, CommandWorkload):

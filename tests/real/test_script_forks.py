@@ -42,7 +42,7 @@ facts = {
 }
 drawn = [random.random(), numpy.random.rand(), torch.rand(1).item()]
 with open(f"{sys.argv[1]}-{os.environ.get('RANK', 0)}", "w") as file:
-    json.dump([facts, drawn], file)
+    json.dump([facts, drawn, "raypar.train.script_rank" in sys.modules], file)
 """
 TRAINING = """
 import os, sys, torch, torch.distributed as dist
@@ -104,18 +104,21 @@ def log_of(tmp_path, result, fresh):
     return (tmp_path / f"{fresh}" / "logs" / result.spec.identity / "attempt1-rank0.log").read_text()
 
 
-@pytest.mark.parametrize(("command", "num_ranks"), [("python train.py", 1), (f"{TORCHRUN} train.py", 2)])
-def test_a_fork_sees_what_a_new_process_sees(tmp_path, monkeypatch, command, num_ranks):
+@pytest.mark.parametrize(
+    ("command", "num_ranks", "num_cores"), [("python train.py", 1, 2), (f"{TORCHRUN} train.py", 2, 1)]
+)
+def test_a_fork_sees_what_a_new_process_sees(tmp_path, monkeypatch, command, num_ranks, num_cores):
     monkeypatch.setenv("MY_SETTING", "kept")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     (tmp_path / "train.py").write_text(PROCESS)
     seen = {}
     for fresh in (True, False):
-        points = {"num_workers": grid(num_ranks)}
+        points = {"num_workers": grid(num_ranks), "cpus_per_worker": grid(num_cores)}
         (result,) = run(tmp_path, f"{command} {tmp_path}/{fresh}-facts", fresh=fresh, points=points)
         assert result.state is TrialState.FINISHED, log_of(tmp_path, result, fresh)
         seen[fresh] = [json.loads((tmp_path / f"{fresh}-facts-{rank}").read_text()) for rank in range(num_ranks)]
-    for (new, new_drawn), (fork, fork_drawn) in zip(seen[True], seen[False], strict=True):
+    for (new, new_drawn, of_new), (fork, fork_drawn, of_fork) in zip(seen[True], seen[False], strict=True):
+        assert of_fork and not of_new  # it was a fork
         of_new, of_fork = new.pop("environment"), fork.pop("environment")
         assert of_fork["MY_SETTING"] == "kept"
         assert {
@@ -124,9 +127,9 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path, monkeypatch, command, num
         for facts, fresh in ((new, True), (fork, False)):
             assert facts["argv"].pop() == f"{tmp_path}/{fresh}-facts" == facts["orig_argv"].pop()
         assert fork == new
-        assert fork["hooks"] == [True, True, True] and fork["is_one_function"]
+        assert fork["threads"][0] == num_cores and fork["hooks"] == [True, True, True] and fork["is_one_function"]
         assert not set(new_drawn) & set(fork_drawn)
-    drawn = [tuple(drawn) for ranks in seen.values() for _, drawn in ranks]
+    drawn = [tuple(drawn) for ranks in seen.values() for _, drawn, _ in ranks]
     assert len({number for each in drawn for number in each}) == 3 * len(drawn)  # no two processes draw the same
 
 
