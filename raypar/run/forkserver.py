@@ -110,7 +110,7 @@ def serve() -> None:
 
     A request is a `Request`, its arguments, and the number of descriptors that follow. The answers to RANK and CHECK
     are pairs: a pid and None for a new rank, later its pid and its exit code. That to READY is 0 and a notice. Those
-    to FIND, WANTS and KEEP are for a rank, which asks on a connection of its own, see `shared_files`. SIGTERM also
+    to FIND, OFFER and KEEP are for a rank, which asks on a connection of its own, see `shared_files`. SIGTERM also
     ends the server and its ranks.
     """
     mark("fork server: starts")
@@ -163,8 +163,8 @@ def serve() -> None:
                 if request is Request.FIND:
                     _send_file(client, files.find(*args))
                     continue
-                if request is Request.WANTS:
-                    client.send(files.wants(*args))
+                if request is Request.OFFER:
+                    client.send(files.accepts(*args))
                     continue
                 if request is Request.KEEP:
                     scope, read = args

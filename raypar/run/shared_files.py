@@ -17,7 +17,7 @@ Facts = Mapping[str, str]  # by name of a setting: its value, as text
 
 
 class Key(NamedTuple):
-    """What a file depends on.
+    """Scope and settings that a file depends on.
 
     Attributes:
         scope: whose file it is.
@@ -50,7 +50,7 @@ class SharedFiles:
                 return fd
         return None
 
-    def wants(self, scope: str, read: Facts, size: int) -> bool:
+    def accepts(self, scope: str, read: Facts, size: int) -> bool:
         """Return whether a rank should make the file that it offers: when it is offered for the second time."""
         key = Key(scope, frozenset(read.items()))
         if key in self._files or key in self._expected or size > self._max_bytes:

@@ -8,11 +8,11 @@ SERVER = "RAYPAR_FORK_SERVER"  # variable of a fork server and its ranks: its ad
 
 
 class Request(StrEnum):
-    """What a client asks of a fork server."""
+    """Kind of a request to a fork server."""
 
     READY = "ready"
     RANK = "rank"
     CHECK = "check"
     FIND = "find"
-    WANTS = "wants"
+    OFFER = "offer"
     KEEP = "keep"

@@ -192,16 +192,16 @@ class ForkedScript:
             sys.stdout.flush()
             sys.stderr.flush()
             for local_rank in range(launch.num_ranks or 1):
-                own = other_ranks / "forks" / "attempt_0" / str(local_rank)
-                own.mkdir(parents=True, exist_ok=True)
+                rank_folder = other_ranks / "forks" / "attempt_0" / str(local_rank)
+                rank_folder.mkdir(parents=True, exist_ok=True)
                 rank = ScriptRank(
                     argv=launch.argv,
                     orig_argv=(*launch.interpreter_words, *launch.argv),
-                    environment={**environment, **launch.environment(local_rank, port, run_id, own)},
+                    environment={**environment, **launch.environment(local_rank, port, run_id, rank_folder)},
                     folder=folder,
                     mapped_bytes=mapped_bytes,
                 )
-                self._fork(rank, local_rank, write if local_rank == 0 else own / "stdout.log")
+                self._fork(rank, local_rank, write if local_rank == 0 else rank_folder / "stdout.log")
             os.close(write)
             self._store = _agent_store(port, listen.detach()) if port else None
         threading.Thread(target=self._wait_for_all, daemon=True).start()

@@ -123,12 +123,12 @@ class SharedData:
             if self._address and workload.share_data and sys.platform == "linux":
                 with contextlib.suppress(OSError):
                     server = stack.enter_context(_connected(self._address))
-            found = self._find(server, workload, config, seed) if server else None
-            if context.max([float(found is None)])[0] > 0:
-                found = None
-            if found is None:
+            loaded = self._find(server, workload, config, seed) if server else None
+            if context.max([float(loaded is None)])[0] > 0:
+                loaded = None
+            if loaded is None:
                 noted, states, namespace = NotedConfig(config), _generator_states(), _Namespace(workload.data)
-                found = LoadedData(workload.data(noted), 0.0)
+                loaded = LoadedData(workload.data(noted), 0.0)
                 load_s = time.monotonic() - start_s
                 if noted.is_changed:
                     _change(config, noted)
@@ -136,10 +136,10 @@ class SharedData:
                     if states != _generator_states():
                         noted.read.add(_SEED)
                     with contextlib.suppress(OSError, EOFError):
-                        self._offer(server, found, _facts(config, seed), noted, namespace)
+                        self._offer(server, loaded, _facts(config, seed), noted, namespace)
         seed_generators(seed)
-        found.load_s = time.monotonic() - start_s
-        return found
+        loaded.load_s = time.monotonic() - start_s
+        return loaded
 
     def _find(self, server: Connection, workload: Workload, config: Config, seed: int) -> LoadedData | None:
         try:
@@ -172,7 +172,7 @@ class SharedData:
             return
         names = {*noted.read}
         read = {name: facts[name] for name in names & facts.keys()}
-        server.send((Request.WANTS, (self._scope, read, sum(each.nbytes for each in tensors)), 0))
+        server.send((Request.OFFER, (self._scope, read, sum(each.nbytes for each in tensors)), 0))
         if not server.recv():
             return
         for name in SPLITS:
@@ -196,7 +196,7 @@ class _Namespace:
     """Global names of a study's data function, which are those of its file: pickle can't import that file.
 
     It stands for the module ``pickle`` where torch writes a file: functions and classes of the study are written by
-    name, and found among the global names of the rank that reads them.
+    name, and loaded among the global names of the rank that reads them.
     """
 
     __name__ = pickle.__name__

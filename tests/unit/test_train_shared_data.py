@@ -227,12 +227,12 @@ def test_the_least_recently_used_file_goes_first(tmp_path):
         os.truncate(fd, 100)
         return fd
 
-    assert not files.wants("s", {"a": "1"}, 100) and files.wants("s", {"a": "1"}, 100)
-    assert not files.wants("s", {"a": "1"}, 100)  # somebody makes it already
+    assert not files.accepts("s", {"a": "1"}, 100) and files.accepts("s", {"a": "1"}, 100)
+    assert not files.accepts("s", {"a": "1"}, 100)  # somebody makes it already
     files.keep("s", {"a": "1"}, made("1"))
     files.keep("s", {"a": "2"}, made("2"))
     assert files.find("s", {"a": "1", "b": "0"}) is not None
     files.keep("s", {"a": "3"}, made("3"))
     assert files.find("s", {"a": "2"}) is None and files.find("s", {"a": "1"}) is not None
     assert files.find("other", {"a": "1"}) is None and len(files.descriptors) == 2
-    assert not files.wants("s", {"a": "4"}, 1000) and not files.wants("s", {"a": "4"}, 1000)
+    assert not files.accepts("s", {"a": "4"}, 1000) and not files.accepts("s", {"a": "4"}, 1000)
