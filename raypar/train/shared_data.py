@@ -119,13 +119,13 @@ class SharedData:
         assert workload.data is not None
         start_s = time.monotonic()
         with contextlib.ExitStack() as stack:
-            server = None
+            server = loaded = None
             if self._address and workload.share_data and sys.platform == "linux":
                 with contextlib.suppress(OSError):
                     server = stack.enter_context(_connected(self._address))
-            loaded = self._find(server, workload, config, seed) if server else None
-            if context.max([float(loaded is None)])[0] > 0:
-                loaded = None
+                loaded = self._find(server, workload, config, seed) if server else None
+                if context.max([float(loaded is None)])[0] > 0:  # some rank has to load them, perhaps with its peers
+                    loaded = None
             if loaded is None:
                 noted, states, namespace = NotedConfig(config), _generator_states(), _Namespace(workload.data)
                 loaded = LoadedData(workload.data(noted), 0.0)

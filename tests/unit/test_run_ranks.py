@@ -30,6 +30,7 @@ from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind
 from raypar.train import worker
 from raypar.train.job import RankContext, RunSettings, TrialJob
+from raypar.train.requests import Request
 from raypar.train.worker import failure_kind
 
 
@@ -125,7 +126,7 @@ def test_a_rank_ends_when_its_client_closes(tmp_path):
 def test_a_fork_server_survives_a_client_that_closes_before_its_answer(tmp_path, wants_a_rank):
     with contextlib.closing(ForkServer(base_preload=())) as server:
         with contextlib.closing(ForkClient(server.address)) as hasty:  # while the server starts
-            hasty._connection.send((int(wants_a_rank), False))
+            hasty._connection.send((Request.RANK if wants_a_rank else Request.READY, (), int(wants_a_rank)))
             if wants_a_rank:
                 ranks.send_handle(hasty._connection, sys.__stdout__.fileno(), 0)
         with contextlib.closing(ForkClient(server.address)) as client:
