@@ -151,10 +151,11 @@ def _hides_imported(folder: Path) -> bool:
     imported = {name.partition(".")[0] for name in sys.modules} - {*sys.builtin_module_names, "__main__"}
     for path in folder.iterdir():
         name = path.name.partition(".")[0]
-        is_module = path.suffix in (".py", ".so") or (path / "__init__.py").is_file()
-        if is_module and name in imported:
-            file = getattr(sys.modules.get(name), "__file__", None)
-            if file is None or not Path(file).resolve().is_relative_to(folder):
+        file = path if path.suffix in (".py", ".so") else path / "__init__.py"
+        if name in imported and file.is_file():
+            # The environment may be below the folder, so only the file itself will do.
+            origin = getattr(sys.modules.get(name), "__file__", None)
+            if origin is None or Path(origin).resolve() != file.resolve():
                 return True
     return False
 

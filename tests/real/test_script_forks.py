@@ -80,7 +80,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
-# Facts that differ: names of one start, the loopback address, and what imports in the fork server have set.
+# Variables that differ: names of one start, and the loopback address.
 OF_ONE_START = {
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "RAYPAR_OBSERVE"),
     *("RAYPAR_REPORT_FILE", "PET_LOG_DIR"),

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -108,6 +109,18 @@ def test_modules_beside_the_script_that_hide_imported_ones_need_a_new_process(fo
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("")
     assert (launch(("python", "train.py"), folder) is not None) is can_fork
+
+
+def test_an_environment_below_the_scripts_folder_hides_nothing_from_the_check(folder, monkeypatch):
+    module = ModuleType("helpers")
+    monkeypatch.setitem(sys.modules, "helpers", module)
+    installed = folder / ".venv" / "site-packages" / "helpers.py"
+    for origin, can_fork in ((installed, False), (folder / "helpers.py", True)):
+        origin.parent.mkdir(parents=True, exist_ok=True)
+        origin.write_text("")
+        (folder / "helpers.py").write_text("")
+        module.__file__ = str(origin)
+        assert (launch(("python", "train.py"), folder) is not None) is can_fork
 
 
 def test_each_rank_gets_the_variables_of_torchrun(folder):
