@@ -292,7 +292,7 @@ def unsent(project_dir: Path) -> Iterator[CheckResult]:
 def own_ray() -> CheckResult:
     started_s = time.monotonic()
     try:
-        with private_ray(this_machine(), ()):
+        with private_ray(this_machine()):
             start_time_s = time.monotonic() - started_s
     except ClusterError as error:
         return failed("Ray", error)

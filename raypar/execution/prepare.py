@@ -133,12 +133,19 @@ def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan) -> Iterat
         return
     with contextlib.ExitStack() as stack:
         _import_ray()
+        own_ray = None
         if plan.cluster.is_own:
-            stack.enter_context(private_ray(plan.cluster, [core.number for core in plan.cluster.cores or ()]))
+            own_ray = stack.enter_context(private_ray(plan.cluster))
         else:
             make_private_folder(settings.log_dir)
             stack.enter_context(watch_of_cluster().watching())
         from raypar.run.tune import TuneRunner
 
         addresses = {label: server.address() for label, server in ready.servers.items()}
-        yield TuneRunner(settings, owns_cluster=plan.cluster.is_own, fork_addresses=addresses, cores=plan.cluster.cores)
+        yield TuneRunner(
+            settings,
+            owns_cluster=plan.cluster.is_own,
+            fork_addresses=addresses,
+            cores=plan.cluster.cores,
+            own_ray=own_ray,
+        )

@@ -19,7 +19,7 @@ from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, OnEnd, Po
 from raypar.run.ranks import ForkAgent, answers
 from raypar.run.scheduler import ROUNDING, GangPhase
 from raypar.study.options import node_label_of
-from raypar.study.trial import Placement
+from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
 from raypar.train.job import Revision, RunSettings
 
@@ -36,6 +36,7 @@ class GangPool(Pool):
         self._broker = ray.get_runtime_context().current_actor
         self._agents: dict[tuple[str, str], Any] = {}  # by node and revision
         self._requested: dict[Placement, Any] = {}  # the placement groups that wait for nodes
+        self._own_ray = policy.own_ray  # until its processes have left the cores of the trials
         # Even if all its nodes are up now, the autoscaler replaces lost ones.
         self.may_grow = not policy.owns_cluster and any(each.resources and each.max_count for each in node_types())
         if self._is_warm and not policy.fork_addresses:
@@ -117,6 +118,13 @@ class GangPool(Pool):
 
         threading.Thread(target=run, daemon=True, name=f"gang-{gang.id}").start()
         return gang
+
+    def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
+        """Lease cores to every rank of the gang, see `Pool.lease`. The driver and Ray start on all cores."""
+        if self._own_ray is not None:
+            self._own_ray.keep_off([core.number for core in self._policy.cores or ()])
+            self._own_ray = None
+        return super().lease(gang, spec)
 
     async def fork_address(self, gang_id: str, greeting: Greeting) -> str:
         """Return the address of the fork server of a worker's node; empty if ranks are fresh interpreters."""

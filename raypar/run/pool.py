@@ -20,7 +20,7 @@ from raypar.run.placement import CoreLeases, Node, NodeAssignment
 from raypar.run.ranks import ForkClient, RankProcess, spawn
 from raypar.run.scheduler import GangPhase, GangState
 from raypar.study.trial import Placement, TrialSpec
-from raypar.train.affinity import Core
+from raypar.train.affinity import Core, ProcessTree
 from raypar.train.job import RankContext, RunSettings, TrialJob
 
 MIN_FREE_MEMORY = 0.25  # if less of this machine's memory is free, a new gang replaces an idle one
@@ -90,6 +90,7 @@ class GangPolicy:
     max_parked: int  # maximum number of idle gangs on a machine; to start another, the one needed last is closed
     fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
     cores: Sequence[Core] | None = None  # cores that trials may use; None: all of each machine
+    own_ray: ProcessTree | None = None  # processes that leave these cores before the first trial; None: none
     is_local: bool = False  # a gang is part of the driver's process and serves one trial
 
 

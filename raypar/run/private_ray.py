@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from raypar.run.watch import NAMES, watch_of_own
 from raypar.scratch import make_folder, remove_folder
 from raypar.signals import Interrupted, abort_reason, end_descendants, raise_again, reinstall_handlers
 from raypar.trace import mark
-from raypar.train.affinity import CAN_PIN, pin
+from raypar.train.affinity import CAN_PIN, ProcessTree, pin
 
 OBJECT_STORE_BYTES = 200 * 1024**2  # raypar passes small messages only
 SHUTDOWN_TIMEOUT_S = 20.0
@@ -44,20 +44,19 @@ AGENTS = ("ray::DashboardAgent", "dashboard/agent.py", "ray::RuntimeEnvAgent", "
 
 
 @contextlib.contextmanager
-def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
+def private_ray(machine: Cluster) -> Iterator[ProcessTree]:
     """Run a private Ray that listens on loopback only, with its own token and without secrets.
+
+    Yields this process and Ray's.
 
     Args:
         machine: result of `this_machine`.
-        taken: cores for trials. This process moves to other cores if it has any, and Ray's processes inherit that.
 
     Raises:
         ClusterError: Ray doesn't start.
         BrokeOff: Ray was lost, possibly while it was starting.
     """
     before = os.sched_getaffinity(0) if CAN_PIN else set()
-    if CAN_PIN and taken and (free := before.difference(taken)):
-        pin(free)
     os.environ.update(TRAIN_ENVIRONMENT)  # Ray's processes inherit it
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -71,15 +70,15 @@ def private_ray(machine: Cluster, taken: Collection[int]) -> Iterator[None]:
                 _start_ray(int(machine.num_cpus), int(machine.nodes[0].get("GPU", 0)), folder / "ray", processes)
                 is_up.set()
                 with _leavings_end_with_us(folder):
-                    yield
+                    yield ProcessTree(os.getpid(), older)
         except KeyboardInterrupt:
             if not isinstance(lost := abort_reason(), ClusterError):
                 raise
             raise BrokeOff.by(lost) from None
         finally:
-            _end_ray(older, is_lost=watch.lost)
-            if before:
+            if before:  # trials may have moved it
                 pin(before)
+            _end_ray(older, is_lost=watch.lost)
 
 
 @contextlib.contextmanager

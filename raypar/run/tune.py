@@ -38,7 +38,7 @@ from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Unifor
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec, TrialState, bad_losses
 from raypar.trace import mark
-from raypar.train.affinity import Core
+from raypar.train.affinity import Core, ProcessTree
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 
 # A sliver of the head node and no CPU, since trainables only wait. (Tune refuses an empty request.)
@@ -309,6 +309,7 @@ class TuneRunner:
         owns_cluster: no one else uses that Ray (see `GangPolicy`).
         fork_addresses: addresses of this machine's running fork servers, by revision label.
         cores: cores that trials may use, if no one else uses that Ray; None: all.
+        own_ray: processes that leave these cores to the trials once the first is about to start; None: none.
     """
 
     def __init__(
@@ -319,10 +320,11 @@ class TuneRunner:
         fork_addresses: Mapping[str, str] = NO_ADDRESSES,
         max_parked_gangs: int = 4,
         cores: Sequence[Core] | None = None,
+        own_ray: ProcessTree | None = None,
     ) -> None:
         self._settings = settings
         num_parked = max_parked_gangs * max(1, len(settings.revisions))
-        self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores)
+        self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores, own_ray)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`). Replace a lost broker and rerun its running trials."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from raypar.gpus import local_cores, visible_gpus
 from raypar.measure.cpu import TOPOLOGY
@@ -82,3 +85,44 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
         return ()
     os.sched_setaffinity(0, cores)
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+NUM_SWEEPS = 3  # a thread that starts during a sweep may have the old cores
+
+
+@dataclass(frozen=True)
+class ProcessTree:
+    """A process and its descendants.
+
+    Attributes:
+        root: its process id.
+        but: process ids of children that are left out, with their descendants.
+    """
+
+    root: int
+    but: frozenset[int] = frozenset()
+
+    def pids(self) -> list[int]:
+        """Return the ids of its processes."""
+        pids, parents = [self.root], [self.root]
+        while parents:
+            with contextlib.suppress(psutil.Error):
+                children = [each.pid for each in psutil.Process(parents.pop()).children() if each.pid not in self.but]
+                pids += children
+                parents += children
+        return pids
+
+    def keep_off(self, cores: Collection[int]) -> None:
+        """Bind each thread, and all threads and processes that it starts later, to its other cores, if it has any."""
+        for _ in range(NUM_SWEEPS if CAN_PIN else 0):
+            for pid in self.pids():
+                with contextlib.suppress(OSError):  # it has ended
+                    for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                        _keep_off(int(thread), cores)
+
+
+def _keep_off(thread: int, cores: Collection[int]) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        mine = os.sched_getaffinity(thread)
+        if (rest := mine.difference(cores)) and rest != mine:
+            os.sched_setaffinity(thread, rest)

@@ -39,7 +39,7 @@ def fork_address():
     """Start a private Ray and a fork server; yield the server's address."""
     from harness import PRELOAD
 
-    with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, private_ray(this_machine(), ()):
+    with contextlib.closing(ForkServer(PRELOAD, (str(HERE),))) as server, private_ray(this_machine()):
         yield server.address
 
 

@@ -9,7 +9,7 @@ import pytest
 from raypar import gpus
 from raypar.gpus import Gpu
 from raypar.train import affinity
-from raypar.train.affinity import CAN_PIN, Core, allowed_cores, cores_near_gpu, host_cores, topology
+from raypar.train.affinity import CAN_PIN, Core, ProcessTree, allowed_cores, cores_near_gpu, host_cores, topology
 
 # Run in a new interpreter, because pinning this one would pin all later tests.
 PINNED = """
@@ -24,6 +24,43 @@ print(json.dumps([before, pin(before[-1:]), [*os.sched_getaffinity(0)], allowed_
 def test_a_pinned_process_stays_on_its_core_and_knows_the_allowed_ones():
     before, pinned, actual, allowed = json.loads(subprocess.check_output([sys.executable, "-c", PINNED]))
     assert before == allowed == list(allowed_cores()) and pinned == actual == before[-1:]
+
+
+# Prints its number of threads, then their cores when asked. Its second child is to keep its cores.
+TREE = """
+import json, os, subprocess, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+children = [subprocess.Popen(["sleep", "60"], process_group=0) for _ in range(2)]
+print(json.dumps([child.pid for child in children]), flush=True)
+sys.stdin.readline()
+later = subprocess.Popen(["sleep", "60"])
+tasks = [int(task) for task in os.listdir("/proc/self/task")]
+everyone = [*map(os.sched_getaffinity, tasks), *(os.sched_getaffinity(each.pid) for each in (*children, later))]
+print(json.dumps([sorted(cores) for cores in everyone]), flush=True)
+for child in (*children, later):
+    child.kill()
+"""
+
+
+@pytest.mark.skipif(not CAN_PIN or len(allowed_cores()) < 2, reason="needs two cores to bind processes to")
+def test_processes_leave_cores_with_all_their_threads_and_children_except_some():
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", TREE], stdin=pipe, stdout=pipe, text=True) as process:
+        _, left_out = json.loads(process.stdout.readline())
+        tree, taken = ProcessTree(process.pid, frozenset([left_out])), allowed_cores()[:1]
+        tree.keep_off(allowed_cores())  # no core would be left
+        tree.keep_off(taken)
+        *threads, child, left_out_cores, later = json.loads(process.communicate("\n")[0])
+    rest = list(allowed_cores()[1:])
+    assert len(threads) == 2 and threads == [rest, rest] and child == later == rest
+    assert left_out_cores == list(allowed_cores())
+
+
+@pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
+def test_processes_that_have_ended_leave_nothing():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    ProcessTree(process.pid).keep_off(allowed_cores()[:1])
 
 
 def test_threads_of_a_core_and_cores_of_a_socket_are_distinguished(tmp_path):
