@@ -7,7 +7,7 @@ import importlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,17 +122,25 @@ def _check_workload(
 
 
 @contextlib.contextmanager
-def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan) -> Iterator[Runner]:
-    """Start the runner of the trials, and stop it afterwards."""
+def runner_for(
+    ready: Prepared, options: Options, plan: ExecutionPlan, meanwhile: Callable[[], object]
+) -> Iterator[Runner]:
+    """Start the runner of the trials, and stop it afterwards.
+
+    Args:
+        meanwhile: starts what else can be done before the first trial.
+    """
     settings = ready.settings
     if not options.with_ray:
         from raypar.run.local import LocalRunner
 
+        meanwhile()
         with LocalRunner(settings, plan.cluster.cores, ready.servers) as local:
             yield local
         return
     with contextlib.ExitStack() as stack:
         _import_ray()
+        meanwhile()  # not earlier: two threads that import the same modules may see them half initialised
         own_ray = None
         if plan.cluster.is_own:
             own_ray = stack.enter_context(private_ray(plan.cluster))

@@ -159,6 +159,8 @@ class ResultHandler:
                 self._drop_checkpoints(event.result.spec.identity)
                 self._summarise()
             self.view(event)
+            if isinstance(event, TrialStarted):
+                self.recorder.upload()  # on other cores than the trial's, which waits for nothing here
 
     def _note_neighbours(self, identity: str) -> None:
         """Note the other studies on this machine when a trial starts or ends."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -70,6 +72,12 @@ class Recorder:
     `retry_after_s`, and at the end; `raypar.track.uploader.sync` uploads the rest. Methods raise StoreError if neither
     the journal nor the store can be written.
 
+    All use of the store is in one thread, which takes the records from the journal.
+
+    Args:
+        in_background: methods return once a record is journalled, and `upload` uploads in the background; otherwise
+            they wait for the upload.
+
     Attributes:
         outage: why the last attempt to reach the store failed; empty if it succeeded.
     """
@@ -80,6 +88,7 @@ class Recorder:
         *,
         tracking_uri: str,
         project_dir: Path,
+        in_background: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         retry_after_s: float = RETRY_AFTER_S,
@@ -93,6 +102,13 @@ class Recorder:
         self._totals = dict.fromkeys(COUNTERS, 0)
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
+        self._in_background = in_background
+        self._thread = ThreadPoolExecutor(1, "upload")
+        self._last_upload: Future[None] = Future()
+        self._last_upload.set_result(None)
+        self._lock = threading.Lock()  # for the lock of uploads, and what follows from it
+        self._new_from: int | None = None  # journal's offset from which on no other upload can have a record
+        self._num_kept = 0  # records from there on that wait for an upload
         self._journal: journal.Journal | None = None
         self._owner_lock: BaseFileLock | None = None
         self._upload_lock: BaseFileLock | None = None
@@ -134,6 +150,19 @@ class Recorder:
             answer=started.answer or started.description,
             study_source=started.study_source,
         )
+
+    def connect(self) -> None:
+        """Connect to the store in the background, which takes seconds the first time."""
+        self._thread.submit(self._uploader.connect)
+
+    def upload(self) -> None:
+        """Upload the records so far in the background, if they are not uploaded at once."""
+        self._submit(is_due=self._clock() >= self._retry_at_s)
+
+    def flush(self) -> None:
+        """Upload the records so far."""
+        self.upload()
+        self._last_upload.result()
 
     def record(self, result: TrialResult, artifact_dir: Path | None = None) -> None:
         """Record a trial's result; the folders in `artifact_dir` are its artifacts and have to stay there."""
@@ -188,7 +217,8 @@ class Recorder:
         if self._journal is None:
             return 0
         try:
-            self._retry_at_s = float("-inf")
+            self.flush()
+            self._in_background, self._retry_at_s = False, float("-inf")
             self._write("close", lock_timeout_s=LAST_LOCK_TIMEOUT_S, status=status.upper())
             return journal.num_pending(self._path, self._tracking_uri)
         finally:
@@ -213,21 +243,56 @@ class Recorder:
             "totals": dict(self._totals),
             **fields,
         }
-        # Locked before writing: no other upload can have this record, so the store need not be searched for it.
-        with suppress(OSError):  # held by another upload (Timeout), or the folder is gone
-            self._upload_lock.acquire(timeout=lock_timeout_s)
-        has_lock = self._upload_lock.is_locked
         try:
-            start = self._journal.append(json.dumps(record, separators=(",", ":")))
-            if upload and has_lock and self._clock() >= self._retry_at_s:
-                self._upload(start if is_new else None, is_last=kind == "close")
-        except OSError as error:  # raised only by `append`: the record goes straight to the store
+            has_lock = self._append(json.dumps(record, separators=(",", ":")), lock_timeout_s, is_new=is_new)
+        except OSError as error:  # the record goes straight to the store
             try:
-                self._uploader.apply(record)
+                self._thread.submit(self._uploader.apply, record).result()
             except (Unreachable, Rejected):
                 raise self._unwritable(error) from error
+        else:
+            if has_lock and not (self._in_background and upload):
+                self._submit(is_due=upload and self._clock() >= self._retry_at_s, is_last=kind == "close")
+                self._last_upload.result()
+
+    def _append(self, text: str, lock_timeout_s: float, *, is_new: bool) -> bool:
+        """Append a line to the journal. Returns False if another process is uploading. Raises OSError."""
+        assert self._journal and self._upload_lock
+        with self._lock:
+            # Locked before writing: no other upload can have this record, so the store need not be searched for it.
+            if not self._upload_lock.is_locked:
+                with suppress(OSError):  # held by another upload (Timeout), or the folder is gone
+                    self._upload_lock.acquire(timeout=lock_timeout_s)
+            has_lock = self._upload_lock.is_locked
+            try:
+                start = self._journal.append(text)
+            except OSError:
+                if has_lock and not self._num_kept:
+                    self._upload_lock.release()
+                raise
+            if has_lock:
+                self._num_kept += 1
+                if is_new and self._new_from is None:
+                    self._new_from = start
+        return has_lock
+
+    def _submit(self, *, is_due: bool, is_last: bool = False) -> None:
+        self._last_upload = self._thread.submit(self._upload_kept, is_due=is_due, is_last=is_last)
+
+    def _upload_kept(self, *, is_due: bool, is_last: bool) -> None:
+        """Upload what the store lacks if it is due, and unlock if no record was added meanwhile."""
+        assert self._upload_lock
+        with self._lock:
+            num_records, new_from = self._num_kept, self._new_from
+        try:
+            if is_due and num_records:
+                self._upload(new_from, is_last=is_last)
         finally:
-            self._upload_lock.release()
+            with self._lock:
+                self._num_kept -= num_records
+                if num_records and not self._num_kept:
+                    self._new_from = None
+                    self._upload_lock.release()
 
     def _upload(self, new_from: int | None, *, is_last: bool) -> None:
         try:
@@ -248,6 +313,7 @@ class Recorder:
         )
 
     def _release(self) -> None:
+        self._thread.shutdown()
         if self._journal is not None:
             self._journal.close()
             self._journal = None

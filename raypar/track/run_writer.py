@@ -65,6 +65,11 @@ class RunWriter:
         return client
 
     @store_errors()
+    def connect(self) -> None:
+        """Connect to the store now instead of on first use."""
+        assert self._client
+
+    @store_errors()
     def experiment(self, study: str) -> str:
         """Return the id of the study's experiment, which is created if missing."""
         if study not in self._experiments:

@@ -49,6 +49,11 @@ class Uploader:
         self._points: dict[str, dict[str, RunRef]] = {}  # by study and identity
         self._trials: dict[tuple[str, str], RunRef] = {}
 
+    def connect(self) -> None:
+        """Connect to the store ahead of the first record. A failure is left to that."""
+        with suppress(Unreachable, Rejected, OSError):
+            self._writer.connect()
+
     def apply(self, record: Record, *, is_new: bool = False) -> None:
         """Upload a journal's record. The store is not searched for a record that `is_new`.
 

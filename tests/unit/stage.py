@@ -83,6 +83,9 @@ class Stage:
 
         return SimpleNamespace(
             start=lambda **_: note("started"),
+            connect=lambda: None,
+            upload=lambda: None,
+            flush=lambda: None,
             record=lambda result, *_, **__: note(("recorded", result.spec)),
             record_trial_metrics=lambda metrics: note(("metrics", metrics)),
             record_metrics=lambda points: note(("scaling", {(key, step): value for key, value, step in points})),
@@ -96,8 +99,9 @@ class Stage:
         return contextlib.nullcontext(plan)
 
     @contextlib.contextmanager
-    def _runner(self, *given):
-        self.cluster = given[-1].cluster
+    def _runner(self, _ready, _options, plan, meanwhile):
+        self.cluster = plan.cluster
+        meanwhile()
         self.happened.append("runner up")
         try:
             yield SimpleNamespace(run=self._run)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -39,6 +40,60 @@ SMALL, MEDIUM, LARGE = map(make_result, (32, 64, 128))
 
 def statuses(uri):
     return [run.info.status for run in runs(uri, kind="execution")]
+
+
+# ---- in the background
+
+
+def test_records_wait_for_no_upload_and_reach_the_store_once_in_order(project, uri, monkeypatch):
+    began, goes_on, apply, uploaded = threading.Event(), threading.Event(), Uploader.apply, []
+
+    def slow(self, record, **how):
+        began.set()
+        assert goes_on.wait(60)
+        apply(self, record, **how)
+        uploaded.append((record["kind"], how))
+
+    monkeypatch.setattr(Uploader, "apply", slow)
+    rec = recorder(project, uri, in_background=True)
+    rec.record(SMALL)
+    assert not began.is_set(), "only `upload` begins an upload"
+    rec.upload()
+    assert began.wait(60)
+    rec.record(MEDIUM)  # during the upload
+    rec.upload()
+    rec.record(LARGE)
+    assert not uploaded and len(results_of(uri, project)) == 3, "journalled results count"
+    goes_on.set()
+    assert rec.close("finished") == 0 and journal_paths(project) == ()
+    assert uploaded == [(kind, {"is_new": True}) for kind in ("execution", "trial", "trial", "trial", "close")], (
+        "no search for what only this process can have stored"
+    )
+    assert [results_of(uri, project).count(each) for each in stripped(SMALL, MEDIUM, LARGE)] == [1, 1, 1]
+    assert statuses(uri) == ["FINISHED"]
+
+
+def test_an_upload_in_the_background_leaves_other_uploads_their_turn(project, uri):
+    rec = recorder(project, uri, in_background=True)
+    rec.record(SMALL)
+    rec.flush()
+    assert sync(project, lock_timeout_s=0).num_left == 0
+    rec.upload()  # nothing is left
+    rec.record(MEDIUM)
+    rec.flush()
+    assert rec.close("finished") == 0 and len(results_of(uri, project)) == 2
+
+
+def test_a_connection_made_ahead_is_used_and_its_failure_left_to_the_first_record(project):
+    uri = block(project)
+    rec = recorder(project, uri, clock=Clock(), retry_after_s=0.0)
+    rec.connect()
+    rec.record(SMALL)
+    assert "no such folder" in rec.outage
+    unblock(project)
+    rec.connect()
+    rec.record(MEDIUM)
+    assert (rec.outage, rec.close("finished"), len(results_of(uri, project))) == ("", 0, 2)
 
 
 # ---- outages
