@@ -12,6 +12,12 @@ from pathlib import Path, PurePosixPath
 PIECE_BYTES = 8 * 2**20
 
 
+def cache_dir() -> Path:
+    """Return the folder for what can be made again, such as downloads: ``~/.cache/raypar``, or below XDG_CACHE_HOME."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base).expanduser() / "raypar"
+
+
 def make_private_folder(path: Path) -> Path:
     """Make a folder and its missing parents, private to this user; return it. Raises OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

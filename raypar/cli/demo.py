@@ -72,7 +72,7 @@ def from_here(word: str, before: str) -> str:
 
 def demo_folder() -> Path:
     """Return a folder with the stored study in the user's cache, one for each version of the study."""
-    from raypar.workloads.datasets import cache_dir
+    from raypar.files import cache_dir
 
     folder = cache_dir() / f"demo-{zlib.crc32(_journal()):08x}"
     if not (folder / "mlflow.db").exists():  # `raypar demo ui` moves the journal to the database

@@ -140,13 +140,13 @@ def runner_for(
         return
     with contextlib.ExitStack() as stack:
         _import_ray()
-        meanwhile()  # not earlier: two threads that import the same modules may see them half initialised
         own_ray = None
         if plan.cluster.is_own:
             own_ray = stack.enter_context(private_ray(plan.cluster))
         else:
             make_private_folder(settings.log_dir)
             stack.enter_context(watch_of_cluster().watching())
+        meanwhile()  # not earlier: two threads that import the same modules may see them half initialised
         from raypar.run.tune import TuneRunner
 
         addresses = {label: server.address() for label, server in ready.servers.items()}

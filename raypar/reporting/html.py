@@ -14,9 +14,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,12 @@ from markupsafe import Markup, escape
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, speedups_in_blocks
 from raypar.analysis.question import current_results
+from raypar.errors import RayparError
+from raypar.files import cache_dir, make_private_folder
 from raypar.provenance import versions
 from raypar.reporting.figures import figures_of
 from raypar.reporting.points import point_columns
-from raypar.reporting.text import Column, as_utf8, no_break_values, strip_control, value_column
+from raypar.reporting.text import Column, as_utf8, no_break_values, replacing, strip_control, value_column
 from raypar.reporting.vega import Figure, OmittedFigure, for_page, static_svg
 from raypar.reporting.view import StudyView
 from raypar.study.quantity import WALL_TIME, View, of_view
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE, TABLE_SCRIPT, CHART_SCRIPT = "report.html.jinja", "report.js", "figures.js"
+DRAWER = "vl-convert-python"  # package
 FOLDER = Path(__file__).parent
 COMMAND = re.compile(r"`([^`]+)`")
 _GEOMETRY = re.compile(r' (?:d|transform|points|[xy][12]?|c[xy]|r|width|height)="[^"]*"')
@@ -144,10 +149,24 @@ def _kept(sentence: str) -> Markup:
 
 @cache
 def _chart_script() -> str:
-    """Return Vega-Lite's runtime with the script that draws the figures; takes about a second the first time."""
+    """Return Vega-Lite's runtime with the script that draws the figures."""
+    return _inline(bundled((FOLDER / CHART_SCRIPT).read_text("utf-8")))
+
+
+def bundled(script: str) -> str:
+    """Return a script with Vega-Lite's runtime. Takes over a second the first time; then it is in the user's cache."""
     import vl_convert
 
-    return _inline(vl_convert.javascript_bundle((FOLDER / CHART_SCRIPT).read_text("utf-8")))
+    digest = hashlib.sha256(f"{version(DRAWER)}\n{script}".encode()).hexdigest()
+    path = cache_dir() / "scripts" / f"{digest[:16]}.js"
+    with suppress(OSError, ValueError):
+        return path.read_text("utf-8")
+    text = vl_convert.javascript_bundle(script)
+    with suppress(OSError, RayparError):
+        make_private_folder(path.parent)
+        with replacing(path) as draft:
+            draft.write_text(text, "utf-8")
+    return text
 
 
 def _inline(script: str) -> str:

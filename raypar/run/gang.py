@@ -69,6 +69,7 @@ def train_gang(
     storage: str,
     *,
     fresh: bool,
+    on_private_ray: bool,
 ) -> None:
     """Run a gang until it ends (blocking). Raises the error of `TorchTrainer.fit` if the gang is lost.
 
@@ -76,11 +77,17 @@ def train_gang(
         resources: resources that each worker reserves.
         strategy: Ray's placement group strategy.
         labels: labels that the node of each worker must have; empty: any node.
+        on_private_ray: Ray has no autoscaler, and runs this study only.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     class GangTrainer(TorchTrainer):  # type: ignore[misc]
+        def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+            if on_private_ray and "scaling_policy" in arguments:
+                arguments["scaling_policy"] = fixed_policy(self.scaling_config)
+            return super()._initialize_and_run_controller(**arguments)
+
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()
             return [callback for callback in callbacks if type(callback).__name__ not in UNUSED_CALLBACKS]
@@ -108,6 +115,24 @@ def train_gang(
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     ).fit()
+
+
+def fixed_policy(scaling: Any) -> Any:
+    """Return Train's policy for a fixed number of workers, without the actor that asks an autoscaler for them.
+
+    Args:
+        scaling: the gang's ScalingConfig.
+    """
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+
+    class Policy(FixedScalingPolicy):  # type: ignore[misc]
+        def after_controller_start(self, train_run_context: Any) -> None:
+            pass
+
+        def _maybe_send_resource_request(self) -> None:
+            pass
+
+    return Policy(scaling)
 
 
 def loss_reason(error: BaseException | None, hostnames: Mapping[int, str]) -> str:

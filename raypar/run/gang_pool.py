@@ -111,6 +111,7 @@ class GangPool(Pool):
                     *self._selection(placement, nodes),
                     str(self._settings.here().log_dir / "gangs"),
                     fresh=not self._is_warm,
+                    on_private_ray=self._policy.owns_cluster,
                 )
             except BaseException as e:
                 error = e

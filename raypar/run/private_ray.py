@@ -37,6 +37,7 @@ DEFAULTS = {
     "RAY_task_events_max_num_task_in_gcs": "1000",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
+UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")  # methods of Ray's Node
 LOST_TIMEOUT_S = 2.0  # Ray ends this process a minute after it has lost its head
 # Several attempts: processes that are ending may still write into the folder.
 CLEAN_UP = 'read line || { kill -9 "$@"; for i in 1 2 3 4 5; do rm -rf -- "$0" && break; sleep 1; done; }'
@@ -109,7 +110,7 @@ def _start_ray(num_cpus: int, num_gpus: int, folder: Path, processes: dict[str, 
     ray_constants.ENABLE_RAY_CLUSTER = False
     mark("ray: init")
     try:
-        with processes_noted(processes), _without_secrets():
+        with processes_noted(processes), _without_services(), _without_secrets():
             ray.init(
                 address="local",  # without it, init would join any cluster that it finds
                 job_config=job_config(),
@@ -154,6 +155,27 @@ def processes_noted(processes: dict[str, int]) -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = plain
+
+
+@contextlib.contextmanager
+def _without_services() -> Iterator[None]:
+    """Have Ray start neither its autoscaler, nor the dashboard's server, nor what forwards logs to the driver.
+
+    A private Ray uses none of them, and they take half of its start and most of its end.
+    """
+    from ray._private.node import Node
+
+    def start_none(self: Any, *_: Any, **__: Any) -> None:
+        self._webui_url = ""  # Ray's result of `init` has it
+
+    plain = {name: vars(Node)[name] for name in UNUSED_SERVICES if name in vars(Node)}
+    for name in plain:
+        setattr(Node, name, start_none)
+    try:
+        yield
+    finally:
+        for name, method in plain.items():
+            setattr(Node, name, method)
 
 
 def _end_ray(older: frozenset[int], *, is_lost: bool = False) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from raypar.files import make_private_folder, open_private
+from raypar.files import cache_dir, make_private_folder, open_private
 from raypar.signals import is_running
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def _private_file(path: Path, text: str) -> Iterator[None]:
 
 
 def _key_path(port: int) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser()
-    return cache / "raypar" / "ui" / f"{socket.gethostname()}-{port}"
+    return cache_dir() / "ui" / f"{socket.gethostname()}-{port}"
 
 
 class OneTimeLink:

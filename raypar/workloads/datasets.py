@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypar.errors import DataError
+from raypar.files import cache_dir
 from raypar.study.workload import Config, Data, Split
 
 if TYPE_CHECKING:
@@ -70,12 +71,6 @@ def image_set(name: str, num_train: int = 60_000, num_test: int = 10_000) -> Fil
 
 
 IMAGE_SETS: Mapping[str, FileSet] = {name: image_set(name) for name in ("MNIST", "FashionMNIST")}
-
-
-def cache_dir() -> Path:
-    """Return the folder for downloads and prepared tensors: ``~/.cache/raypar``, or below XDG_CACHE_HOME."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base).expanduser() / "raypar"
 
 
 def named_dir() -> Path | None:

@@ -225,7 +225,7 @@ def _same_everywhere(folder):
         patch.dict(os.environ, fixed),
         # Drawings and the script that draws them take seconds, and are not in the golden files.
         patch("vl_convert.vegalite_to_svg", lambda spec: "<svg></svg>"),
-        patch("vl_convert.javascript_bundle", lambda script: script),
+        patch("raypar.reporting.html.bundled", lambda script: script),
     ):
         for variable in ("MLFLOW_TRACKING_URI", "RAYPAR_DATA_DIR", "FORCE_COLOR"):
             os.environ.pop(variable, None)

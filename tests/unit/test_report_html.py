@@ -18,7 +18,7 @@ from raypar.analysis.question import Question
 from raypar.analysis.stats import Estimate, Method
 from raypar.reporting import html as html_tables
 from raypar.reporting.figures import figures_of
-from raypar.reporting.html import Origin, brief, html_report
+from raypar.reporting.html import Origin, brief, bundled, html_report
 from raypar.reporting.text import as_utf8, no_break_values
 from raypar.reporting.vega import Figure, for_page, static_svg
 from raypar.reporting.view import StudyView
@@ -184,3 +184,19 @@ def test_a_long_failure_is_cut():
 def test_drawings_have_rounded_coordinates_and_unchanged_texts():
     drawn = '<path d="M1.23456,2L3.0051,4.5" stroke-width="1.2345"/><text font-family="x" x="0.12345">lr=0.00102</text>'
     assert brief(drawn) == '<path d="M1.23,2L3.01,4.5" stroke-width="1.2345"/><text x="0.12">lr=0.00102</text>'
+
+
+def test_the_script_of_the_figures_is_made_once_per_user_and_version(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda script: made.append(script) or f"bundle of {script}é")
+    assert bundled("one") == bundled("one") == "bundle of oneé" and bundled("two") == "bundle of twoé"
+    monkeypatch.setattr("raypar.reporting.html.version", lambda _: "0")
+    bundled("one")
+    assert made == ["one", "two", "one"]
+    for kept in (tmp_path / "raypar" / "scripts").iterdir():
+        kept.write_bytes(b"\xff")
+    assert bundled("one") == "bundle of oneé", "a damaged file is replaced"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert bundled("one") == "bundle of oneé", "a cache that can't be written is no error"
