@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.errors import WorkloadError
+from raypar.execution.machine import leaves_cores
 from raypar.execution.options import Options
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.revisions import pickle_by_value, preload_of
@@ -156,4 +157,5 @@ def runner_for(
             fork_addresses=addresses,
             cores=plan.cluster.cores,
             own_ray=own_ray,
+            starts_ahead=leaves_cores(plan, with_ray=True),
         )

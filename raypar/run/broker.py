@@ -53,17 +53,21 @@ class Broker:
 
     # ---- for the driver and Tune's trials
 
-    async def define(self, uid: str, spec: TrialSpec | None) -> None:
-        """Add the Tune trial `uid`. It runs the spec, or the next spec from `start`."""
-        self._dispatcher.define(uid, spec)
+    async def add(self, specs: tuple[TrialSpec, ...]) -> None:
+        """Add specs to those of `start`."""
+        self._dispatcher.add(specs)
 
-    async def follow(self, uid: str, after: int) -> tuple[list[Mapping[str, float]], str | None]:
+    async def define(self, tune_id: str, spec: TrialSpec | None) -> None:
+        """Add a Tune trial. It runs the spec, or one of those known in advance."""
+        self._dispatcher.define(tune_id, spec)
+
+    async def follow(self, tune_id: str, after: int) -> tuple[list[Mapping[str, float]], str | None]:
         """Wait for and return the reports after the first `after`, and the final state if the trial is over.
 
         A larger `after` means that Tune lets the trial continue past the earlier reports.
         """
-        await self._until(lambda: self._dispatcher.trials.get(uid) is not None, POLL_S)
-        if (trial := self._dispatcher.trials.get(uid)) is None:
+        await self._until(lambda: self._dispatcher.trials.of_tune(tune_id) is not None, POLL_S)
+        if (trial := self._dispatcher.trials.of_tune(tune_id)) is None:
             return [], None
         trial.follow(after)
         self._notify()
@@ -71,12 +75,12 @@ class Broker:
         trial.unfollow()
         return trial.reports[after:], trial.result.state.value if trial.result else None
 
-    async def release(self, uid: str, *, let_finish: bool) -> None:
-        """End a trial that Tune no longer needs, unless it may finish."""
-        self._dispatcher.release(uid, let_finish=let_finish)
+    async def release(self, tune_id: str, *, let_finish: bool) -> str:
+        """End a trial that Tune no longer needs, unless it may finish; return its uid (empty: there is none)."""
+        return self._dispatcher.release(tune_id, let_finish=let_finish)
 
     async def events(self, after: int) -> list[tuple[str, Event | ArtifactPiece]]:
-        """Wait for events after the first `after`; return them with their Tune trials (or ""). Drop earlier events."""
+        """Wait for events after the first `after`; return them with their trials' uids (or ""). Drop earlier events."""
         await self._until(lambda: self._dispatcher.events.has_more(after), POLL_S)
         return self._dispatcher.events.take(after)
 

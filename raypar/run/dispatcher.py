@@ -73,10 +73,11 @@ class DispatchConfig:
     in_lockstep: bool  # after each report a trial waits for Tune's decision (a scheduler decides on it)
     max_trials: int | None = None  # trials at a time; None: every trial has its machines to itself
     metric: str = ""  # the study's
+    starts_ahead: bool = False  # trials known in advance may begin before Tune has begun theirs
 
 
 class EventLog:
-    """Events for the driver, each with its Tune trial (or ""). They are kept until the driver has received them."""
+    """Events for the driver, each with its trial's uid (or ""). They are kept until the driver has received them."""
 
     def __init__(self) -> None:
         self._events: list[tuple[str, Event | ArtifactPiece]] = []
@@ -197,22 +198,32 @@ class Dispatcher:
 
     # ---- calls from Tune and the driver
 
-    def define(self, uid: str, spec: TrialSpec | None) -> None:
-        """Add a Tune trial. It runs the spec, or the next of the specs known in advance."""
-        self.trials.define(uid, spec)
+    def add(self, specs: Sequence[TrialSpec]) -> None:
+        """Add trials that Tune will define later."""
+        self.trials.add(specs)
         self.dispatch()
 
-    def release(self, uid: str, *, let_finish: bool) -> None:
-        """End a trial that Tune no longer needs, unless it may finish. Drop it once it is over."""
-        trial = self.trials.get(uid) or self.trials.bind_next(uid)
+    def define(self, tune_id: str, spec: TrialSpec | None) -> None:
+        """Add a Tune trial. It runs the spec, or one of the specs known in advance."""
+        self.trials.define(tune_id, spec)
+        self.dispatch()
+
+    def release(self, tune_id: str, *, let_finish: bool) -> str:
+        """End a trial that Tune no longer needs, unless it may finish. Drop it once it is over.
+
+        Returns:
+            The trial's uid; empty if there is none.
+        """
+        trial = self.trials.of_tune(tune_id) or self.trials.bind_next(tune_id)
         if trial is None:
-            return
+            return ""
         trial.released = True
         if trial.phase is TrialPhase.OVER:
             self.trials.drop(trial)
         elif not let_finish:
             self._stop(trial)
         self.dispatch()
+        return trial.uid
 
     def check(self) -> None:
         """Stop trials whose Tune trainable was lost, and check which nodes have joined or were lost."""
@@ -224,9 +235,10 @@ class Dispatcher:
 
     def close(self) -> None:
         """Stop running trials and close the gangs."""
-        self.trials.queue = [trial for trial in self.trials.queue if trial.uid]  # Tune has not started the others yet
+        begun = self.trials.begun()
+        self.trials.queue = [trial for trial in self.trials.queue if trial in begun]
         self._pool.request_nodes(())
-        for trial in self.trials.bound():
+        for trial in begun:
             self._stop(trial)
             if trial.attempt is not None:
                 trial.attempt.kill()
@@ -319,7 +331,8 @@ class Dispatcher:
         elif not gang.num_turns and not gang.is_closing:
             # It never served a trial, so retrying forever would not help.
             same = (trial for trial in self.trials.queue[:HORIZON] if trial.spec.placement == gang.placement)
-            if (first := next(filter(self.trials.bind, same), None)) is not None:
+            if (first := next(filter(self._may_begin, same), None)) is not None:
+                self.trials.begin(first)
                 self.trials.queue.remove(first)
                 first.num_attempts += 1
                 failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {reason}", None, error)
@@ -359,9 +372,10 @@ class Dispatcher:
                 failure = Failure(FailureKind.REFUSED, reason)
             elif not is_turn:
                 failure = None
-            if (gang is None and failure is None) or not self.trials.bind(trial):
+            if (gang is None and failure is None) or not self._may_begin(trial):
                 is_turn = False
             elif failure is not None:
+                self.trials.begin(trial)
                 self.trials.queue.remove(trial)
                 self._conclude(trial, failure)
             elif gang is not None:
@@ -374,11 +388,16 @@ class Dispatcher:
         for placement in self._pool.request_nodes(lacking):
             self.events.add(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
+    def _may_begin(self, trial: Trial) -> bool:
+        """Return whether a trial has a Tune trial, or needs none yet."""
+        return self.trials.may_bind(trial) or self._config.starts_ahead
+
     def _start(self, trial: Trial, gang: Gang) -> None:
         """Start a queued trial in the gang if the cores that it needs are free."""
         cores = self._pool.lease(gang, trial.spec)
         if cores is None:
             return
+        self.trials.begin(trial)
         self.trials.queue.remove(trial)
         trial.num_attempts += 1
         job = self._config.settings.job(trial.spec, trial.num_attempts, self._config.workload, trial.uid)

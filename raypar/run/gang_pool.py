@@ -21,6 +21,7 @@ from raypar.run.scheduler import ROUNDING, GangPhase
 from raypar.study.options import node_label_of
 from raypar.study.trial import Placement, TrialSpec
 from raypar.trace import mark
+from raypar.train.affinity import ProcessTree
 from raypar.train.job import Revision, RunSettings
 
 NODE_ID_LABEL = "ray.io/node-id"  # every Ray node has it
@@ -30,13 +31,15 @@ RAY_DELAY_S = 3.0  # Ray shows an ended gang's resources as free within this tim
 class GangPool(Pool):
     """Pool of gangs in Ray. Runs on the broker's event loop."""
 
+    _own_ray: ProcessTree | None = None  # until its processes have left the cores of the trials
+
     def __init__(self, settings: RunSettings, policy: GangPolicy) -> None:
         super().__init__(alive_nodes(), settings, policy)
         self._loop = asyncio.get_running_loop()
         self._broker = ray.get_runtime_context().current_actor
         self._agents: dict[tuple[str, str], Any] = {}  # by node and revision
         self._requested: dict[Placement, Any] = {}  # the placement groups that wait for nodes
-        self._own_ray = policy.own_ray  # until its processes have left the cores of the trials
+        self._own_ray = policy.own_ray
         # Even if all its nodes are up now, the autoscaler replaces lost ones.
         self.may_grow = not policy.owns_cluster and any(each.resources and each.max_count for each in node_types())
         if self._is_warm and not policy.fork_addresses:

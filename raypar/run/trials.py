@@ -30,7 +30,8 @@ class Trial:
     """A trial of the run, across all its attempts."""
 
     spec: TrialSpec
-    uid: str = ""  # name of the Tune trial that is bound to it; empty: none yet
+    uid: str = ""  # its name in the run: that of its Tune trial, unless it began before; empty: it has not begun
+    tune_id: str = ""  # the Tune trial that is bound to it; empty: none yet
     phase: TrialPhase = TrialPhase.QUEUED
     num_attempts: int = 0
     attempt: Attempt | None = None  # the current one; None while the trial is queued
@@ -157,57 +158,82 @@ class Trials:
     """Trials of a run: those that are queued, in their order, and those that are bound to Tune trials.
 
     Args:
-        specs: trials that are known in advance. Each Tune trial without a spec is bound to the next one to start.
+        specs: trials that are known in advance. Each Tune trial without a spec is bound to one of them: to one that has
+            begun without a Tune trial, or else to the next one to begin.
     """
 
     def __init__(self, specs: Sequence[TrialSpec]) -> None:
-        self.queue = [Trial(spec) for spec in specs]
+        self.queue = [*map(Trial, specs)]
+        self._begun: dict[str, Trial] = {}  # and not dropped, by uid
         self._unbound: list[str] = []  # Tune trials without a spec
         self._bound: dict[str, Trial] = {}  # by Tune trial
+        self._num_ahead = 0  # trials that have begun without a Tune trial
+
+    def add(self, specs: Sequence[TrialSpec]) -> None:
+        """Add trials that Tune will define later."""
+        self.queue += map(Trial, specs)
 
     def get(self, uid: str) -> Trial | None:
+        """Return a trial that has begun, or that is bound; None if there is none, or it was dropped."""
+        return self._begun.get(uid)
+
+    def of_tune(self, tune_id: str) -> Trial | None:
         """Return the trial of a Tune trial; None if it is not bound to one, or both were dropped."""
-        return self._bound.get(uid)
+        return self._bound.get(tune_id)
 
     def attempt(self, uid: str, number: int) -> Attempt | None:
         """Return a trial's attempt of this number; None if it is not the running one."""
-        trial = self._bound.get(uid)
+        trial = self._begun.get(uid)
         attempt = trial.attempt if trial else None
         return attempt if attempt and attempt.number == number and not attempt.is_over else None
 
     def bound(self) -> list[Trial]:
         return list(self._bound.values())
 
+    def begun(self) -> list[Trial]:
+        """Return the trials that have begun or are bound."""
+        return list(self._begun.values())
+
     def running(self) -> list[Attempt]:
-        trials = self._bound.values()
+        trials = self._begun.values()
         return [trial.attempt for trial in trials if trial.attempt and trial.phase is TrialPhase.RUNNING]
 
-    def define(self, uid: str, spec: TrialSpec | None) -> None:
+    def define(self, tune_id: str, spec: TrialSpec | None) -> None:
         """Add a Tune trial with its spec; None: one of those known in advance."""
-        if spec is None:
-            self._unbound.append(uid)
+        if spec is not None:
+            self.queue.append(Trial(spec))
+            self._bind(self.queue[-1], tune_id)
+        elif (ahead := next((trial for trial in self._begun.values() if not trial.tune_id), None)) is not None:
+            self._bind(ahead, tune_id)
         else:
-            self._bound[uid] = Trial(spec, uid)
-            self.queue.append(self._bound[uid])
+            self._unbound.append(tune_id)
 
-    def bind(self, trial: Trial) -> bool:
-        """Bind a Tune trial to a queued trial. Returns False if none is left."""
-        if not trial.uid and self._unbound:
-            trial.uid = self._unbound.pop(0)
-            trial.unfollow()
-        if trial.uid:
-            self._bound[trial.uid] = trial
-        return bool(trial.uid)
+    def begin(self, trial: Trial) -> None:
+        """Note that a trial begins, and bind a Tune trial to it if one is left."""
+        if not trial.tune_id and self._unbound:
+            self._bind(trial, self._unbound.pop(0))
+        elif not trial.uid:
+            self._num_ahead += 1
+            trial.uid = f"ahead-{self._num_ahead}"
+            self._begun[trial.uid] = trial
 
-    def bind_next(self, uid: str) -> Trial | None:
+    def may_bind(self, trial: Trial) -> bool:
+        """Return whether the trial is bound, or a Tune trial is left for it."""
+        return bool(trial.tune_id or self._unbound)
+
+    def bind_next(self, tune_id: str) -> Trial | None:
         """Bind this Tune trial to the next queued trial without one; None: it is unknown, or no such trial is left."""
-        trial = next((trial for trial in self.queue if not trial.uid), None)
-        if trial is not None and uid in self._unbound:
-            self._unbound.remove(uid)
-            trial.uid = uid
-            self._bound[uid] = trial
+        trial = next((trial for trial in self.queue if not trial.tune_id), None)
+        if trial is not None and tune_id in self._unbound:
+            self._unbound.remove(tune_id)
+            self._bind(trial, tune_id)
             return trial
         return None
+
+    def _bind(self, trial: Trial, tune_id: str) -> None:
+        trial.tune_id, trial.uid = tune_id, trial.uid or tune_id
+        trial.unfollow()
+        self._bound[tune_id] = self._begun[trial.uid] = trial
 
     def requeue(self, trial: Trial) -> None:
         """Queue a trial again, as the first."""
@@ -215,4 +241,4 @@ class Trials:
         self.queue.insert(0, trial)
 
     def drop(self, trial: Trial) -> None:
-        del self._bound[trial.uid]
+        del self._bound[trial.tune_id], self._begun[trial.uid]

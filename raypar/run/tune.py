@@ -103,13 +103,21 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
 
     Args:
         specs: the first trials; further ones are added to the list.
+        add: tells the broker of further ones.
         num_ended: returns the number of trials whose end was passed on.
         max_concurrent: maximum number of trials at a time.
     """
 
-    def __init__(self, specs: list[TrialSpec], more: More, num_ended: Callable[[], int], max_concurrent: int) -> None:
+    def __init__(
+        self,
+        specs: list[TrialSpec],
+        more: More,
+        add: Callable[[Sequence[TrialSpec]], object],
+        num_ended: Callable[[], int],
+        max_concurrent: int,
+    ) -> None:
         super().__init__()
-        self._specs, self._more, self._num_ended = specs, more, num_ended
+        self._specs, self._more, self._add, self._num_ended = specs, more, add, num_ended
         self._num_given = 0
         self._live: set[str] = set()
         self.max_concurrent = max_concurrent
@@ -121,7 +129,9 @@ class BlockSearcher(Searcher):  # type: ignore[misc]
         if self._num_given == len(self._specs):
             if self._live or self._num_ended() < self._num_given:
                 return None
-            self._specs += self._more()
+            added = self._more()
+            self._specs += added
+            self._add(added)
             if self._num_given == len(self._specs):
                 return str(Searcher.FINISHED)
         self._live.add(trial_id)
@@ -189,7 +199,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
     """Tune's callback on the driver. It defines trials, and passes on the broker's events in the main thread.
 
     Args:
-        spec_of: returns the spec of a Tune trial's config, or None if the broker has it; None: the broker has all.
+        spec_of: returns the spec of a Tune trial's config; None: the broker has the specs.
         generator: draws points or suggests trials. Its limit of concurrent trials follows the cluster.
         inbox: receives artifacts of trials on other machines.
     """
@@ -198,14 +208,14 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self,
         broker: Any,
         listener: Listener,
-        spec_of: Callable[[Mapping[str, Any]], TrialSpec | None] | None,
+        spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None,
         generator: BasicVariantGenerator | BlockSearcher | None,
         inbox: Inbox,
     ) -> None:
         self._broker, self._listener, self._spec_of, self._generator = broker, listener, spec_of, generator
         self._inbox = inbox
         self._running: set[str] = set()  # Tune's trials
-        self._ended: set[str] = set()  # of these, those whose result was passed on
+        self._ended: set[str] = set()  # uids of trials whose result was passed on, while Tune has not noticed their end
         self._num_events = 0
         self._reply: Any = None
         self.num_ended = 0
@@ -234,12 +244,12 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self.on_trial_start(iteration, trials, trial)
         self._end(trial.trial_id, let_finish=True)
 
-    def _end(self, uid: str, *, let_finish: bool) -> None:
-        if uid not in self._running or self.error is not None:  # its end may have come with the one that failed
+    def _end(self, tune_id: str, *, let_finish: bool) -> None:
+        if tune_id not in self._running or self.error is not None:  # its end may have come with the one that failed
             return
-        self._running.remove(uid)
+        self._running.remove(tune_id)
         with uninterrupted():
-            self._broker.release.remote(uid, let_finish=let_finish)
+            uid = ray.get(self._broker.release.remote(tune_id, let_finish=let_finish))
             while uid not in self._ended:
                 self.pass_on(timeout_s=None)
         self._ended.remove(uid)
@@ -310,6 +320,7 @@ class TuneRunner:
         fork_addresses: addresses of this machine's running fork servers, by revision label.
         cores: cores that trials may use, if no one else uses that Ray; None: all.
         own_ray: processes that leave these cores to the trials once the first is about to start; None: none.
+        starts_ahead: trials begin while the driver stores the previous result, since they leave it cores of its own.
     """
 
     def __init__(
@@ -321,8 +332,9 @@ class TuneRunner:
         max_parked_gangs: int = 4,
         cores: Sequence[Core] | None = None,
         own_ray: ProcessTree | None = None,
+        starts_ahead: bool = False,
     ) -> None:
-        self._settings = settings
+        self._settings, self._starts_ahead = settings, starts_ahead
         num_parked = max_parked_gangs * max(1, len(settings.revisions))
         self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores, own_ray)
 
@@ -378,6 +390,7 @@ class TuneRunner:
             in_lockstep=study.scheduler is not None,
             max_trials=study.max_concurrent_trials,
             metric=study.judged_by.name,
+            starts_ahead=self._starts_ahead and study.scheduler is None,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
@@ -426,18 +439,13 @@ class TuneRunner:
             drawn[tuple(point.items())] += 1
             return study.trial(point, repeat, order=next(order), auto=self._settings.auto)
 
-        def added_spec(tune_config: Mapping[str, Any]) -> TrialSpec | None:
-            """Return the trial if it was added after the start; None if the broker has it."""
-            place: int = tune_config["order"]
-            return given[place] if place >= len(specs) else None
-
         space: dict[str, Any] = {
             "broker": name,
             "in_lockstep": study.scheduler is not None,
             "study_metric": study.judged_by.name,
         }
         count = 1
-        spec_of: Callable[[Mapping[str, Any]], TrialSpec | None] | None = None
+        spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None = None
         generator: BasicVariantGenerator | BlockSearcher | None = None
         if study.is_search:
             space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
@@ -446,8 +454,12 @@ class TuneRunner:
             count = -(-num_missing // num_grid_points)  # Tune draws this number for every grid point
             spec_of = make_spec
         elif more is not None:
-            count, spec_of = -1, added_spec
-            generator = BlockSearcher(given, more, lambda: callback.num_ended, num_slots)
+            count = -1
+
+            def add(added: Sequence[TrialSpec]) -> None:
+                ray.get(broker.add.remote(tuple(added)))
+
+            generator = BlockSearcher(given, more, add, lambda: callback.num_ended, num_slots)
         else:
             space["order"] = tune.grid_search(list(range(len(specs))))
         if study.searcher is None and generator is None:

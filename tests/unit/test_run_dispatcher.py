@@ -73,13 +73,23 @@ class PaperPool(GangPool):
 class Run:
     """A dispatcher with a pool and a clock. Times are seconds."""
 
-    def __init__(self, specs=(), nodes=FOUR_CPUS, *, max_retries=1, in_lockstep=False, trial_timeout_s=None):
+    def __init__(
+        self,
+        specs=(),
+        nodes=FOUR_CPUS,
+        *,
+        max_retries=1,
+        in_lockstep=False,
+        trial_timeout_s=None,
+        starts_ahead=False,
+    ):
         self.specs, self.pool = specs, PaperPool(nodes)
         self.now_s = 100.0
         self.near = frozenset()  # cores of the GPUs' NUMA node
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
         settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
-        self.config = DispatchConfig(b"", settings, GangPolicy(True, 4), max_retries, in_lockstep)
+        policy = GangPolicy(True, 4)
+        self.config = DispatchConfig(b"", settings, policy, max_retries, in_lockstep, starts_ahead=starts_ahead)
         self.it = Dispatcher(self.config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
         self.it.dispatch()
 
@@ -175,6 +185,47 @@ def test_trials_start_in_order_once_a_tune_trial_is_bound_to_them():
     assert run.started == trials and run.running("c").conditions.nth_in_gang == 2
     assert [r.spec for r in run.results] == [trials[1]]
     assert run.results[0].state is TrialState.FINISHED and run.results[0].conditions.num_beside == 1
+
+
+def test_trials_start_before_tunes_if_they_leave_the_driver_cores():
+    trials = specs(1, 1, 1)
+    run = Run(trials, starts_ahead=True)
+    run.workers_come_up()
+    assert run.started == trials[:1] and not run.it.trials.bound()
+    run.define("a")  # Tune has begun its first trial
+    assert run.it.trials.of_tune("a") is run.it.trials.get("ahead-1")
+    run.end("ahead-1")
+    assert run.started == trials[:2]  # while the driver stores the first result
+    run.end("ahead-2")
+    run.end("ahead-3")
+    assert [result.spec for result in run.results] == trials
+    assert run.it.release("a", let_finish=False) == "ahead-1" and run.it.trials.of_tune("a") is None
+    run.define("b", "c")
+    assert run.it.trials.of_tune("b").result is run.results[1]
+    assert [run.it.release(each, let_finish=False) for each in "bc"] == ["ahead-2", "ahead-3"]
+    assert not run.it.trials.begun()
+
+
+def test_trials_added_later_start_ahead_as_well():
+    first, second = specs(1, 1)
+    run = Run([first], starts_ahead=True)
+    run.workers_come_up()
+    run.end("ahead-1")
+    run.define("a")
+    run.it.release("a", let_finish=False)
+    run.it.add([second])
+    assert run.started == [first, second]
+
+
+def test_a_trial_that_started_ahead_is_retried_and_stopped_like_others():
+    run = Run(specs(1, 1), starts_ahead=True)
+    run.workers_come_up()
+    run.end("ahead-1", RankEnd(failure=KILLED))
+    assert len(run.of(TrialRetried)) == 1 and run.running("ahead-1").number == 2
+    run.it.close()
+    assert run.running("ahead-1").kill_requested
+    run.end("ahead-1", RankEnd(failure=KILLED, was_killed=True))
+    assert len(run.results) == 1 and len(run.started) == 2
 
 
 @pytest.mark.parametrize(("num_spread", "num_sharing_network"), [(1, 0), (2, 1)])

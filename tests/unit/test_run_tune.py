@@ -34,8 +34,9 @@ def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
         return events, []
 
     remote = SimpleNamespace(remote=lambda *_, **__: None)
-    broker = SimpleNamespace(define=remote, release=remote, events=remote)
-    monkeypatch.setattr(module, "ray", SimpleNamespace(wait=wait, get=lambda _: events.pop() if events else None))
+    release = SimpleNamespace(remote=lambda tune_id, **_: tune_id)
+    broker = SimpleNamespace(define=remote, release=release, events=remote)
+    monkeypatch.setattr(module, "ray", SimpleNamespace(wait=wait, get=lambda ref: ref or (events and events.pop())))
     error = StoreError("no room for the first result")
 
     def listener(_):
@@ -143,7 +144,7 @@ def given_out(searcher, ended, num_slots=1):
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 1, 3)])
 def test_each_block_starts_after_the_end_of_the_last(sizes, num_slots):
-    blocks, ended = Blocks(*sizes), [0]
+    blocks, ended, added = Blocks(*sizes), [0], []
     specs = list(blocks.make(3))
     asked_at = []
 
@@ -151,16 +152,17 @@ def test_each_block_starts_after_the_end_of_the_last(sizes, num_slots):
         asked_at.append(ended[0])
         return blocks()
 
-    searcher = module.BlockSearcher(specs, more, lambda: ended[0], num_slots)
+    searcher = module.BlockSearcher(specs, more, added.append, lambda: ended[0], num_slots)
     num_trials = 3 + sum(sizes)
     assert given_out(searcher, ended, num_slots) == list(range(num_trials))
     assert [spec.repeat for spec in specs] == list(range(num_trials))
     assert asked_at == [3 + sum(sizes[:n]) for n in range(len(sizes) + 1)]
+    assert [spec for each in added for spec in each] == specs[3:]  # the broker may begin them before Tune does
 
 
 def test_more_is_called_after_every_result_was_passed_on():
     blocks, num_ended = Blocks(1), [0]
-    searcher = module.BlockSearcher(list(blocks.make(1)), blocks, lambda: num_ended[0], 1)
+    searcher = module.BlockSearcher(list(blocks.make(1)), blocks, lambda _: None, lambda: num_ended[0], 1)
     assert searcher.suggest("a") == {"order": 0}
     searcher.on_trial_complete("a", error=True)
     assert searcher.suggest("b") is None and blocks.num_asked == 0
@@ -169,14 +171,14 @@ def test_more_is_called_after_every_result_was_passed_on():
 
 
 def test_more_slots_allow_more_trials_at_a_time():
-    searcher = module.BlockSearcher(list(Blocks().make(3)), Blocks(), lambda: 0, 1)
+    searcher = module.BlockSearcher(list(Blocks().make(3)), Blocks(), lambda _: None, lambda: 0, 1)
     assert searcher.suggest("a") == {"order": 0} and searcher.suggest("b") is None
     searcher.max_concurrent = 2  # nodes have joined
     assert searcher.suggest("b") == {"order": 1} and searcher.suggest("c") is None
 
 
 def test_tune_accepts_the_searcher_without_pickling_its_state():
-    searcher = module.BlockSearcher(list(Blocks().make(1)), lambda: (), lambda: 1, 1)
+    searcher = module.BlockSearcher(list(Blocks().make(1)), lambda: (), lambda _: None, lambda: 1, 1)
     searcher._lock = (each for each in "not to be pickled")
     cloudpickle.dumps(searcher)  # as the Tuner's state
     generator = SearchGenerator(searcher)
