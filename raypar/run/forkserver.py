@@ -109,7 +109,8 @@ def serve() -> None:
     """Run a fork server: import, then fork on request until the owner ends. For the arguments, see `command`.
 
     A request is a `Request`, its arguments, and the number of descriptors that follow. The answers to RANK and CHECK
-    are pairs: a pid and None for a new rank, later its pid and its exit code. That to READY is 0 and a notice. Those
+    are pairs: a pid and None for a new rank, which waits for its files (log, listening socket) on the connection that
+    came with the request; later its pid and its exit code. That to READY is 0 and a notice. Those
     to FIND, OFFER and KEEP are for a rank, which asks on a connection of its own, see `shared_files`. SIGTERM also
     ends the server and its ranks.
     """
@@ -251,13 +252,18 @@ def _become_rank(fds: list[int], server_fds: tuple[int, ...]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        connection, log, *listen = fds
+        connection = Connection(fds[0])
+        try:
+            num_fds = connection.recv()  # asleep, if it was forked ahead
+        except EOFError:  # it is not needed
+            os._exit(0)
+        log, *listen = [recv_handle(connection) for _ in range(num_fds)]
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
         from raypar.train.worker import main
 
-        main(Connection(connection), *listen)
+        main(connection, *listen)
         os._exit(0)  # no finalizers: there is nothing to save, and the next trial waits
     except BaseException:  # in raypar, or from a signal handler that the trial's code has left
         with contextlib.suppress(Exception):

@@ -69,6 +69,7 @@ def train_gang(
     storage: str,
     *,
     fresh: bool,
+    forks_ahead: bool,
     on_private_ray: bool,
 ) -> None:
     """Run a gang until it ends (blocking). Raises the error of `TorchTrainer.fit` if the gang is lost.
@@ -77,6 +78,8 @@ def train_gang(
         resources: resources that each worker reserves.
         strategy: Ray's placement group strategy.
         labels: labels that the node of each worker must have; empty: any node.
+        fresh: ranks are new interpreters.
+        forks_ahead: the process of the next trial is forked while a trial starts.
         on_private_ray: Ray has no autoscaler, and runs this study only.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -99,6 +102,7 @@ def train_gang(
             "broker": broker,
             "gang_id": gang_id,
             "fresh": fresh,
+            "forks_ahead": forks_ahead,
             "on_gpu": placement.device == "cuda",
         },
         torch_config=GangBackend(),
@@ -206,7 +210,7 @@ def serve(config: Mapping[str, Any]) -> None:
             turn: Turn | None = ray.get(broker.next_turn.remote(gang_id, rank, num_turns, address))
             if turn is None:
                 return
-            end = _run_turn(broker, turn, forks, context, listen)
+            end = _run_turn(broker, turn, forks, context, listen, forks_ahead=config["forks_ahead"])
             ray.get(broker.finish.remote(turn.job.uid, turn.job.attempt, rank, end))
         num_turns += 1
         if forks is not None and forks.is_lost:
@@ -216,20 +220,36 @@ def serve(config: Mapping[str, Any]) -> None:
 
 
 def _run_turn(
-    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
+    broker: Any,
+    turn: Turn,
+    forks: ForkClient | None,
+    context: RankContext,
+    listen: socket.socket,
+    *,
+    forks_ahead: bool,
 ) -> RankEnd:
     """Run this worker's rank of a trial, unless another study holds its cores."""
     me = Holder.here(turn.job.spec.study, ())
     with locked_cores(me, turn.to_lock.get(context.rank, ())) as holder:
-        return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, context, listen)
+        if holder:
+            return RankEnd(cores_held_by=holder)
+        return _run_rank(broker, turn, forks, context, listen, forks_ahead=forks_ahead)
 
 
 def _run_rank(
-    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
+    broker: Any,
+    turn: Turn,
+    forks: ForkClient | None,
+    context: RankContext,
+    listen: socket.socket,
+    *,
+    forks_ahead: bool,
 ) -> RankEnd:
     job, rank = turn.job.on_this_node(), context.rank
     make_private_folder(job.settings.log_dir)
     process, context = start_rank(job, turn, context, forks, listen)
+    if forks is not None and forks_ahead:
+        forks.fork_ahead()  # while this trial starts, before its timed steps
     over = threading.Event()
 
     def kill_on_request() -> None:

@@ -114,6 +114,7 @@ class GangPool(Pool):
                     *self._selection(placement, nodes),
                     str(self._settings.here().log_dir / "gangs"),
                     fresh=not self._is_warm,
+                    forks_ahead=self._policy.forks_ahead,
                     on_private_ray=self._policy.owns_cluster,
                 )
             except BaseException as e:

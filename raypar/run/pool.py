@@ -91,6 +91,7 @@ class GangPolicy:
     fork_addresses: Mapping[str, str] = field(default_factory=dict)  # of the driver's fork servers, by revision
     cores: Sequence[Core] | None = None  # cores that trials may use; None: all of each machine
     own_ray: ProcessTree | None = None  # processes that leave these cores before the first trial; None: none
+    forks_ahead: bool = True  # see `raypar.run.ranks.ForkClient`
     is_local: bool = False  # a gang is part of the driver's process and serves one trial
 
 

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,6 +91,14 @@ class RankProcess:
         self.was_killed = False
         self.resources = contextlib.ExitStack()
 
+    def begin(self, log_path: Path, listen: socket.socket | None = None) -> None:
+        """Give the process its files. Raises OSError if it has ended."""
+        with log_path.open("ab") as log:
+            fds = [log.fileno(), *([listen.fileno()] if listen else [])]
+            self.connection.send(len(fds))
+            for fd in fds:
+                send_handle(self.connection, fd, 0)
+
     def kill(self) -> None:
         """Kill the rank and every process that it started. Does nothing if it has ended."""
         self.was_killed = self.was_killed or is_running(self.pid)
@@ -123,6 +132,9 @@ def _loss_noticed() -> Iterator[None]:
 class ForkClient:
     """Connection to a fork server on this machine. Its ranks end when it closes.
 
+    `fork_ahead` requests the process of the next rank. It sleeps until it is needed, so that a trial does not wait for
+    the fork.
+
     Raises:
         ForkServerLost: the server has ended.
     """
@@ -131,6 +143,8 @@ class ForkClient:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket, _loss_noticed():
             unix_socket.connect(address)
             self._connection = Connection(unix_socket.detach())
+        self._requested: deque[socket.socket] = deque()  # connections to processes whose pids are not known yet
+        self._asleep: RankProcess | None = None
         self._exit_codes: dict[int, int] = {}
         self.is_lost = False  # the server has ended, and that was noticed
 
@@ -150,17 +164,44 @@ class ForkClient:
         Raises:
             ForkServerLost: the server has ended.
         """
+        if self._asleep or self._requested:
+            assert not is_check, "checks have a client of their own"
+            process = self._next_process()
+            with contextlib.suppress(OSError):  # it was killed
+                process.begin(log_path, listen)
+                return process
+            process.connection.close()
+        self._request(Request.CHECK if is_check else Request.RANK)
+        process = self._next_process()
+        with _loss_noticed():
+            process.begin(log_path, listen)
+        return process
+
+    def fork_ahead(self) -> None:
+        """Request the process of the next rank, and don't wait for it. Raises like `fork`."""
+        if not (self._asleep or self._requested):
+            self._request(Request.RANK)
+
+    def _request(self, kind: Request) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, log_path.open("ab") as log, _loss_noticed():
-            fds = [theirs.fileno(), log.fileno(), *([listen.fileno()] if listen else [])]
-            self._connection.send((Request.CHECK if is_check else Request.RANK, (), len(fds)))
-            for fd in fds:
-                send_handle(self._connection, fd, 0)
-        while True:
+        self._requested.append(ours)
+        with theirs, _loss_noticed():
+            self._connection.send((kind, (), 1))
+            send_handle(self._connection, theirs.fileno(), 0)
+
+    def _next_process(self) -> RankProcess:
+        while self._asleep is None:
             with _loss_noticed():
-                pid, code = self._connection.recv()
-            if code is None:
-                return RankProcess(pid, ours, partial(self._exit_code, pid))
+                self._receive()
+        process, self._asleep = self._asleep, None
+        return process
+
+    def _receive(self) -> None:
+        """Wait for and note the next process, or the end of one."""
+        pid, code = self._connection.recv()
+        if code is None:
+            self._asleep = RankProcess(pid, self._requested.popleft(), partial(self._exit_code, pid))
+        else:
             self._exit_codes[pid] = code
 
     def _exit_code(self, pid: int, timeout_s: float) -> int | None:
@@ -170,15 +211,18 @@ class ForkClient:
             if not wait([self._connection], timeout_s):
                 return None
             try:
-                ended, code = self._connection.recv()
+                self._receive()
             except (EOFError, OSError):
                 self.is_lost = True
                 return -signal.SIGKILL  # the server's forks go with it
-            self._exit_codes[ended] = code
         return self._exit_codes.pop(pid)
 
     def close(self) -> None:
         self._connection.close()
+        for connection in self._requested:
+            connection.close()
+        if self._asleep is not None:
+            self._asleep.connection.close()
 
 
 def answers(address: str) -> bool:

@@ -320,6 +320,7 @@ class TuneRunner:
         fork_addresses: addresses of this machine's running fork servers, by revision label.
         cores: cores that trials may use, if no one else uses that Ray; None: all.
         own_ray: processes that leave these cores to the trials once the first is about to start; None: none.
+        forks_ahead: the process of the next trial is forked while a trial starts.
         starts_ahead: trials begin while the driver stores the previous result, since they leave it cores of its own.
     """
 
@@ -332,11 +333,12 @@ class TuneRunner:
         max_parked_gangs: int = 4,
         cores: Sequence[Core] | None = None,
         own_ray: ProcessTree | None = None,
+        forks_ahead: bool = True,
         starts_ahead: bool = False,
     ) -> None:
         self._settings, self._starts_ahead = settings, starts_ahead
         num_parked = max_parked_gangs * max(1, len(settings.revisions))
-        self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores, own_ray)
+        self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores, own_ray, forks_ahead)
 
     def run(self, study: Study, specs: Sequence[TrialSpec], listener: Listener, more: More | None = None) -> None:
         """Run the specs (see `raypar.run.runner.Runner`). Replace a lost broker and rerun its running trials."""

@@ -89,7 +89,7 @@ def test_a_waiting_check_is_forked_before_the_late_import(tmp_path, monkeypatch)
     def open_after_the_request(*args):
         send_handle(*args)
         sent.append(args)
-        if len(sent) == 2:
+        if len(sent) == 1:
             gate.write_text("")
 
     monkeypatch.setattr(ranks, "send_handle", open_after_the_request)
@@ -120,6 +120,57 @@ def test_a_rank_ends_when_its_client_closes(tmp_path):
         rank = client.fork(tmp_path / "log")
         client.close()
         assert rank.join(60) == -signal.SIGKILL
+
+
+# Prints the rank's pid, and the ports at which it listens.
+LISTENING = """
+import os, psutil
+print(os.getpid(), *(each.laddr.port for each in psutil.Process().net_connections() if each.status == "LISTEN"))
+"""
+
+
+def test_a_process_forked_ahead_becomes_the_next_rank_with_its_files(tmp_path):
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(contextlib.closing(ForkServer(base_preload=())))
+        client = stack.enter_context(contextlib.closing(ForkClient(server.address)))
+        client.fork_ahead()
+        client.fork_ahead()  # one is enough
+        seen = {}
+        for i in range(2):
+            listen = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            rank = client.fork(tmp_path / f"log{i}", listen)
+            if not i:
+                client.fork_ahead()
+            rank.connection.send(Runs(LISTENING))
+            assert rank.join(60) is not None
+            seen[tmp_path / f"log{i}"] = f"{rank.pid} {listen.getsockname()[1]}"
+        assert psutil.Process(server.pid).children() == [], "each process became a rank"
+    assert {path: path.read_text().splitlines()[0] for path in seen} == seen
+
+
+def test_a_process_forked_ahead_that_was_killed_is_replaced(tmp_path):
+    server = ForkServer(base_preload=())
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
+        client.fork_ahead()
+        client._receive()
+        asleep = client._asleep.pid
+        os.kill(asleep, signal.SIGKILL)
+        client._receive()  # its end
+        rank = client.fork(tmp_path / "log")
+        rank.connection.send(Runs("print('here')"))
+        assert rank.pid != asleep and rank.join(60) is not None
+    assert (tmp_path / "log").read_text().startswith("here")
+
+
+def test_a_process_forked_ahead_ends_with_its_client(tmp_path):
+    with contextlib.closing(ForkServer(base_preload=())) as server:
+        with contextlib.closing(ForkClient(server.address)) as client:
+            client.fork_ahead()
+            client._receive()
+            asleep = psutil.Process(client._asleep.pid)
+        asleep.wait(60)
+        with contextlib.closing(ForkClient(server.address)) as other:
+            other.fork(tmp_path / "log").kill()
 
 
 @pytest.mark.parametrize("wants_a_rank", [False, True])
