@@ -104,9 +104,21 @@ class Broker:
         return address
 
     async def next_turn(
-        self, gang_id: str, rank: int, num_turns: int, master_address: tuple[str, int] | None
+        self,
+        gang_id: str,
+        rank: int,
+        num_turns: int,
+        master_address: tuple[str, int] | None,
+        ended: tuple[str, int, RankEnd] | None,
     ) -> Turn | None:
-        """Wait for a worker's next trial after `num_turns` trials. None: there are no more, so the worker leaves."""
+        """Wait for a worker's next trial after `num_turns` trials. None: there are no more, so the worker leaves.
+
+        Args:
+            ended: its last trial's uid, attempt and end; None: this is its first turn.
+        """
+        if ended is not None:
+            uid, attempt, end = ended
+            await self.finish(uid, attempt, rank, end)
         gang = self._dispatcher.worker_is_ready(gang_id, rank, master_address)
         await self._until(lambda: gang.num_turns > num_turns or gang.phase is GangPhase.CLOSING)
         return gang.turn if gang.num_turns > num_turns else None

@@ -5,6 +5,7 @@ There are two kinds: processes of this machine (`raypar.run.local`), and gangs i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import time
@@ -60,7 +61,7 @@ class Turn:
 def start_rank(
     job: TrialJob, turn: Turn, context: RankContext, forks: ForkClient | None, listen: socket.socket
 ) -> tuple[RankProcess, RankContext]:
-    """Start a rank of a turn; return it with its complete context. Raises ForkServerLost.
+    """Start a rank of a turn with its job; return it with its complete context. Raises ForkServerLost.
 
     Args:
         job: the turn's job on this node.
@@ -79,7 +80,10 @@ def start_rank(
     )
     log_path, of_first = job.log_path(context.rank), None if context.rank else listen
     make_private_folder(log_path.parent)
-    return forks.fork(log_path, of_first) if forks else spawn(log_path, of_first, job.revision), context
+    process = forks.fork(log_path, of_first) if forks else spawn(log_path, of_first, job.revision)
+    with contextlib.suppress(OSError):  # it has ended; its exit code says more
+        process.connection.send((job, context))
+    return process, context
 
 
 @dataclass(frozen=True)

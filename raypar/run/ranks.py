@@ -512,7 +512,7 @@ def supervise(
     on_report: Callable[[int, Mapping[str, float], Position], bool],
     on_position: Callable[[Position], object],
 ) -> RankEnd:
-    """Run a started rank to its end.
+    """Run a rank that has its job to its end.
 
     Args:
         on_report: called with the index, the metrics and the position of each report; returns whether the rank
@@ -529,7 +529,6 @@ def supervise(
     stack = contextlib.ExitStack()
     load = stack.enter_context(sampling()) if sampling else ()
     try:
-        process.connection.send((job, context))
         index = 0
         while end is None:
             match process.connection.recv():

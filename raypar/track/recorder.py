@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 import uuid
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 RETRY_AFTER_S = 30.0
+NICENESS = 10  # of uploads in the background, which share their cores with the start of the next trial
 # How long the last record waits for another upload from the same folder. Earlier ones are uploaded with the next.
 LAST_LOCK_TIMEOUT_S = 20.0
 
@@ -63,6 +66,12 @@ class Execution:
     has_points: bool = True
     study_file: Path | None = None
     study_source: str = ""
+
+
+def _give_way() -> None:
+    """Let other threads of this machine run before this one."""
+    if sys.platform == "linux":  # elsewhere, only processes have a priority
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Recorder:
@@ -103,7 +112,7 @@ class Recorder:
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
         self._uploader = Uploader(writer or RunWriter(tracking_uri, project_dir))
         self._in_background = in_background
-        self._thread = ThreadPoolExecutor(1, "upload")
+        self._thread = ThreadPoolExecutor(1, "upload", _give_way if in_background else None)
         self._last_upload: Future[None] = Future()
         self._last_upload.set_result(None)
         self._lock = threading.Lock()  # for the lock of uploads, and what follows from it
