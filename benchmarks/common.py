@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import platform
@@ -16,12 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raypar import Study, Workload, grid
 from raypar.study.trial import TrialResult, TrialSpec
-from raypar.train.affinity import allowed_cores, pin
+from raypar.train.affinity import allowed_cores, pin, topology
 from raypar.workloads.datasets import DATA_DIR_VARIABLE, ensure_image_set
 
 FOLDER = Path(__file__).resolve().parent
@@ -391,12 +393,13 @@ def run_on_ray(
     """
     import cloudpickle
 
+    from raypar.execution.revisions import LOOP_RUNNER
     from raypar.run.cluster import this_machine
     from raypar.run.private_ray import private_ray
     from raypar.run.ranks import ForkServer
     from raypar.run.runner import Event, TrialEnded
     from raypar.run.tune import TuneRunner
-    from raypar.study.workload import CommandWorkload
+    from raypar.study.workload import CommandWorkload, TrainLoopWorkload
     from raypar.train.job import RunSettings
 
     begun_s = time.perf_counter()
@@ -410,13 +413,18 @@ def run_on_ray(
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
-        preload = (*study.workload.preload, *preload)
+        runs = (LOOP_RUNNER,) if isinstance(study.workload, TrainLoopWorkload) else ()
+        preload = (*study.workload.preload, *preload, *runs)
         settings = RunSettings(log_dir=folder, preload=preload, is_command=isinstance(study.workload, CommandWorkload))
         with contextlib.closing(ForkServer.of(settings.revision())) as server:
             widest = max(spec.placement.num_cpus for spec in specs)
-            with private_ray(this_machine(), allowed_cores()[:widest]):
-                runner = TuneRunner(settings, owns_cluster=True, fork_addresses={"": server.address})
-                runner.run(study, specs, listen)
+            taken, start = allowed_cores()[:widest], partial(private_ray, this_machine())
+            how: dict[str, Any] = {"owns_cluster": True, "fork_addresses": {"": server.address}}
+            is_older = "taken" in inspect.signature(private_ray).parameters  # a checkout of `--other`
+            with start(taken) if is_older else start() as own_ray:
+                if not is_older:
+                    how |= {"own_ray": own_ray, "cores": topology(taken)}
+                TuneRunner(settings, **how).run(study, specs, listen)
 
 
 def empty_study() -> Study:

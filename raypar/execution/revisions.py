@@ -31,13 +31,14 @@ from raypar.study.options import known_options, resolve
 from raypar.study.space import Grid, Value
 from raypar.study.study import Study
 from raypar.study.trial import REVISION, point_label
-from raypar.study.workload import CommandWorkload, Config, Option
+from raypar.study.workload import CommandWorkload, Config, Option, TrainLoopWorkload
 from raypar.train.job import Revision
 from raypar.units import listed, value_of
 
 SAME_RAYPAR = "raypar's own code differs between the two, which is not compared: both run the raypar of this command"
 # Fields of a study that may differ: they are compared, or are set here.
 _FREE_FIELDS = ("workload", "name", "description", "baseline", "space", "config", "price_per_node_hour")
+LOOP_RUNNER = "raypar.train.train_loop"  # a rank that trains by raypar's own loop does without its imports
 _MAX_SHOWN = 5
 
 
@@ -217,7 +218,9 @@ def pickle_by_value(loaded: LoadedStudy) -> None:
 
 def preload_of(loaded: LoadedStudy) -> tuple[str, ...]:
     """Return the modules worth importing before a study's trials."""
-    return tuple(dict.fromkeys((*loaded.study.workload.preload, *loaded.imported_modules)))
+    workload = loaded.study.workload
+    runs = (LOOP_RUNNER,) if isinstance(workload, TrainLoopWorkload) else ()
+    return tuple(dict.fromkeys((*workload.preload, *loaded.imported_modules, *runs)))
 
 
 def _folder_in(checkout: Path, repository: Path) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,12 @@ OWN: tuple[Mapping[str, Hook], ...] = (
     modules.HOOKS,
     device.HOOKS,
 )
+
+
+# Modules in which hooks replace names.
+HOOKED = {name for each in OWN for name in each} | {
+    name for name, _ in (*settings.SETTINGS.values(), *settings.WITHOUT.values())
+}
 
 
 def start(folder: str, given: Mapping[str, Any]) -> EventRecorder:
@@ -60,20 +68,67 @@ def _set_on_imported(hooks: Mapping[str, Sequence[Hook]], recorder: EventRecorde
 
     Other modules have imported names from these, so a function that a hook replaces is replaced there as well.
     """
-    new: dict[int, tuple[Any, Any]] = {}  # by id of the replaced object: this object, and what replaces it
-    for name, of_module in hooks.items():
-        names = vars(sys.modules[name])
-        before = dict(names)
-        _set(name, of_module, sys.modules[name], recorder)
-        new |= {
-            id(old): (old, names[key]) for key, old in before.items() if names.get(key) is not old and callable(old)
-        }
-    if not new:
-        return
+    targets = {name: sys.modules[name] for name in hooks}
+    with contextlib.ExitStack() as stack:
+        replaced = [(module, stack.enter_context(_assignments(module))) for module in targets.values()]
+        for name, module in targets.items():
+            _set(name, hooks[name], module, recorder)
+    # By id of the replaced object: this object, and what replaces it.
+    new = {id(old): (old, vars(module)[key]) for module, of_it in replaced for key, old in of_it.items()}
+    places = [place for each in new for place in _noted.get(each, ())]
+    # The last ones, in the order of their import. Others are not touched, see `note_names`.
+    for name in takewhile(lambda name: name not in _searched, reversed(sys.modules)):
+        places += _places(sys.modules[name])
+    for names, key in places:
+        if (old := names.get(key)) is not None and id(old) in new:
+            names[key] = new[id(old)][1]
+
+
+@contextlib.contextmanager
+def _assignments(module: ModuleType) -> Iterator[dict[str, Any]]:
+    """Yield a dict that gets the names of a module that are assigned in the block, with the callables they had before.
+
+    Comparing all names before and after would do, but count references to each object, see `note_names`.
+    """
+    before: dict[str, Any] = {}
+    kind = type(module)
+
+    class Noting(kind):  # type: ignore[misc,valid-type]
+        def __setattr__(self, name: str, value: Any) -> None:
+            if callable(old := vars(self).get(name)):
+                before.setdefault(name, old)
+            super().__setattr__(name, value)
+
+    module.__class__ = Noting
+    try:
+        yield before
+    finally:
+        module.__class__ = kind
+
+
+_Place = tuple[dict[str, Any], str]  # the names of a module, and one of them
+_noted: dict[int, list[_Place]] = {}  # by id of a callable that a hook may replace: the names that it has
+_searched: set[str] = set()  # names of the modules that were searched for these
+
+
+def note_names() -> None:
+    """Note the names of the callables that hooks may replace, in all modules that are imported.
+
+    A fork server does so after its imports. A search in each of its forks would copy most of the memory that they
+    share, since CPython counts the references to each object in the object.
+    """
+    _noted.clear()
+    _searched.update(sys.modules)
+    of_hooks = {id(value) for name in HOOKED & sys.modules.keys() for value in vars(sys.modules[name]).values()}
     for module in [*sys.modules.values()]:
-        for key, value in [*getattr(module, "__dict__", {}).items()]:
-            if id(value) in new:
-                setattr(module, key, new[id(value)][1])
+        for names, key in _places(module):
+            if id(names[key]) in of_hooks and callable(names[key]):
+                _noted.setdefault(id(names[key]), []).append((names, key))
+
+
+def _places(module: ModuleType) -> list[_Place]:
+    names = getattr(module, "__dict__", {})
+    return [(names, key) for key in names]
 
 
 class _AfterImport(MetaPathFinder):

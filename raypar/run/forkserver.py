@@ -219,6 +219,8 @@ def _import_late(name: str) -> str:
     with contextlib.suppress(Exception):
         importlib.import_module(name)
         importlib.import_module("raypar.study.quantity").quantities()
+        if observer := sys.modules.get("raypar.observe.start"):
+            observer.note_names()
     gc.freeze()  # see `serve`
     return ""
 

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import math
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -464,3 +465,32 @@ def test_torch_compile_leaves_the_observer_alone(recorder: EventRecorder) -> Non
     hooks = (optimizers._hook_backward, loaders._hook_loader, communication._hook_ddp)
     assert {hook.__code__.co_filename for hook in hooks} < rules.FORCE_SKIP_FILES
     assert modules.__file__ not in rules.FORCE_SKIP_FILES, "compiled models contain its function"
+
+
+# Prints whether modules that imported a name from torch have what the observer replaced it with.
+NOTED = """
+import sys, types
+import torch.distributed
+def module(name):
+    sys.modules[name] = made = types.ModuleType(name)
+    exec("from torch.distributed import all_reduce as reduced, get_rank", vars(made))
+    return made
+early = module("early")
+plain = torch.distributed.all_reduce
+if {is_noted}:
+    from raypar.observe.start import note_names
+    note_names()
+late = module("late")
+from raypar.observe.start import start
+kind = type(torch)
+start({folder!r}, {{}}).close()
+hooked = torch.distributed.distributed_c10d.all_reduce
+print(hooked is not plain, early.reduced is hooked, late.reduced is hooked, early.get_rank is late.get_rank)
+print(torch.distributed.all_reduce is hooked, type(torch) is kind)
+"""
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_name_imported_from_a_hooked_module_is_replaced_everywhere(is_noted, tmp_path):
+    code = NOTED.format(is_noted=is_noted, folder=str(tmp_path))
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["True"] * 6
