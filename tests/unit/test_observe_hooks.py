@@ -476,7 +476,7 @@ def module(name):
     exec("from torch.distributed import all_reduce as reduced, get_rank", vars(made))
     return made
 early = module("early")
-plain = torch.distributed.all_reduce
+plain = [torch.distributed.all_reduce]  # not as a name, which would be replaced
 if {is_noted}:
     from raypar.observe.start import note_names
     note_names()
@@ -485,7 +485,7 @@ from raypar.observe.start import start
 kind = type(torch)
 start({folder!r}, {{}}).close()
 hooked = torch.distributed.distributed_c10d.all_reduce
-print(hooked is not plain, early.reduced is hooked, late.reduced is hooked, early.get_rank is late.get_rank)
+print(hooked is not plain[0], early.reduced is hooked, late.reduced is hooked, early.get_rank is late.get_rank)
 print(torch.distributed.all_reduce is hooked, type(torch) is kind)
 """
 
