@@ -412,7 +412,7 @@ def run_on_ray(
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
-        runs = ("raypar.train.train_loop",) if isinstance(study.workload, TrainLoopWorkload) else ()
+        runs = ("raypar.train.train_loop", "ray.tune") if isinstance(study.workload, TrainLoopWorkload) else ()
         preload = (*study.workload.preload, *preload, *runs)
         settings = RunSettings(log_dir=folder, preload=preload, is_command=isinstance(study.workload, CommandWorkload))
         with contextlib.closing(ForkServer.of(settings.revision())) as server:

@@ -38,7 +38,8 @@ from raypar.units import listed, value_of
 SAME_RAYPAR = "raypar's own code differs between the two, which is not compared: both run the raypar of this command"
 # Fields of a study that may differ: they are compared, or are set here.
 _FREE_FIELDS = ("workload", "name", "description", "baseline", "space", "config", "price_per_node_hour")
-LOOP_RUNNER = "raypar.train.train_loop"  # a rank that trains by raypar's own loop does without its imports
+# Imported by ranks that run a loop of the user: what calls it, and what the first `ray.train.report` imports.
+OF_LOOPS = ("raypar.train.train_loop", "ray.tune")
 _MAX_SHOWN = 5
 
 
@@ -219,7 +220,7 @@ def pickle_by_value(loaded: LoadedStudy) -> None:
 def preload_of(loaded: LoadedStudy) -> tuple[str, ...]:
     """Return the modules worth importing before a study's trials."""
     workload = loaded.study.workload
-    runs = (LOOP_RUNNER,) if isinstance(workload, TrainLoopWorkload) else ()
+    runs = OF_LOOPS if isinstance(workload, TrainLoopWorkload) else ()
     return tuple(dict.fromkeys((*workload.preload, *loaded.imported_modules, *runs)))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray.tune  # noqa: F401 - the first `ray.train.report` imports it, which takes 0.1 s in each trial
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 
 from raypar.hooks import numbers_of, receive_with
