@@ -27,7 +27,7 @@ from raypar.run.cluster import this_machine
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkServer
 from raypar.run.runner import Event, TrialEnded
-from raypar.run.tune import TuneRunner
+from raypar.run.tune import Ahead, TuneRunner
 from raypar.study.trial import TrialResult
 from raypar.train.affinity import allowed_cores, topology
 from raypar.train.job import RunSettings
@@ -56,10 +56,11 @@ def main() -> None:
         own_ray = stack.enter_context(private_ray(this_machine()))
         how: dict[str, Any] = {"owns_cluster": True, "fork_addresses": {"": server.address}}
         how |= {"cores": cores, "own_ray": own_ray}
+        ahead = Ahead(len(allowed_cores()), lambda: None)
         for i in range(args.rounds):
             for is_ahead in shuffled.sample([True, False], 2):
                 settings = RunSettings(folder / f"{i}{is_ahead}")
-                runner = TuneRunner(settings, **how, forks_ahead=is_ahead, starts_ahead=is_ahead)
+                runner = TuneRunner(settings, **how, forks_ahead=is_ahead, ahead=ahead if is_ahead else None)
                 results = run(runner, study, folder)
                 logs[is_ahead].append(statistics.fmean(math.log(each.train_time_s or 0) for each in results[1:]))
                 gaps_s[is_ahead] += gaps(results)

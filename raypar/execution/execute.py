@@ -24,7 +24,7 @@ from raypar.execution.best_model import (
     other_trials,
     with_final_test,
 )
-from raypar.execution.machine import alone, cluster_for, leased_machine, leaves_cores, other_load
+from raypar.execution.machine import alone, cluster_for, leased_machine, other_load
 from raypar.execution.options import Options
 from raypar.execution.origin import check_origin
 from raypar.execution.plan import ExecutionPlan, check_data, plan_of
@@ -92,9 +92,7 @@ class Services:
     cluster: Callable[[Study, Options, Listener], AbstractContextManager[Cluster]] = cluster_for
     other_load: Callable[[CpuMonitor, float], str] = other_load
     prepared: Callable[[LoadedStudy, Options, ExecutionPlan, Path], AbstractContextManager[Prepared]] = prepared
-    runner: Callable[[Prepared, Options, ExecutionPlan, Callable[[], object]], AbstractContextManager[Runner]] = (
-        runner_for
-    )
+    runner: Callable[[Prepared, Options, ExecutionPlan, Recorder], AbstractContextManager[Runner]] = runner_for
     final_test: Callable[..., StudyAnalysis] = final_test
     report_page: Callable[[ExecutionOutcome, Execution], str] = report_page
     end_abandoned: Callable[[Path, str], object] = end_abandoned
@@ -144,13 +142,14 @@ def execute(
         ready = stack.enter_context(services.prepared(loaded, options, plan, log_dir)) if plan.num_missing else None
         answer = note_of(analyse(plan.question, plan.done)) if plan.done else ""
         execution = execution_record(loaded, options, plan.question, answer)
-        in_background = leaves_cores(plan, with_ray=options.with_ray)
+        # A trial on all cores of this machine waits for uploads.
+        in_background = options.with_ray and plan.cluster.is_own
         recorder = stack.enter_context(this.recorder(execution, upload=False, in_background=in_background))
         view = stack.enter_context(listener_of(plan))
         handler = ResultHandler(outcome, recorder, view, neighbours)
         with outcome.noting_the_end():
             if ready is not None:
-                run_trials(services.runner(ready, options, plan, recorder.connect), handler, services.clock_s)
+                run_trials(services.runner(ready, options, plan, recorder), handler, services.clock_s)
             recorder.flush()
             this.choose_model(handler)
         with outcome.noting_the_end(), uninterrupted():

@@ -27,7 +27,7 @@ from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec
 from raypar.track.client import lease_path, store_identity
-from raypar.train.affinity import CAN_PIN, Core, allowed_cores, cores_near_gpu, host_cores
+from raypar.train.affinity import Core, cores_near_gpu, host_cores
 
 PLACING = ("device", "num_workers")  # options that determine how many GPUs a trial has
 OTHER_LOAD = "other processes use {} of the cores: times will be noisy; wait until idle"
@@ -89,13 +89,6 @@ def trial_cores(plan: ExecutionPlan, machine: Sequence[Core]) -> frozenset[int]:
     """
     placed = {(spec.placement, spec.config["cpu_affinity"]) for spec in _to_place(plan)}
     return cores_of_trials(placed, machine, _num_widest(plan) * (plan.study.max_concurrent_trials or 1))
-
-
-def leaves_cores(plan: ExecutionPlan, *, with_ray: bool) -> bool:
-    """Return whether raypar and its private Ray have cores of their own while trials run."""
-    if not with_ray or not plan.cluster.is_own or plan.cluster.cores is None:
-        return False
-    return CAN_PIN and not {core.number for core in plan.cluster.cores}.issuperset(allowed_cores())
 
 
 def within(plan: ExecutionPlan, cores: Collection[int]) -> ExecutionPlan:

@@ -7,12 +7,11 @@ import importlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from raypar.errors import WorkloadError
-from raypar.execution.machine import leaves_cores
 from raypar.execution.options import Options
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.revisions import pickle_by_value, preload_of
@@ -26,7 +25,9 @@ from raypar.scratch import LOGS_PREFIX
 from raypar.study.loader import LoadedStudy
 from raypar.study.trial import point_label
 from raypar.study.workload import CommandWorkload, Workload
+from raypar.track.recorder import Recorder
 from raypar.track.system_metrics import system_sampled
+from raypar.train.affinity import allowed_cores
 from raypar.train.job import CheckJob, RunSettings
 
 # Variables of the driver's environment that a trial's processes need: on every node, and only on this machine.
@@ -123,19 +124,17 @@ def _check_workload(
 
 
 @contextlib.contextmanager
-def runner_for(
-    ready: Prepared, options: Options, plan: ExecutionPlan, meanwhile: Callable[[], object]
-) -> Iterator[Runner]:
+def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan, recorder: Recorder) -> Iterator[Runner]:
     """Start the runner of the trials, and stop it afterwards.
 
     Args:
-        meanwhile: starts what else can be done before the first trial.
+        recorder: connects to the store meanwhile.
     """
     settings = ready.settings
     if not options.with_ray:
         from raypar.run.local import LocalRunner
 
-        meanwhile()
+        recorder.connect()
         with LocalRunner(settings, plan.cluster.cores, ready.servers) as local:
             yield local
         return
@@ -147,8 +146,8 @@ def runner_for(
         else:
             make_private_folder(settings.log_dir)
             stack.enter_context(watch_of_cluster().watching())
-        meanwhile()  # not earlier: two threads that import the same modules may see them half initialised
-        from raypar.run.tune import TuneRunner
+        recorder.connect()  # not earlier: two threads that import the same modules may see them half initialised
+        from raypar.run.tune import Ahead, TuneRunner
 
         addresses = {label: server.address() for label, server in ready.servers.items()}
         yield TuneRunner(
@@ -157,5 +156,5 @@ def runner_for(
             fork_addresses=addresses,
             cores=plan.cluster.cores,
             own_ray=own_ray,
-            starts_ahead=leaves_cores(plan, with_ray=True),
+            ahead=Ahead(len(allowed_cores()), recorder.flush) if plan.cluster.is_own else None,
         )

@@ -160,7 +160,7 @@ class ResultHandler:
                 self._summarise()
             self.view(event)
             if isinstance(event, TrialStarted):
-                self.recorder.upload()  # on other cores than the trial's, which waits for nothing here
+                self.recorder.upload()  # on other cores than the trial's, before its timed steps
 
     def _note_neighbours(self, identity: str) -> None:
         """Note the other studies on this machine when a trial starts or ends."""

@@ -73,7 +73,7 @@ class DispatchConfig:
     in_lockstep: bool  # after each report a trial waits for Tune's decision (a scheduler decides on it)
     max_trials: int | None = None  # trials at a time; None: every trial has its machines to itself
     metric: str = ""  # the study's
-    starts_ahead: bool = False  # trials known in advance may begin before Tune has begun theirs
+    num_cores: int = 0  # trials known in advance, on fewer cores, may begin before Tune has begun theirs
 
 
 class EventLog:
@@ -389,8 +389,8 @@ class Dispatcher:
             self.events.add(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
     def _may_begin(self, trial: Trial) -> bool:
-        """Return whether a trial has a Tune trial, or needs none yet."""
-        return self.trials.may_bind(trial) or self._config.starts_ahead
+        """Return whether a trial has a Tune trial, or leaves the driver a core for what it has to do meanwhile."""
+        return self.trials.may_bind(trial) or trial.spec.placement.num_cpus < self._config.num_cores
 
     def _start(self, trial: Trial, gang: Gang) -> None:
         """Start a queued trial in the gang if the cores that it needs are free."""

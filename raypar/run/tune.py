@@ -14,6 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,19 @@ class Inbox:
             self.close(identity)
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """Work of the driver beside trials, on a machine that is used by their study alone.
+
+    Attributes:
+        num_cores: of the machine. A trial on fewer cores may begin while the driver stores the result before it.
+        store: finishes what is left to do beside a trial; called before one that takes all cores.
+    """
+
+    num_cores: int
+    store: Callable[[], object]
+
+
 class ResultCallback(tune.Callback):  # type: ignore[misc]
     """Tune's callback on the driver. It defines trials, and passes on the broker's events in the main thread.
 
@@ -202,6 +216,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         spec_of: returns the spec of a Tune trial's config; None: the broker has the specs.
         generator: draws points or suggests trials. Its limit of concurrent trials follows the cluster.
         inbox: receives artifacts of trials on other machines.
+        ahead: work of the driver beside trials; None: none.
     """
 
     def __init__(
@@ -211,9 +226,10 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None,
         generator: BasicVariantGenerator | BlockSearcher | None,
         inbox: Inbox,
+        ahead: Ahead | None = None,
     ) -> None:
         self._broker, self._listener, self._spec_of, self._generator = broker, listener, spec_of, generator
-        self._inbox = inbox
+        self._inbox, self._ahead = inbox, ahead
         self._running: set[str] = set()  # Tune's trials
         self._ended: set[str] = set()  # uids of trials whose result was passed on, while Tune has not noticed their end
         self._num_events = 0
@@ -232,6 +248,9 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         if trial.trial_id not in self._running:
             self._running.add(trial.trial_id)
             spec = self._spec_of(trial.config) if self._spec_of else None
+            # Without a spec, it is the next one that the broker has, if that did not begin ahead.
+            if self._ahead and (spec is None or spec.placement.num_cpus >= self._ahead.num_cores):
+                self._ahead.store()
             ray.get(self._broker.define.remote(trial.trial_id, spec))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -321,7 +340,7 @@ class TuneRunner:
         cores: cores that trials may use, if no one else uses that Ray; None: all.
         own_ray: processes that leave these cores to the trials once the first is about to start; None: none.
         forks_ahead: the process of the next trial is forked while a trial starts.
-        starts_ahead: trials begin while the driver stores the previous result, since they leave it cores of its own.
+        ahead: work of the driver beside trials; None: none.
     """
 
     def __init__(
@@ -334,9 +353,9 @@ class TuneRunner:
         cores: Sequence[Core] | None = None,
         own_ray: ProcessTree | None = None,
         forks_ahead: bool = True,
-        starts_ahead: bool = False,
+        ahead: Ahead | None = None,
     ) -> None:
-        self._settings, self._starts_ahead = settings, starts_ahead
+        self._settings, self._ahead = settings, ahead
         num_parked = max_parked_gangs * max(1, len(settings.revisions))
         self._policy = GangPolicy(owns_cluster, num_parked, fork_addresses, cores, own_ray, forks_ahead)
 
@@ -392,7 +411,7 @@ class TuneRunner:
             in_lockstep=study.scheduler is not None,
             max_trials=study.max_concurrent_trials,
             metric=study.judged_by.name,
-            starts_ahead=self._starts_ahead and study.scheduler is None,
+            num_cores=self._ahead.num_cores if self._ahead and study.scheduler is None else 0,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
@@ -468,7 +487,7 @@ class TuneRunner:
             # A continued search must draw other points than before.
             generator = BasicVariantGenerator(max_concurrent=num_slots, random_state=study.seed + len(specs))
         inbox = Inbox(self._settings.driver_dir or self._settings.log_dir)
-        callback = ResultCallback(broker, listener, spec_of, generator, inbox)
+        callback = ResultCallback(broker, listener, spec_of, generator, inbox, self._ahead)
         tuner = self._tuner(study, space, count, generator, callback, num_slots)
         mark("tuner: fit")
         try:

@@ -99,9 +99,8 @@ class Stage:
         return contextlib.nullcontext(plan)
 
     @contextlib.contextmanager
-    def _runner(self, _ready, _options, plan, meanwhile):
+    def _runner(self, _ready, _options, plan, _recorder):
         self.cluster = plan.cluster
-        meanwhile()
         self.happened.append("runner up")
         try:
             yield SimpleNamespace(run=self._run)

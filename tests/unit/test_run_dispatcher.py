@@ -81,7 +81,7 @@ class Run:
         max_retries=1,
         in_lockstep=False,
         trial_timeout_s=None,
-        starts_ahead=False,
+        num_cores=0,
     ):
         self.specs, self.pool = specs, PaperPool(nodes)
         self.now_s = 100.0
@@ -89,7 +89,7 @@ class Run:
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
         settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
         policy = GangPolicy(True, 4)
-        self.config = DispatchConfig(b"", settings, policy, max_retries, in_lockstep, starts_ahead=starts_ahead)
+        self.config = DispatchConfig(b"", settings, policy, max_retries, in_lockstep, num_cores=num_cores)
         self.it = Dispatcher(self.config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
         self.it.dispatch()
 
@@ -189,7 +189,7 @@ def test_trials_start_in_order_once_a_tune_trial_is_bound_to_them():
 
 def test_trials_start_before_tunes_if_they_leave_the_driver_cores():
     trials = specs(1, 1, 1)
-    run = Run(trials, starts_ahead=True)
+    run = Run(trials, num_cores=4)
     run.workers_come_up()
     assert run.started == trials[:1] and not run.it.trials.bound()
     run.define("a")  # Tune has begun its first trial
@@ -208,7 +208,7 @@ def test_trials_start_before_tunes_if_they_leave_the_driver_cores():
 
 def test_trials_added_later_start_ahead_as_well():
     first, second = specs(1, 1)
-    run = Run([first], starts_ahead=True)
+    run = Run([first], num_cores=4)
     run.workers_come_up()
     run.end("ahead-1")
     run.define("a")
@@ -217,8 +217,20 @@ def test_trials_added_later_start_ahead_as_well():
     assert run.started == [first, second]
 
 
+def test_a_trial_on_all_cores_waits_for_the_driver():
+    trials = specs(4, 4)
+    run = Run(trials, num_cores=4)
+    run.workers_come_up()
+    assert not run.started
+    run.define("a")
+    run.end("a")
+    assert run.started == trials[:1]
+    run.define("b")
+    assert run.started == trials
+
+
 def test_a_trial_that_started_ahead_is_retried_and_stopped_like_others():
-    run = Run(specs(1, 1), starts_ahead=True)
+    run = Run(specs(1, 1), num_cores=4)
     run.workers_come_up()
     run.end("ahead-1", RankEnd(failure=KILLED))
     assert len(run.of(TrialRetried)) == 1 and run.running("ahead-1").number == 2

@@ -52,6 +52,28 @@ def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
     callback.on_trial_error(0, [], second)
 
 
+@pytest.mark.parametrize(
+    ("num_cores", "num_workers", "happened"),
+    [
+        (2, None, ["stored", "defined"]),  # the broker knows which trial this is
+        (2, 2, ["stored", "defined"]),
+        (4, 2, ["defined"]),
+        (None, 2, ["defined"]),
+    ],
+)
+def test_a_trial_on_all_cores_begins_after_what_the_driver_has_to_do(
+    num_cores, num_workers, happened, monkeypatch, tmp_path
+):
+    seen, sent = [], SimpleNamespace(remote=lambda *_: seen.append("defined"))
+    monkeypatch.setattr(module, "ray", SimpleNamespace(get=lambda _: None))
+    ahead = module.Ahead(num_cores, lambda: seen.append("stored")) if num_cores else None
+    spec_of = (lambda _: make_spec({"num_workers": num_workers})) if num_workers else None
+    broker = SimpleNamespace(define=sent)
+    callback = module.ResultCallback(broker, lambda _: None, spec_of, None, module.Inbox(tmp_path), ahead)
+    callback.on_trial_start(0, [], SimpleNamespace(trial_id="a", config={}))
+    assert seen == happened
+
+
 WEIGHTS = FilePiece("model/weights.pt", 0, b"weights")
 
 
