@@ -22,7 +22,9 @@ def train(lr, hidden_size, config, report):
     torch.manual_seed(0)
     if not _tensors:
         data = mnist_mlp.data(config)
-        _tensors.extend((*data.train, *data.val, data.transform))
+        splits = (data.train, data.val)
+        _tensors.extend(each for split in splits for each in (split.inputs, split.targets))
+        _tensors.append(data.transform)
     inputs, targets, val_inputs, val_targets, normalised = _tensors
     model = mnist_mlp.model({**config, "hidden_size": hidden_size})
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
