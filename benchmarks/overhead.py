@@ -44,8 +44,8 @@ from raypar.study.trial import TrialResult, TrialState
 
 VARIANTS = ("raypar", "torchrun", "documented")
 OTHER = "other"  # the raypar of another checkout
-MAX_OVERHEAD_S = 0.2
-MIN_AGAINST_TORCHRUN = 20.0
+MAX_OVERHEAD_S = {1: 0.05, 2: 0.08}  # by number of workers
+MIN_AGAINST_TORCHRUN = {1: 50.0, 2: 30.0}
 MIN_AGAINST_DOCUMENTED = 60.0
 MAX_AGAINST_OTHER = 1.05
 MAX_RECORD_S = 0.05
@@ -145,14 +145,16 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path, other: Path 
 def report(prefix: str, num_workers: int, times_s: dict[str, list[float]], num_processes: int) -> None:
     if "raypar" in times_s:
         warm = Figure.of(times_s["raypar"])
-        print_bar(f"{prefix}, raypar, warm gang: per trial", warm, units.seconds, at_most=MAX_OVERHEAD_S)
+        at_most = MAX_OVERHEAD_S.get(num_workers)
+        print_bar(f"{prefix}, raypar, warm gang: per trial", warm, units.seconds, at_most=at_most)
         num_ranks = (len(times_s["raypar"]) + 1) * num_workers
         print_row(f"{prefix}, raypar: processes for {num_ranks} ranks", str(num_processes))
     if OTHER in times_s:
         print_row(f"{prefix}, other checkout: per trial", Figure.of(times_s[OTHER]).show(units.seconds))
         ratio = Figure.of([mine / others for mine, others in zip(times_s["raypar"], times_s[OTHER], strict=True)])
         print_bar(f"{prefix}, raypar / other checkout", ratio, times, at_most=MAX_AGAINST_OTHER)
-    for name, bar in (("torchrun", MIN_AGAINST_TORCHRUN), ("documented", MIN_AGAINST_DOCUMENTED)):
+    of_torchrun = MIN_AGAINST_TORCHRUN.get(num_workers)
+    for name, bar in (("torchrun", of_torchrun), ("documented", MIN_AGAINST_DOCUMENTED)):
         if name not in times_s:
             continue
         print_row(f"{prefix}, {name}: per trial", Figure.of(times_s[name]).show(units.seconds))
