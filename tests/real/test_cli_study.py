@@ -6,7 +6,7 @@ import pytest
 from harness import TIMEOUT_S, Cli, client_of, digits_study, report_in, runs_of
 
 from raypar.track.store import Store, default_tracking_uri
-from raypar.train.affinity import allowed_cores
+from raypar.train.affinity import CAN_PIN, allowed_cores
 from raypar.train.saved_model import WEIGHTS_FILE
 
 STUDY = digits_study(
@@ -61,6 +61,45 @@ def test_the_mlflow_runs_of_a_study_are_complete(first):
         assert all(child.data.metrics[key] > 0 for key in times)
         for key in ("accuracy", "eval/loss", "train/loss"):
             assert len(client.get_metric_history(child.info.run_id, key)) == 2
+
+
+# Each trial counts the threads of raypar and Ray that may run on its core.
+APART = '''"""Trials on one of several cores."""
+import os
+from raypar import Study, Workload, grid
+
+def loop(config):
+    import ray.train
+    from raypar.measure.cpu import raypar_processes
+    mine, processes = os.sched_getaffinity(0), raypar_processes()
+    threads = [int(each) for process in processes for each in os.listdir(f"/proc/{process.pid}/task")]
+    beside = sum(bool(mine & os.sched_getaffinity(each)) for each in threads)
+    ray.train.report({"cores": len(mine), "processes": len(processes), "beside": beside})
+
+study = Study(
+    workload=Workload.from_train_loop(loop),
+    name="apart",
+    space={"num_workers": grid(1)},
+    num_repeats=4,
+    config={"device": "cpu", "cpus_per_worker": 1},
+)
+'''
+
+
+@pytest.mark.core
+@pytest.mark.ray
+@pytest.mark.skipif(not CAN_PIN or len(allowed_cores()) < 2, reason="needs a core that trials leave")
+def test_trials_have_their_core_alone_and_follow_each_other_without_waiting_for_the_store(cli):
+    cli.write("apart.py", APART)
+    cli.done("study", "apart.py")
+    results = sorted(Store(default_tracking_uri(cli.folder), cli.folder).results("apart"), key=lambda r: r.started_at)
+    assert [result.final["cores"] for result in results] == [1.0] * 4
+    assert min(result.final["processes"] for result in results) > 5, "the driver, Ray's own processes and a gang"
+    assert [result.final["beside"] for result in results] == [0.0] * 4
+    ends_at = [result.started_at + result.wall_s for result in results]
+    assert all(end_at <= after.started_at for end_at, after in zip(ends_at, results[1:], strict=False))
+    assert len(runs_of(cli.folder, "apart", "trial")) == 4
+    cli.wait_for_its_processes()
 
 
 @pytest.mark.ray
