@@ -87,7 +87,7 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-NUM_SWEEPS = 3  # a thread that starts during a sweep may have the old cores
+MAX_SWEEPS = 5  # a thread that starts during a sweep may have the old cores
 
 
 @dataclass(frozen=True)
@@ -102,27 +102,31 @@ class ProcessTree:
     root: int
     but: frozenset[int] = frozenset()
 
-    def pids(self) -> list[int]:
+    def pids(self) -> set[int]:
         """Return the ids of its processes."""
-        pids, parents = [self.root], [self.root]
-        while parents:
-            with contextlib.suppress(psutil.Error):
-                children = [each.pid for each in psutil.Process(parents.pop()).children() if each.pid not in self.but]
-                pids += children
-                parents += children
-        return pids
+        return _tree(self.root).difference(*map(_tree, self.but))
 
     def keep_off(self, cores: Collection[int]) -> None:
         """Bind each thread, and all threads and processes that it starts later, to its other cores, if it has any."""
-        for _ in range(NUM_SWEEPS if CAN_PIN else 0):
-            for pid in self.pids():
-                with contextlib.suppress(OSError):  # it has ended
-                    for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-                        _keep_off(int(thread), cores)
+        for _ in range(MAX_SWEEPS if CAN_PIN else 0):
+            if not sum(_keep_off(pid, cores) for pid in self.pids()):
+                break
 
 
-def _keep_off(thread: int, cores: Collection[int]) -> None:
+def _tree(root: int) -> set[int]:
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return {root, *(child.pid for child in psutil.Process(root).children(recursive=True))}
+    return set()
+
+
+def _keep_off(pid: int, cores: Collection[int]) -> int:
+    """Bind the threads of a process to other cores than these; return how many were moved."""
+    num_moved = 0
     with contextlib.suppress(OSError):  # it has ended
-        mine = os.sched_getaffinity(thread)
-        if (rest := mine.difference(cores)) and rest != mine:
-            os.sched_setaffinity(thread, rest)
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                mine = os.sched_getaffinity(thread)
+                if (rest := mine.difference(cores)) and rest != mine:
+                    os.sched_setaffinity(thread, rest)
+                    num_moved += 1
+    return num_moved
