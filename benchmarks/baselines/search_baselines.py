@@ -68,9 +68,12 @@ def with_optuna(num_trials, config):
 
 
 def with_tune(num_trials, config, num_concurrent):
+    import ray
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
+
+    ray.init("local")  # not a cluster that runs here
 
     def trainable(point):
         torch.set_num_threads(1)
