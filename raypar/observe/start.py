@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import communication, device, loaders, modules, optimizers, profiler, settings
 from .events import LOADED, EventRecorder
@@ -106,7 +106,13 @@ def _assignments(module: ModuleType) -> Iterator[dict[str, Any]]:
         module.__class__ = kind
 
 
-_Place = tuple[dict[str, Any], str]  # the names of a module, and one of them
+class _Place(NamedTuple):
+    """Name in a module: all names of the module, and this one."""
+
+    names: dict[str, Any]
+    key: str
+
+
 _noted: dict[int, list[_Place]] = {}  # by id of a callable that a hook may replace: the names that it has
 _searched: set[str] = set()  # names of the modules that were searched for these
 
@@ -123,12 +129,12 @@ def note_names() -> None:
     for module in [*sys.modules.values()]:
         for names, key in _places(module):
             if id(names[key]) in of_hooks and callable(names[key]):
-                _noted.setdefault(id(names[key]), []).append((names, key))
+                _noted.setdefault(id(names[key]), []).append(_Place(names, key))
 
 
 def _places(module: ModuleType) -> list[_Place]:
     names = getattr(module, "__dict__", {})
-    return [(names, key) for key in names]
+    return [_Place(names, key) for key in names]
 
 
 class _AfterImport(MetaPathFinder):

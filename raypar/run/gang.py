@@ -194,7 +194,7 @@ def serve(config: Mapping[str, Any]) -> None:
         placement_group=ray.util.get_current_placement_group(),
     )
     fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
-    forks = None if config["fresh"] else ForkClient(fork_address)
+    forks = None if config["fresh"] else ForkClient(fork_address, forks_ahead=config["forks_ahead"])
     if forks is not None and (notice := forks.wait_until_ready()):  # before the trial's time, which may be limited
         ray.get(broker.notify.remote(notice))
     num_turns, ended = 0, None
@@ -211,7 +211,7 @@ def serve(config: Mapping[str, Any]) -> None:
             turn: Turn | None = ray.get(broker.next_turn.remote(gang_id, rank, num_turns, address, ended))
             if turn is None:
                 return
-            end = _run_turn(broker, turn, forks, context, listen, forks_ahead=config["forks_ahead"])
+            end = _run_turn(broker, turn, forks, context, listen)
         ended = (turn.job.uid, turn.job.attempt, end)
         num_turns += 1
         if forks is not None and forks.is_lost:
@@ -222,36 +222,20 @@ def serve(config: Mapping[str, Any]) -> None:
 
 
 def _run_turn(
-    broker: Any,
-    turn: Turn,
-    forks: ForkClient | None,
-    context: RankContext,
-    listen: socket.socket,
-    *,
-    forks_ahead: bool,
+    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
 ) -> RankEnd:
     """Run this worker's rank of a trial, unless another study holds its cores."""
     me = Holder.here(turn.job.spec.study, ())
     with locked_cores(me, turn.to_lock.get(context.rank, ())) as holder:
-        if holder:
-            return RankEnd(cores_held_by=holder)
-        return _run_rank(broker, turn, forks, context, listen, forks_ahead=forks_ahead)
+        return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, context, listen)
 
 
 def _run_rank(
-    broker: Any,
-    turn: Turn,
-    forks: ForkClient | None,
-    context: RankContext,
-    listen: socket.socket,
-    *,
-    forks_ahead: bool,
+    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
 ) -> RankEnd:
     job, rank = turn.job.on_this_node(), context.rank
     make_private_folder(job.settings.log_dir)
     process, context = start_rank(job, turn, context, forks, listen)
-    if forks is not None and forks_ahead:
-        forks.fork_ahead()  # while this trial starts, before its timed steps
     over = threading.Event()
 
     def kill_on_request() -> None:

@@ -132,14 +132,16 @@ def _loss_noticed() -> Iterator[None]:
 class ForkClient:
     """Connection to a fork server on this machine. Its ranks end when it closes.
 
-    `fork_ahead` requests the process of the next rank. It sleeps until it is needed, so that a trial does not wait for
-    the fork.
+    Args:
+        forks_ahead: with each rank, request the process of the next one. It sleeps until it is needed, so that a trial
+            does not wait for the fork.
 
     Raises:
         ForkServerLost: the server has ended.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, forks_ahead: bool = False) -> None:
+        self._forks_ahead = forks_ahead
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket, _loss_noticed():
             unix_socket.connect(address)
             self._connection = Connection(unix_socket.detach())
@@ -164,23 +166,25 @@ class ForkClient:
         Raises:
             ForkServerLost: the server has ended.
         """
-        if self._asleep or self._requested:
-            assert not is_check, "checks have a client of their own"
+        process = self._begun_ahead(log_path, listen) if self._asleep or self._requested else None
+        if process is None:
+            self._request(Request.CHECK if is_check else Request.RANK)
             process = self._next_process()
-            with contextlib.suppress(OSError):  # it was killed
+            with _loss_noticed():
                 process.begin(log_path, listen)
-                return process
-            process.connection.close()
-        self._request(Request.CHECK if is_check else Request.RANK)
-        process = self._next_process()
-        with _loss_noticed():
-            process.begin(log_path, listen)
+        if self._forks_ahead:
+            with contextlib.suppress(ForkServerLost):  # the end of this rank will show it
+                self._request(Request.RANK)
         return process
 
-    def fork_ahead(self) -> None:
-        """Request the process of the next rank, and don't wait for it. Raises like `fork`."""
-        if not (self._asleep or self._requested):
-            self._request(Request.RANK)
+    def _begun_ahead(self, log_path: Path, listen: socket.socket | None) -> RankProcess | None:
+        """Return the process that was forked ahead, with its files; None if it was killed."""
+        process = self._next_process()
+        with contextlib.suppress(OSError):
+            process.begin(log_path, listen)
+            return process
+        process.connection.close()
+        return None
 
     def _request(self, kind: Request) -> None:
         ours, theirs = socket.socketpair()

@@ -132,26 +132,26 @@ print(os.getpid(), *(each.laddr.port for each in psutil.Process().net_connection
 def test_a_process_forked_ahead_becomes_the_next_rank_with_its_files(tmp_path):
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(contextlib.closing(ForkServer(base_preload=())))
-        client = stack.enter_context(contextlib.closing(ForkClient(server.address)))
-        client.fork_ahead()
-        client.fork_ahead()  # one is enough
-        seen = {}
-        for i in range(2):
+        client = stack.enter_context(contextlib.closing(ForkClient(server.address, forks_ahead=True)))
+        seen, asleep = {}, []
+        for i in range(3):
             listen = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             rank = client.fork(tmp_path / f"log{i}", listen)
-            if not i:
-                client.fork_ahead()
             rank.connection.send(Runs(LISTENING))
             assert rank.join(60) is not None
             seen[tmp_path / f"log{i}"] = f"{rank.pid} {listen.getsockname()[1]}"
-        assert psutil.Process(server.pid).children() == [], "each process became a rank"
+            assert asleep in ([], [rank.pid]), "each process forked ahead becomes a rank"
+            while client._asleep is None:
+                client._receive()
+            asleep = [client._asleep.pid]
+            assert [child.pid for child in psutil.Process(server.pid).children()] == asleep
     assert {path: path.read_text().splitlines()[0] for path in seen} == seen
 
 
 def test_a_process_forked_ahead_that_was_killed_is_replaced(tmp_path):
     server = ForkServer(base_preload=())
-    with contextlib.closing(server), contextlib.closing(ForkClient(server.address)) as client:
-        client.fork_ahead()
+    with contextlib.closing(server), contextlib.closing(ForkClient(server.address, forks_ahead=True)) as client:
+        client.fork(tmp_path / "first")
         client._receive()
         asleep = client._asleep.pid
         os.kill(asleep, signal.SIGKILL)
@@ -164,8 +164,8 @@ def test_a_process_forked_ahead_that_was_killed_is_replaced(tmp_path):
 
 def test_a_process_forked_ahead_ends_with_its_client(tmp_path):
     with contextlib.closing(ForkServer(base_preload=())) as server:
-        with contextlib.closing(ForkClient(server.address)) as client:
-            client.fork_ahead()
+        with contextlib.closing(ForkClient(server.address, forks_ahead=True)) as client:
+            client.fork(tmp_path / "first")
             client._receive()
             asleep = psutil.Process(client._asleep.pid)
         asleep.wait(60)
