@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from raypar.signals import child_pids
+
 TOPOLOGY = Path("/sys/devices/system/cpu")
 # Parts of command lines: of the process that ranks are forked from, and of Ray's processes.
 FORK_SERVER = "raypar.run.forkserver"
@@ -112,7 +114,8 @@ class CpuMonitor:
             ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
         rank = psutil.Process()
         own_s = sum(rank.cpu_times()[:4])
-        for child in rank.children(recursive=True):  # loader processes
+        has_children = child_pids() != set()  # loader processes
+        for child in rank.children(recursive=True) if has_children else ():
             with contextlib.suppress(psutil.Error):
                 # Includes the times of its ended children, which were in the sum before.
                 own_s += sum(child.cpu_times()[:4])

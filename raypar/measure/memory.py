@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C import _autograd, _profiler
+from torch.nn.parameter import is_lazy
 
 from raypar.errors import DoesNotFit
 from raypar.units import size
@@ -69,6 +71,11 @@ class MemoryMonitor:
             self._held_bytes += change
             self._allocated_bytes = max(self._allocated_bytes, self._held_bytes - self._excluded_bytes)
 
+    def note_change(self, num_bytes: int) -> None:
+        """Add bytes that were allocated outside of the blocks, and remain; negative: they were freed."""
+        if self._held_bytes is not None:
+            self._held_bytes += num_bytes
+
     def exclude(self, num_bytes: int) -> None:
         """Exclude bytes that the block has allocated before its peak, but not for the training."""
         self._excluded_bytes = num_bytes
@@ -110,6 +117,12 @@ class MemoryMonitor:
     def _reserved_bytes(self, *, at_peak: bool) -> int:
         read = torch.cuda.max_memory_reserved if at_peak else torch.cuda.memory_reserved
         return int(read(self._device))
+
+
+def stored_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters and buffers, as far as they are initialised."""
+    tensors = (each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each))
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
 class _Footprint:

@@ -26,6 +26,7 @@ from pathlib import Path
 from raypar.gpus import all_gpus
 from raypar.run.shared_files import SharedFiles
 from raypar.search_path import put_first
+from raypar.signals import child_pids
 from raypar.trace import mark
 from raypar.train.requests import Request
 
@@ -124,7 +125,7 @@ def serve() -> None:
     _import(modules, listener.fileno(), owner, folders, late)
     mark("fork server: imported")
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    helpers = _children()  # processes that the imports started
+    helpers = child_pids() or set()  # processes that the imports started
     if not late:
         gc.freeze()  # keeps a fork's collector from touching (and so copying) these pages
     child_ended, wake_up = os.pipe()
@@ -218,7 +219,6 @@ def _import_late(name: str) -> str:
     """Import the module that only ranks need; no imports remain after it."""
     with contextlib.suppress(Exception):
         importlib.import_module(name)
-        importlib.import_module("raypar.study.quantity").quantities()
         if observer := sys.modules.get("raypar.observe.start"):
             observer.note_names()
     gc.freeze()  # see `serve`
@@ -280,7 +280,7 @@ def _reap(owners: dict[int, Connection], helpers: set[int]) -> None:
     with contextlib.suppress(ChildProcessError):  # no children left
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             exit_codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
-    for pid in _children() - owners.keys() - helpers:
+    for pid in (child_pids() or set()) - owners.keys() - helpers:
         kill_group(pid)  # its own orphans are reaped here when it ends
     for pid in exit_codes.keys() & owners.keys():
         with contextlib.suppress(OSError):
@@ -293,18 +293,9 @@ def _end_all(ranks: Iterable[int]) -> None:
         kill_group(pid)
     with contextlib.suppress(ChildProcessError):
         while True:
-            for pid in _children():
+            for pid in child_pids() or ():
                 kill_group(pid)
             os.waitpid(-1, 0)
-
-
-def _children() -> set[int]:
-    """Return the ids of this process's children; none if the kernel doesn't list them."""
-    children: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-            children.update(map(int, path.read_text().split()))
-    return children
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h

@@ -50,14 +50,14 @@ from raypar.train.job import REPLACED_VARIABLES, CheckJob, RankContext, RankOutc
 from raypar.train.position import Position
 from raypar.train.requests import SERVER, Request
 
-# DDP needs nn.parallel. The first optimizer imports torch._dynamo (0.6 to 1.6 s), which checks don't need.
-BASE_PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "raypar.train.loop")
+# DDP needs nn.parallel.
+BASE_PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "raypar.train.loop", "raypar.train.worker")
 # A rank that runs a command trains nothing. Forks of it may run the command's script.
 COMMAND_PRELOAD = (
     *("torch", "torch.distributed.run", "torch.nn.parallel", "threadpoolctl"),
     *("raypar.train.worker", "raypar.train.command", "raypar.measure.memory", "raypar.measure.telemetry"),
 )
-LATE_PRELOAD = "torch._dynamo"
+LATE_PRELOAD = "raypar.train.rank_imports"
 
 CLOSE_GRACE_S = 1.0
 EXIT_GRACE_S = 5.0

@@ -7,16 +7,13 @@ always have a common checkpoint. If a node is lost with its file, all ranks star
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -164,36 +161,3 @@ def set_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     states = saved["state"].items()
     state = {i: {key: joined(parameters[i], value) for key, value in of.items()} for i, of in states}
     optimizer.load_state_dict({**saved, "state": state})
-
-
-def generator_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's random number generators."""
-    algorithm, words, *rest = np.random.get_state()
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": [algorithm, np.asarray(words).tolist(), *rest],  # a checkpoint holds tensors and plain values only
-        "torch": torch.get_rng_state(),
-    }
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state()
-    return states
-
-
-def set_generator_states(saved: Mapping[str, Any], device: torch.device) -> None:
-    """Restore `generator_states`."""
-    version, keys, gauss = saved["python"]
-    random.setstate((version, tuple(keys), gauss))
-    np.random.set_state(tuple(saved["numpy"]))
-    torch.set_rng_state(saved["torch"])
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(saved["device"])
-
-
-@contextlib.contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Restore the random number generators after the block."""
-    states = generator_states(device)
-    try:
-        yield
-    finally:
-        set_generator_states(states, device)

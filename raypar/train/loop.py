@@ -25,6 +25,7 @@ from raypar.train import checkpoint
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.data_identity import fingerprint
 from raypar.train.evaluate import Evaluation
+from raypar.train.generators import generator_states, set_generator_states
 from raypar.train.job import MODEL_FOLDER, NO_PROFILING, PROFILE_FOLDER, Channel, Profiling, RankOutcome
 from raypar.train.saved_model import BestWeights
 from raypar.train.shared_data import SharedData
@@ -241,7 +242,7 @@ class TimedTraining:
         return {
             "weights": checkpoint.local_weights(self._training.strategy.module),
             "stepper": self._stepper.state_dict(),
-            "generators": checkpoint.generator_states(self._training.context.device),
+            "generators": generator_states(self._training.context.device),
             "timed": asdict(self.totals),
         }
 
@@ -249,7 +250,7 @@ class TimedTraining:
         """Continue from another training's `state_dict`."""
         checkpoint.load_local_weights(self._training.strategy.module, state["weights"])
         self._stepper.load_state_dict(state["stepper"])
-        checkpoint.set_generator_states(state["generators"], self._training.context.device)
+        set_generator_states(state["generators"], self._training.context.device)
         self.totals = TrainTotals(**state["timed"])
         self.num_resumed_steps = self.totals.num_steps
 

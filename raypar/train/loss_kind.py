@@ -19,8 +19,8 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from raypar.parallel.loss import Kind, Loss, Value, part_of
 from raypar.study.workload import Data, Workload
-from raypar.train.checkpoint import generators_kept
 from raypar.train.data import Feed, evaluated, first_samples, mapped, moved, paired
+from raypar.train.generators import generators_kept, seed_torch
 from raypar.train.precision import Numerics
 
 NOT_OF_PARTS = "would train on another loss: the loss of a batch is not the mean of its samples' losses"
@@ -94,7 +94,7 @@ class Probe:
         self.outputs = self.run(self.inputs)
 
     def run(self, inputs: Any, seed: int = 0) -> Any:
-        torch.manual_seed(seed)
+        seed_torch(seed, self._numerics.device.type)
         return evaluated(self._model, self._feed(inputs), self._numerics)
 
     @property

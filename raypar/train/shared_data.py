@@ -31,8 +31,8 @@ from torch.utils._pytree import tree_leaves
 from raypar.parallel.strategy import DistContext
 from raypar.study.workload import Config, Data, Workload
 from raypar.train.data_identity import MAX_HASHED_BYTES, digest
+from raypar.train.generators import seed_generators
 from raypar.train.requests import SERVER, Request
-from raypar.train.worker import seed_generators
 
 MIN_LOAD_S = 0.02  # below, mapping gains nothing
 SPLITS = ("train", "val", "test")
@@ -137,7 +137,7 @@ class SharedData:
                         noted.read.add(_SEED)
                     with contextlib.suppress(OSError, EOFError):
                         self._offer(server, loaded, _facts(config, seed), noted, namespace)
-        seed_generators(seed)
+        seed_generators(seed, context.device.type)
         loaded.load_s = time.monotonic() - start_s
         return loaded
 

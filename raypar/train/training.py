@@ -9,11 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from raypar.errors import WorkloadError
-from raypar.measure.memory import NUM_COUNTED_STEPS, MemoryMonitor
+from raypar.measure.memory import NUM_COUNTED_STEPS, MemoryMonitor, stored_bytes
 from raypar.measure.profile import ProfiledSteps
 from raypar.measure.spans import RecordedSteps
 from raypar.parallel.strategy import (
@@ -32,6 +31,7 @@ from raypar.train import checkpoint
 from raypar.train.data import TrainBatches, mapped
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import flop_per_sample, peak_flops
+from raypar.train.generators import generator_states, generators_kept, seed_torch, set_generator_states
 from raypar.train.model_check import model_facts
 from raypar.train.precision import numerics_of
 from raypar.train.shared_data import SharedData
@@ -69,14 +69,21 @@ class Training:
         loaded = (shared or SharedData("", address="")).load(workload, config, seed, context)
         self.data, self.data_time_s, self.digests = loaded.data, loaded.load_s, loaded.digests
 
-        def build() -> Any:
-            torch.manual_seed(seed)  # the same weights on every rank
-            return workload.model(config)  # type: ignore[misc]
+        built_bytes = 0
 
-        with self.memory.building():
-            checked = check_workload(workload, self.data, config, build, self.numerics, context)
-            model, self.loss, feed = checked.model, checked.loss, checked.feed
-        with checkpoint.generators_kept(context.device):
+        def build() -> Any:
+            nonlocal built_bytes
+            seed_torch(seed, context.device.type)  # the same weights on every rank
+            with self.memory.building():
+                model = workload.model(config)  # type: ignore[misc]
+            if isinstance(model, nn.Module):
+                built_bytes = stored_bytes(model)
+            return model
+
+        checked = check_workload(workload, self.data, config, build, self.numerics, context)
+        model, self.loss, feed = checked.model, checked.loss, checked.feed
+        self.memory.note_change(stored_bytes(model) - built_bytes)  # converted, or initialised by its first batch
+        with generators_kept(context.device):
             self.batches = TrainBatches(self.data, config, seed, share_of(config, context), feed)
             self.facts, mistakes = model_facts(workload, config, checked, self.batches, context, context.world_size)
             if mistakes:
@@ -98,7 +105,7 @@ class Training:
         Returns:
             The steps of the training, with a new optimizer.
         """
-        generators = checkpoint.generator_states(self.context.device)
+        generators = generator_states(self.context.device)
         if self.config["num_warmup_steps"]:
             module, batches = self.strategy.module, self._warmup_batches()
             with self.memory.counting():
@@ -116,7 +123,7 @@ class Training:
                 stepper.step(batch)
             checkpoint.load_local_weights(module, initial)
             stepper.clear()
-        checkpoint.set_generator_states(generators, self.context.device)
+        set_generator_states(generators, self.context.device)
         return self.new_stepper()
 
     def _warmup_batches(self) -> Iterator[Batch]:
@@ -155,7 +162,7 @@ class Training:
     def new_stepper(self, span: Span = no_span) -> Stepper:
         """Return new steps, with a new optimizer and the random streams of the start."""
         # Every share of a batch has a separate random stream, for dropout for example.
-        torch.manual_seed(self._seed * 7919 + self.strategy.share[0] + 1)
+        seed_torch(self._seed * 7919 + self.strategy.share[0] + 1, self.context.device.type)
         self.strategy.reset_state()
         workload, config, num_steps = self.workload, self.config, self.num_steps
         return Stepper(self.strategy, self.numerics, self.loss, config, num_steps, span, workload=workload)

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import random
 import re
 import signal
 import sys
@@ -160,16 +159,6 @@ def check(job: CheckJob) -> list[Mistake]:
     return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
 
 
-def seed_generators(seed: int) -> None:
-    """Seed every generator that a trial's code may draw from."""
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def _ignore_loaders() -> None:
     """Ignore loader processes that end: torch would raise an error anywhere in the rank's code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -205,9 +194,11 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
 
     import torch
 
+    from raypar.train.generators import seed_generators
+
     if not job.revision.is_command:  # such a rank computes nothing, and its forks begin like new processes
         torch.set_num_threads(config["num_threads"])  # may start threads, which forks would lack
-        seed_generators(job.spec.seed)  # a fork has inherited its server's generators
+        seed_generators(job.spec.seed, config["device"])  # a fork has inherited its server's generators
     workload: AnyWorkload = pickle.loads(job.workload)
     if isinstance(workload, CommandWorkload):
         from raypar.train.command import run_command

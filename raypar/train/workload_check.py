@@ -24,14 +24,13 @@ from raypar.parallel.loss import Kind, Loss, part_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Statistic, Workload
-from raypar.train.checkpoint import generators_kept
 from raypar.train.data import Feed, TrainBatches, evaluated, first_samples, moved
 from raypar.train.data_check import data_mistakes, described, error_text, splits_of
 from raypar.train.data_identity import different_data, identity_of, some_indices, splits_differ
+from raypar.train.generators import generators_kept, seed_generators
 from raypar.train.loss_kind import HINT_RATIO, IGNORED_CLASS, NOT_OF_PARTS, loss_of, num_rows, takes_classes
 from raypar.train.model_check import Checked, model_facts
 from raypar.train.precision import Numerics, numerics_of
-from raypar.train.worker import seed_generators
 from raypar.units import listed
 from raypar.workloads.metrics import default_metrics, pairs_samples, sum_and_weight
 

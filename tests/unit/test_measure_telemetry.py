@@ -41,6 +41,7 @@ def machine(monkeypatch):
 
     fake = SimpleNamespace(Error=OSError, cpu_times=cpu_times, cpu_count=lambda: 3, Process=process)
     monkeypatch.setattr(module, "psutil", fake)
+    monkeypatch.setattr(module, "child_pids", lambda: None)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: machine.now_s))
     return machine
 

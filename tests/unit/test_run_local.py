@@ -14,9 +14,11 @@ from raypar.errors import BrokeOff
 from raypar.run import local
 from raypar.run.ranks import ForkServer, ForkServerLost, RankEnd
 from raypar.run.runner import Notice, TrialEnded, TrialStarted
-from raypar.study.trial import Failure, FailureKind
+from raypar.study.study import Study
+from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import host_cores
 from raypar.train.job import RankOutcome, RunSettings
+from raypar.workloads import WORKLOADS
 
 DONE = RankEnd(RankOutcome())
 KILLED = Failure(FailureKind.KILLED, "rank 0 was killed by SIGKILL")
@@ -140,3 +142,34 @@ def test_ctrl_c_keeps_ended_trials_and_kills_the_running_one(monkeypatch, tmp_pa
     for timer in [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]:
         timer.join(60)
         assert not timer.is_alive()
+
+
+WATCH = """
+import os, sys
+
+def watch():
+    fd = os.open(PATH, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    sys.addaudithook(lambda event, args: event == "import" and os.write(fd, f"{args[0]}\\n".encode()))
+
+os.register_at_fork(after_in_child=watch)
+"""
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_second_trial_imports_nothing(tmp_path, num_workers):
+    imported = tmp_path / "imported"
+    (tmp_path / "watch.py").write_text(WATCH.replace("PATH", repr(str(imported))))
+    preload = ("raypar.workloads.digits", "watch")
+    settings, events = RunSettings(tmp_path, sys_path=(str(tmp_path),), preload=preload), []
+
+    def listen(event):
+        events.append(event)
+        if isinstance(event, TrialStarted):
+            imported.write_text("")
+
+    config = {"epochs": 1, "num_samples": 64, "device": "cpu", "num_workers": num_workers}
+    study = Study(workload=WORKLOADS["digits"], config=config, space={}, num_repeats=2, name="s")
+    with local.LocalRunner(settings) as runner:
+        runner.run(study, study.trials(), listen)
+    assert [event.result.state for event in events if isinstance(event, TrialEnded)] == [TrialState.FINISHED] * 2
+    assert imported.read_text().split() == []

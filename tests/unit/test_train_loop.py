@@ -12,7 +12,7 @@ from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
 from raypar.train import loop
 from raypar.train import training as training_module
-from raypar.train.checkpoint import generator_states
+from raypar.train.generators import generator_states
 from raypar.train.step import Stepper
 from raypar.train.training import Training
 
