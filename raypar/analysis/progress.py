@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 from raypar.analysis.pairwise import trial_speedup
@@ -13,14 +13,15 @@ from raypar.analysis.question import (
     PointKey,
     PointSamples,
     Question,
-    collect,
     point_key,
-    time_metric_of,
-    with_baselines,
+    point_order,
+    point_samples,
+    time_metric_for,
+    works_of,
 )
 from raypar.study.script_settings import is_counterfactual
 from raypar.study.space import Value
-from raypar.study.trial import Placement, TrialResult, TrialSpec, gain
+from raypar.study.trial import Placement, TrialResult, TrialSpec, gain, latest
 
 SPEEDUP = "speedup"
 
@@ -41,34 +42,76 @@ class Interim:
     num_trials: int
 
 
-def interim_best(question: Question, results: Sequence[TrialResult]) -> Interim | None:
-    """Return the point with the best median; None if nothing can be compared yet. Counterfactuals can't lead."""
-    gathered = [p for p in collect(question, results, time_metric_of(results)) if not is_counterfactual(p.values)]
-    return _fastest(question, gathered) if question.baseline else _best(question, gathered)
+class Leader:
+    """The leading point of the results so far: that with the best median. Counterfactuals can't lead.
 
+    A further result takes the same time however many there are.
+    """
 
-def _fastest(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
-    compared: list[tuple[float, int, PointSamples, PointSamples]] = []
-    for samples, base in with_baselines(question, gathered):
-        if base is None or question.is_baseline(samples.point):
-            continue
-        both = samples.samples.keys() & base.samples.keys()
-        ratios = [r for i in both if (r := trial_speedup(base.samples[i], samples.samples[i])) is not None]
-        if ratios:
-            compared.append((statistics.median(ratios), len(ratios), samples, base))
-    if not compared:
-        return None
-    value, num_trials, best, base = max(compared, key=itemgetter(0))
-    leading, speedup = (best, value) if value > 1 else (base, 1.0)
-    return Interim(leading.point, SPEEDUP, speedup, num_trials)
+    def __init__(self, question: Question, results: Iterable[TrialResult] = ()) -> None:
+        self._question, self._order = question, point_order(question)
+        self._works: set[str | None] = set()
+        self._results: dict[PointKey, list[TrialResult]] = {}
+        self._samples: dict[PointKey, PointSamples] = {}
+        self._compared: defaultdict[PointKey, set[PointKey]] = defaultdict(set)  # points of each baseline
+        self._scores: dict[PointKey, tuple[float, int]] = {}  # median and number of trials of each that can lead
+        for result in results:
+            self.add(result)
 
+    def add(self, result: TrialResult) -> None:
+        """Take a further result into account."""
+        before = time_metric_for(self._works)
+        self._works |= works_of([result])
+        spec = result.spec
+        if is_counterfactual({**spec.config, **spec.point}):
+            return
+        key = point_key(spec.point)
+        self._results.setdefault(key, []).append(result)
+        self._compared[self._baseline(key)].add(key)
+        metric = time_metric_for(self._works)
+        for changed in [key] if metric == before else self._results:
+            results = latest(self._results[changed])
+            self._samples[changed] = point_samples(self._question, results[0].spec.point, results, metric)
+        for each in self._compared[key] | {key} if metric == before else self._results:
+            self._score(each)
 
-def _best(question: Question, gathered: Sequence[PointSamples]) -> Interim | None:
-    scored = [(statistics.median(metrics), len(metrics), p) for p in gathered if (metrics := p.all_of("metric"))]
-    if len(scored) < 2:
-        return None
-    value, num_trials, best = max(scored, key=lambda entry: gain(question.mode, entry[0]))
-    return Interim(best.point, question.metric, value, num_trials)
+    @property
+    def best(self) -> Interim | None:
+        """Return the leading point; None if nothing can be compared yet."""
+        scores, question = self._scores, self._question
+        if len(scores) < (1 if question.baseline else 2):
+            return None
+        value = max((value for value, _ in scores.values()), key=lambda value: gain(self._mode, value))
+        leading = (key for key, (score, _) in scores.items() if score == value)
+        key = min(leading, key=lambda key: self._order(self._samples[key].point))
+        num_trials = scores[key][1]
+        if not question.baseline:
+            return Interim(self._samples[key].point, question.metric, value, num_trials)
+        leader = key if value > 1 else self._baseline(key)
+        return Interim(self._samples[leader].point, SPEEDUP, max(value, 1.0), num_trials)
+
+    @property
+    def _mode(self) -> str:
+        return "max" if self._question.baseline else self._question.mode
+
+    def _baseline(self, key: PointKey) -> PointKey:
+        """Return the point that a point with results is compared with; itself without a baseline."""
+        question = self._question
+        return point_key(question.baseline_of(self._results[key][0].spec.point)) if question.baseline else key
+
+    def _score(self, key: PointKey) -> None:
+        samples, baseline = self._samples[key], self._baseline(key)
+        if not self._question.baseline:
+            values = samples.all_of("metric")
+        elif baseline == key or (base := self._samples.get(baseline)) is None:
+            values = []
+        else:
+            both = samples.samples.keys() & base.samples.keys()
+            values = [r for i in both if (r := trial_speedup(base.samples[i], samples.samples[i])) is not None]
+        if values:
+            self._scores[key] = (statistics.median(values), len(values))
+        else:
+            self._scores.pop(key, None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +156,8 @@ def remaining_s(
     """
     if not ended:
         return None
-    by_point = _medians([(kind.point, seconds) for kind, seconds in ended])
+    points = {kind.point for kind in (*queued, *(kind for kind, _ in running))}
+    by_point = _medians([(kind.point, seconds) for kind, seconds in ended if kind.point in points])
     by_placement = _medians([(kind.placement, seconds) for kind, seconds in ended])
     of_all = statistics.median(seconds for _, seconds in ended)
 

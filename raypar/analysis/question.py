@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -306,10 +306,18 @@ def point_key(point: Mapping[str, Value]) -> PointKey:
 
 def time_metric_of(results: Iterable[TrialResult]) -> str:
     """Return ``train_time_s`` if every finished trial has it for the same stretch of work, else ``wall_s``."""
-    timed = [r for r in results if r.is_measured and not r.conditions.is_untrained]
-    works = {timed_work(r) for r in timed}
-    is_known = len(works) < 2 and None not in works and all(r.train_time_s is not None for r in timed)
-    return TRAIN_TIME if is_known else WALL_TIME
+    return time_metric_for(works_of(results))
+
+
+def works_of(results: Iterable[TrialResult]) -> set[str | None]:
+    """Return the stretches of work that finished trials have timed; None: one has no ``train_time_s``, or unknown."""
+    timed = (r for r in results if r.is_measured and not r.conditions.is_untrained)
+    return {None if r.train_time_s is None else timed_work(r) for r in timed}
+
+
+def time_metric_for(works: Collection[str | None]) -> str:
+    """Return the time that can be compared among trials that have timed this work."""
+    return TRAIN_TIME if len(works) < 2 and None not in works else WALL_TIME
 
 
 def collect(question: Question, results: Sequence[TrialResult], time_metric: str) -> tuple[PointSamples, ...]:
@@ -320,12 +328,17 @@ def collect(question: Question, results: Sequence[TrialResult], time_metric: str
     for result in latest(results):
         point = result.spec.point
         groups.setdefault(point_key(point), (point, []))[1].append(result)
-    words = dict.fromkeys(v for p in question.points for v in p.items() if isinstance(v[1], str))
-    listed = {word: i for i, word in enumerate(words)}
-    gathered = [_point_samples(question, point, of_point, time_metric) for point, of_point in groups.values()]
+    gathered = [point_samples(question, point, of_point, time_metric) for point, of_point in groups.values()]
     if REVISION in question.baseline:
         gathered = _with_quiet_pairs(gathered)
-    return tuple(sorted(gathered, key=lambda p: _order(question, listed, p.point)))
+    order = point_order(question)
+    return tuple(sorted(gathered, key=lambda p: order(p.point)))
+
+
+def point_order(question: Question) -> Callable[[Mapping[str, Value]], Any]:
+    """Return the function that gives a point's sort key: by its values, words in the study's order."""
+    words = dict.fromkeys(v for p in question.points for v in p.items() if isinstance(v[1], str))
+    return partial(_order, question, {word: i for i, word in enumerate(words)})
 
 
 def _with_quiet_pairs(gathered: Sequence[PointSamples]) -> list[PointSamples]:
@@ -365,9 +378,10 @@ def with_baselines(
     return [(p, by_key.get(point_key(question.baseline_of(p.point)))) for p in gathered]
 
 
-def _point_samples(
-    question: Question, point: Mapping[str, Value], results: list[TrialResult], time_metric: str
+def point_samples(
+    question: Question, point: Mapping[str, Value], results: Sequence[TrialResult], time_metric: str
 ) -> PointSamples:
+    """Return the samples of a point's trials."""
     results = [_with_times_that_count(r) for r in sorted(results, key=lambda r: (r.spec.repeat, r.started_at))]
     is_train_time = time_metric == TRAIN_TIME
 

@@ -48,7 +48,7 @@ from raypar.scratch import remove_abandoned
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, point_label
+from raypar.study.trial import TrialResult
 from raypar.track.client import MODEL_NAME
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
@@ -266,7 +266,7 @@ def _notices(options: Options, plan: ExecutionPlan, stored: Sequence[TrialResult
     if text := changed_code(plan):
         yield text
     if failed := [result for result in plan.done if not result.is_complete]:
-        num_points = len({point_label(result.spec.point) for result in failed})
+        num_points = len({result.spec.point_name for result in failed})
         yield STOPPED_BEFORE.format(units.counted(num_points, "point"), units.counted(len(failed), "trial"))
     num_unprofiled = sum(not r.profile for r in plan.done if r.spec.repeat == 0 and r.is_complete)
     if options.profiling.num_steps and num_unprofiled:

@@ -21,7 +21,7 @@ from raypar.study.loader import LoadedStudy
 from raypar.study.options import ON_CPU, OPTIONS, Auto, resolve
 from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
-from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec, point_label
+from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec
 from raypar.study.validation import validate
 from raypar.study.workload import Config, Workload
 from raypar.units import counted
@@ -97,7 +97,7 @@ class ExecutionPlan:
     def to_check(self) -> tuple[TrialSpec, ...]:
         """One trial of each point to run. Those that differ in the workload's own hyperparameters come first."""
         specs = self.missing or drawable(self.study, self.auto)
-        of_points = {point_label(spec.point): spec for spec in reversed(specs)}
+        of_points = {spec.point_name: spec for spec in reversed(specs)}
         of_workloads = {_key(spec.config, self.study.workload.options): spec for spec in of_points.values()}
         return tuple({id(spec): spec for spec in (*of_workloads.values(), *of_points.values())}.values())
 
@@ -301,7 +301,7 @@ def _stopped(
     of_points: dict[str, list[TrialResult]] = {}
     for result in stored:
         if result.spec.identity in identities and not changed_files(result.code, _code_of(result.spec, code)):
-            of_points.setdefault(point_label(result.spec.point), []).append(result)
+            of_points.setdefault(result.spec.point_name, []).append(result)
     stopped = StoppedPoints()
     over: dict[str, TrialResult] = {}
     for results in of_points.values():

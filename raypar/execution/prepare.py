@@ -23,7 +23,6 @@ from raypar.run.runner import Runner
 from raypar.run.watch import watch_of_cluster
 from raypar.scratch import LOGS_PREFIX
 from raypar.study.loader import LoadedStudy
-from raypar.study.trial import point_label
 from raypar.study.workload import CommandWorkload, Workload
 from raypar.track.recorder import Recorder
 from raypar.track.system_metrics import system_sampled
@@ -114,7 +113,7 @@ def _check_workload(
         return
     import cloudpickle
 
-    points = {point_label(spec.point): spec.config for spec in plan.to_check}
+    points = {spec.point_name: spec.config for spec in plan.to_check}
     job = CheckJob(
         cloudpickle.dumps(workload), tuple(points.items()), plan.study.seed, settings.sys_path, settings.environment
     )

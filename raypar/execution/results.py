@@ -20,7 +20,15 @@ from typing import Any
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
 from raypar.analysis.points import PointAnalysis
-from raypar.analysis.question import Question, after_first_sentence, first_sentence, point_key, question_to_dict
+from raypar.analysis.question import (
+    PointKey,
+    Question,
+    after_first_sentence,
+    current_results,
+    first_sentence,
+    point_key,
+    question_to_dict,
+)
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
@@ -135,7 +143,13 @@ class ResultHandler:
 
     def __post_init__(self) -> None:
         self._question = self.outcome.plan.question
-        self._paired: set[str] = set(pair_speedups(self._question, tuple(self.outcome.results.values())))
+        results = tuple(self.outcome.results.values())
+        self._paired: set[str] = set(pair_speedups(self._question, results))
+        # Trials of a block that are compared with each other: those at a baseline, and the others.
+        self._blocks: defaultdict[tuple[int, PointKey], tuple[list[TrialResult], list[TrialResult]]]
+        self._blocks = defaultdict(lambda: ([], []))
+        for result in results:
+            self._compared_with(result)
         self._has_trained = False  # at least one trial has ended
         self._announced: frozenset[Holder] = frozenset()
         self._shared_with: defaultdict[str, set[str]] = defaultdict(set)  # by trial identity
@@ -205,11 +219,22 @@ class ResultHandler:
         self.outcome.results[result.spec.identity] = result
         if profile is not None:
             self.recorder.record_trial_metrics({result.spec.identity: profile.metrics()})
-        self._record_speedups()
+        self._record_speedups(result)
 
-    def _record_speedups(self) -> None:
+    def _compared_with(self, result: TrialResult) -> list[TrialResult]:
+        """Return a new result with those that it is compared with, however many others there are."""
+        question = self._question
+        for current in current_results(question, [result]).results if question.baseline else ():
+            baseline = point_key(question.baseline_of(current.spec.point))
+            at_baseline, others = self._blocks[current.spec.repeat, baseline]
+            is_baseline = point_key(current.spec.point) == baseline
+            (at_baseline if is_baseline else others).append(current)
+            return [*others, current] if is_baseline else [*at_baseline, current]
+        return []
+
+    def _record_speedups(self, result: TrialResult) -> None:
         results, base = self.outcome.results, self._question.baseline.get("num_workers")
-        speedups = pair_speedups(self._question, tuple(results.values()))
+        speedups = pair_speedups(self._question, self._compared_with(result))
         metrics: dict[str, dict[str, float]] = {}
         for identity in speedups.keys() - self._paired:
             metrics[identity] = {"speedup": _rounded(speedups[identity])}

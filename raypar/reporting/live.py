@@ -27,7 +27,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from raypar import units
-from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, TrialTime, interim_best, remaining_s, trial_kind
+from raypar.analysis.progress import SPEEDUP, Interim, Leader, TrialKind, TrialTime, remaining_s, trial_kind
 from raypar.analysis.question import Question
 from raypar.reporting.text import ascii_fallback, wrap_hanging
 from raypar.run import runner
@@ -223,7 +223,7 @@ class _Leading:
     """The leading point so far, and the metric with the unit inferred from its values so far."""
 
     def __init__(self, question: Question | None, done: Sequence[TrialResult]) -> None:
-        self._question, self._results = question, list(done)
+        self._question, self._leader = question, Leader(question, done) if question else None
         self._extremes: list[float] = []  # of the metric
         self.interim: Interim | None = None
         for result in done:
@@ -244,10 +244,11 @@ class _Leading:
             self._extremes = [min(seen), max(seen)]
 
     def add(self, result: TrialResult) -> None:
-        self._results.append(result)
         self.see(result.final)
-        if self._question and result.is_complete:
-            self.interim = interim_best(self._question, self._results)
+        if self._leader is not None:
+            self._leader.add(result)
+            if result.is_complete:
+                self.interim = self._leader.best
 
 
 class LiveView:

@@ -116,10 +116,11 @@ class Broker:
         Args:
             ended: its last trial's uid, attempt and end; None: this is its first turn.
         """
-        if ended is not None:
-            uid, attempt, end = ended
-            await self.finish(uid, attempt, rank, end)
-        gang = self._dispatcher.worker_is_ready(gang_id, rank, master_address)
+        with self._dispatcher.one_decision():
+            if ended is not None:
+                uid, attempt, end = ended
+                self._finish(uid, attempt, rank, end)
+            gang = self._dispatcher.worker_is_ready(gang_id, rank, master_address)
         await self._until(lambda: gang.num_turns > num_turns or gang.phase is GangPhase.CLOSING)
         return gang.turn if gang.num_turns > num_turns else None
 
@@ -185,10 +186,13 @@ class Broker:
 
     async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
         """Note the end of a rank."""
-        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
-            self._dispatcher.rank_ended(running, rank, end)
+        self._finish(uid, attempt, rank, end)
 
     # ---- inside
+
+    def _finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
+        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
+            self._dispatcher.rank_ended(running, rank, end)
 
     def _notify(self) -> None:
         self._changed.set()

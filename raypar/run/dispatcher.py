@@ -9,10 +9,11 @@ Nothing here blocks or calls Ray.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from raypar.run.runner import (
 from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
 from raypar.run.standstill import explained
 from raypar.run.trials import Attempt, Timer, Trial, TrialPhase, Trials, note_company
-from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, point_label
+from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
 from raypar.train.position import Position
 
@@ -101,6 +102,7 @@ class Durations:
 
     def __init__(self) -> None:
         self._walls_s: defaultdict[str, list[float]] = defaultdict(list)  # by point
+        self._medians_s: dict[str, float] = {}
         self._first_ready_s: float | None = None
         self._starts_s: list[float] = []
 
@@ -119,12 +121,13 @@ class Durations:
 
     def of_trial(self, spec: TrialSpec) -> float | None:
         """Return the median of the point's other repeats; None before the first has ended."""
-        walls_s = self._walls_s.get(point_label(spec.point))
-        return statistics.median(walls_s) if walls_s else None
+        return self._medians_s.get(spec.point_name)
 
     def note_end(self, result: TrialResult) -> None:
         if result.is_complete and result.wall_s is not None:
-            self._walls_s[point_label(result.spec.point)].append(result.wall_s)
+            walls_s = self._walls_s[result.spec.point_name]
+            walls_s.append(result.wall_s)
+            self._medians_s[result.spec.point_name] = statistics.median(walls_s)
 
 
 class Places:
@@ -155,6 +158,8 @@ class Places:
 
     def avoided(self, trial: Trial) -> frozenset[str]:
         """Return the nodes whose GPU failed under a trial; none if the other nodes could never hold it."""
+        if not trial.failed_on:
+            return frozenset()
         nodes = self._pool.nodes
         avoided = frozenset(node.id for node in nodes if node.machine in trial.failed_on)
         rest = [node for node in nodes if node.id not in avoided]
@@ -187,6 +192,7 @@ class Dispatcher:
         self._call_later, self._on_change = call_later, on_change
         self._stopped = StoppedPoints()
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
+        self._is_held = False  # within `one_decision`
         self._is_paused = False  # while another study holds cores of a trial
         self._last_wait = ""  # last message about waiting for cores of other studies
         self._notices: set[str] = set()  # notices of workers that were shown
@@ -341,8 +347,20 @@ class Dispatcher:
 
     # ---- inside
 
+    @contextlib.contextmanager
+    def one_decision(self) -> Iterator[None]:
+        """Decide once, after the block, what starts."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        self.dispatch()
+
     def dispatch(self) -> None:
         """Start all trials and gangs that can be started."""
+        if self._is_held:
+            return
         if self.trials.queue and not self._is_paused:
             self._dispatch()
         self._on_change()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from raypar.study.study import Study
-from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, bad_losses, point_label
+from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec, bad_losses
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class StoppedPoints:
 
     def note(self, spec: TrialSpec, failure: Failure | None, *, has_reported: bool) -> str | None:
         """Note the end of a trial's attempt; return a notice if that stops the trial's point."""
-        label = point_label(spec.point)
+        label = spec.point_name
         errors = self._errors.setdefault(label, [])
         if failure is not None and failure.kind is FailureKind.DOES_NOT_FIT:
             self._refusals.setdefault(label, Failure(failure.kind, NOT_RUN.format(failure.summary)))
@@ -153,4 +153,4 @@ class StoppedPoints:
 
     def refusal(self, spec: TrialSpec) -> Failure | None:
         """Return why a trial is not started (again); None if its point is not stopped."""
-        return self._refusals.get(point_label(spec.point))
+        return self._refusals.get(spec.point_name)

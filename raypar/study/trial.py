@@ -248,7 +248,12 @@ class TrialSpec:
     @property
     def label(self) -> str:
         """``batch_size=64 num_workers=2 #1``, for people."""
-        return f"{point_label(self.point)} #{self.repeat + 1}"
+        return f"{self.point_name} #{self.repeat + 1}"
+
+    @cached_property
+    def point_name(self) -> str:
+        """``batch_size=64 num_workers=2``: the `point_label` of its point."""
+        return point_label(self.point)
 
 
 def point_label(point: Mapping[str, Value]) -> str:

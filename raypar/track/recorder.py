@@ -187,7 +187,7 @@ class Recorder:
         if self._shown is None or len(shown.series) > len(self._shown.series):
             self._shown = shown
             optional["shown"] = asdict(shown)
-        self._write("trial", uid=uuid.uuid4().hex, result=json.loads(result.to_json()), totals=totals, **optional)
+        self._write("trial", uid=uuid.uuid4().hex, result=result.to_json(), totals=totals, **optional)
         self._totals = totals
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:

@@ -111,7 +111,8 @@ class Uploader:
             self._writer.describe_experiment(record["study"], "mlflow.note.content", note)
 
     def _trial(self, record: Record, is_new: bool) -> None:
-        text = json.dumps(record["result"], separators=(",", ":"))
+        stored = record["result"]  # decoded in journals of earlier versions
+        text = stored if isinstance(stored, str) else json.dumps(stored, separators=(",", ":"))
         result = result_from_json(text)
         child = child_run(result, result_json=text, recorded_at=record["at"])
         study, uid, execution = record["study"], _quotable(record["uid"]), _quotable(record["execution"])

@@ -50,7 +50,7 @@ def test_a_locked_database_loses_nothing_and_a_damaged_journal_only_its_damaged_
     lines = journal.read_bytes().splitlines(keepends=True)
     waiting = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "trial"]
     bad, cut = waiting[-2], waiting[-1]
-    lost = {str(json.loads(lines[i])["result"]["spec"]["config"]["lr"]) for i in (bad, cut)}
+    lost = {str(json.loads(json.loads(lines[i])["result"])["spec"]["config"]["lr"]) for i in (bad, cut)}
     lines[bad] = damaged(lines[bad])
     journal.write_bytes(b"".join(lines[:cut]) + lines[cut][:100])
     synced = cli.run("store", "sync")

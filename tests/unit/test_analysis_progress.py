@@ -1,11 +1,13 @@
 """Progress of a study: its leading point, and the time that remains."""
 
+import statistics
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from results import make_result, make_spec
 
-from raypar.analysis.progress import SPEEDUP, Interim, TrialKind, interim_best, remaining_s, trial_kind
+from raypar.analysis.progress import SPEEDUP, Interim, Leader, TrialKind, remaining_s, trial_kind
 from raypar.analysis.question import Question
 from raypar.reporting.live import interim_text
 from raypar.study.trial import TrialState
@@ -24,19 +26,19 @@ def scaling(times):
 def test_nothing_leads_before_a_point_and_its_baseline_have_finished():
     failed = make_result({"num_workers": 2, "lr": 0.1}, state=TrialState.FAILED)
     for results in ([], scaling({(1, 0.1): [4.0], (2, 0.3): [2.0]}), [*scaling({(1, 0.1): [4.0]}), failed]):
-        assert interim_best(SCALING, results) is None
-    assert interim_best(Question("s", {}, ("lr",), num_repeats=1, is_search=True), [make_result({"lr": 0.1})]) is None
+        assert Leader(SCALING, results).best is None
+    assert Leader(Question("s", {}, ("lr",), num_repeats=1, is_search=True), [make_result({"lr": 0.1})]).best is None
 
 
 def test_the_point_with_the_best_median_speedup_leads():
     results = scaling({(1, 0.1): [4.0] * 3, (2, 0.1): [2.5, 2.4, 2.6], (1, 0.3): [8.0] * 3, (2, 0.3): [4.0, 4.1, 4.2]})
-    best = interim_best(SCALING, results)
+    best = Leader(SCALING, results).best
     assert (best.point, best.quantity, best.num_trials) == ({"num_workers": 2, "lr": 0.3}, SPEEDUP, 3)
     assert best.value == pytest.approx(8 / 4.1)
 
 
 def test_the_baseline_leads_if_every_point_is_slower():
-    best = interim_best(SCALING, scaling({(1, 0.1): [4.0] * 3, (2, 0.1): [6.2, 6.3, 6.1], (1, 0.3): [8.0]}))
+    best = Leader(SCALING, scaling({(1, 0.1): [4.0] * 3, (2, 0.1): [6.2, 6.3, 6.1], (1, 0.3): [8.0]})).best
     assert (best.point, best.num_trials) == ({"num_workers": 1, "lr": 0.1}, 3)
     assert interim_text(best) == "leading: the baseline at num_workers=1 lr=0.1 (3 trials, unconfirmed)"
 
@@ -46,7 +48,7 @@ def test_the_baseline_leads_if_every_point_is_slower():
 def test_without_a_baseline_the_best_median_metric_leads(mode, lr, value, gaps):
     results = [make_result({"lr": 0.1}, repeat, accuracy=0.9) for repeat in range(len(gaps))]
     results += [make_result({"lr": 0.3}, repeat, accuracy=0.9 + gap) for repeat, gap in enumerate(gaps)]
-    best = interim_best(Question("s", {}, ("lr",), mode=mode), results)
+    best = Leader(Question("s", {}, ("lr",), mode=mode), results).best
     assert (best.point, best.quantity, best.num_trials) == ({"lr": lr}, "accuracy", len(gaps))
     assert best.value == pytest.approx(value)
 
@@ -55,6 +57,28 @@ def test_a_leading_point_is_shown_as_unconfirmed():
     speedup, accuracy = Interim({"num_workers": 2}, SPEEDUP, 1.52, 1), Interim({"lr": 0.1}, "accuracy", 0.97, 9)
     assert interim_text(speedup) == "leading: 1.52× at num_workers=2 (1 trial, unconfirmed)"
     assert interim_text(accuracy) == "leading: accuracy 97.0 % at lr=0.1 (9 trials, unconfirmed)"
+
+
+TRIALS = st.dictionaries(
+    st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([0.1, 0.3]), st.integers(0, 2)),
+    st.sampled_from([1.0, 2.0, 3.0, 4.0]),
+    min_size=1,
+)
+
+
+@given(TRIALS, st.randoms(use_true_random=False))
+def test_the_leader_is_the_same_in_any_order(times, random):
+    trials = random.sample(sorted(times), len(times))
+    leader = Leader(SCALING, [make_result({"num_workers": n, "lr": lr}, i, times[n, lr, i]) for n, lr, i in trials])
+    speedups = {}
+    for n, lr, i in trials:
+        if n > 1 and (1, lr, i) in times:
+            speedups.setdefault((n, lr), []).append(times[1, lr, i] / times[n, lr, i])
+    best = max(map(statistics.median, speedups.values()), default=None)
+    assert (leader.best and leader.best.value) == (best and max(1.0, best))
+    if best and best > 1:
+        first = min(point for point, values in speedups.items() if statistics.median(values) == best)
+        assert tuple(leader.best.point.values()) == first
 
 
 # ---- remaining time
@@ -101,4 +125,4 @@ def test_each_missing_gang_adds_a_measured_start():
 def test_a_counterfactual_does_not_lead():
     question = Question("s", {"what_if": "none"}, ("what_if",), num_repeats=3)
     results = [make_result({"what_if": value}, 0, time_s) for value, time_s in (("none", 4.0), ("no loading", 1.0))]
-    assert interim_best(question, results) is None
+    assert Leader(question, results).best is None

@@ -16,7 +16,7 @@ from torch import nn
 from raypar import Data, Split, Study, Workload, grid
 from raypar.analysis.analyse import analyse, pair_speedups
 from raypar.analysis.compare import Side, compare
-from raypar.analysis.progress import interim_best
+from raypar.analysis.progress import Leader
 from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, front_of, recommend
 from raypar.analysis.time_to_target import Target
@@ -184,7 +184,7 @@ def test_a_diverged_trial_counts_in_no_time_speedup_scaling_effect_or_metric():
     assert (one.time_s, one.speedup, one.metric, one.samples, one.outcome) == (None, None, None, {}, DIVERGED)
     assert [group.label for group in analysis.worker_groups] == ["batch_size=64"]
     without = analyse(QUESTION, [r for r in ALL_OF_ONE if r.is_measured])
-    assert analysis.effects == without.effects and interim_best(QUESTION, ALL_OF_ONE).point == POINTS[3]
+    assert analysis.effects == without.effects and Leader(QUESTION, ALL_OF_ONE).best.point == POINTS[3]
     assert pair_speedups(QUESTION, ALL_OF_ONE).keys() == {r.spec.identity for r in ALL_OF_ONE if r.is_measured}
     partly = analyse(QUESTION, ONE_OF_ONE).points[1]
     assert sorted(partly.times.values()) == [1.0, 1.01] and partly.metric.value == 0.9
