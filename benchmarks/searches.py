@@ -1,10 +1,11 @@
-"""Searches: trials per minute of raypar, of plain Ray Tune, and of Optuna in one process.
+"""Searches: trials per minute of raypar, of Ray Tune, and of Optuna in one process.
 
-The same search three times: 100 trials of `mnist_mlp` (on the data in RAYPAR_DATA_DIR, or in the cache), 1 to 4 epochs
+The same search four times: 100 trials of `mnist_mlp` (on the data in RAYPAR_DATA_DIR, or in the cache), 1 to 4 epochs
 of batch 256, by Optuna's TPE with successive halving, one worker and one core per trial, two trials at a time with
-raypar and Ray Tune. Optuna in one process has one at a time. Rounds interleave the three, each as a process in an empty
-folder. A rate is that of epochs, since pruning differs: from the start of the second trial to the last end ("running"),
-and from start to end of the process.
+raypar and Ray Tune, which has its defaults or ``reuse_actors``. Optuna in one process has one at a time. Rounds
+interleave them, each as a process in an empty folder. A rate is that of epochs, since pruning differs: from the start
+of the second trial to the last end ("running"), and from start to end of the process. With ``--one-core``, all
+processes of each have one core, and one trial at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from study_process import results
 from raypar.study.options import resolve
 from raypar.workloads import mnist_mlp
 
-MIN_AGAINST_TUNE, MIN_AGAINST_OPTUNA, MAX_WALL = 3.0, 1.7, 2.0
+MIN_AGAINST_TUNE, MIN_AGAINST_OPTUNA, MIN_AGAINST_OPTUNA_ON_ONE_CORE, MAX_WALL = 3.0, 1.7, 1.0, 2.0
 STUDY = '''"""A search."""
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
@@ -70,11 +71,16 @@ def main() -> None:
     parser = parser_for(__doc__, rounds=3, needs_mnist=True)
     parser.add_argument("--trials", type=int, default=100, help="[default: %(default)s]")
     parser.add_argument("--at-a-time", type=int, default=2, help="[default: %(default)s]")
+    parser.add_argument("--one-core", action="store_true")
     args = begin(parser)
+    if args.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        args.at_a_time = 1
     num_trials = 12 if args.quick else args.trials
     ways: dict[str, Callable[[], Trials]] = {
         "raypar": lambda: by_raypar(num_trials, args.at_a_time),
         "Ray Tune": lambda: by_baseline("tune", num_trials, args.at_a_time),
+        "Ray Tune with kept actors": lambda: by_baseline("tune with kept actors", num_trials, args.at_a_time),
         "Optuna": lambda: by_baseline("optuna", num_trials, 1),
     }
     running: dict[str, list[float]] = {name: [] for name in ways}
@@ -100,11 +106,13 @@ def main() -> None:
         times,
         at_least=MIN_AGAINST_TUNE,
     )
+    kept = Figure.ratio(running["raypar"], running["Ray Tune with kept actors"])
+    print_row("raypar / Ray Tune with kept actors, once running", kept.show(times))
     print_bar(
         "raypar / Optuna, once running",
         Figure.ratio(running["raypar"], running["Optuna"]),
         times,
-        at_least=MIN_AGAINST_OPTUNA,
+        at_least=MIN_AGAINST_OPTUNA if args.at_a_time > 1 else MIN_AGAINST_OPTUNA_ON_ONE_CORE,
     )
     print_bar(
         "Optuna / raypar, command to prompt", Figure.ratio(whole["Optuna"], whole["raypar"]), times, at_most=MAX_WALL

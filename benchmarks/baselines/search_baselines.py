@@ -1,7 +1,7 @@
-"""The search of `searches.py` without raypar: by plain Ray Tune, or by Optuna in this process.
+"""The search of `searches.py` without raypar: by Ray Tune, or by Optuna in this process.
 
-Both train `mnist_mlp` with a hand-written loop on one core per trial, and keep what a user would keep: tensors in
-memory, and with Ray Tune the actors. Prints start and end of each trial, and its epochs.
+Both train `mnist_mlp` with a hand-written loop on one core per trial, and keep the tensors of their process in memory.
+Ray Tune has its defaults, or keeps its actors too. Prints start and end of each trial, and its epochs.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def with_optuna(num_trials, config):
     return trials
 
 
-def with_tune(num_trials, config, num_concurrent):
+def with_tune(num_trials, config, num_concurrent, reuse_actors):
     import ray
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
@@ -104,7 +104,7 @@ def with_tune(num_trials, config, num_concurrent):
             metric="accuracy",
             mode="max",
             max_concurrent_trials=num_concurrent,
-            reuse_actors=True,
+            reuse_actors=reuse_actors,
         ),
         run_config=tune.RunConfig(callbacks=[Times()], verbose=0),
     ).fit()
@@ -113,7 +113,7 @@ def with_tune(num_trials, config, num_concurrent):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--by", choices=("tune", "optuna"))
+    parser.add_argument("--by", choices=("tune", "tune with kept actors", "optuna"))
     parser.add_argument("--trials", type=int)
     parser.add_argument("--config", type=json.loads)
     parser.add_argument("--concurrent", type=int, default=1)
@@ -121,7 +121,7 @@ def main():
     if args.by == "optuna":
         trials = with_optuna(args.trials, args.config)
     else:
-        trials = with_tune(args.trials, args.config, args.concurrent)
+        trials = with_tune(args.trials, args.config, args.concurrent, reuse_actors=args.by != "tune")
     print("@@", json.dumps(trials))
 
 
