@@ -85,13 +85,17 @@ def digest(split: Split, num_samples: int, most_bytes: int) -> str:
     return hashed.hexdigest()[:16]
 
 
-def identity_of(data: Data, config: Config) -> str:
-    """Return a digest of some of the samples, in their order, to compare data sets."""
+def identity_of(data: Data, config: Config, digests: Mapping[tuple[str, int], str] = NO_DIGESTS) -> str:
+    """Return a digest of some of the samples, in their order, to compare data sets.
+
+    Args:
+        digests: known ones, by split and number of samples; those of all data sets to compare.
+    """
     parts: list[object] = []
-    for split, dataset in ((data.train, data.train_dataset), (data.val, data.val_dataset)):
+    for name, split, dataset in (("train", data.train, data.train_dataset), ("val", data.val, data.val_dataset)):
         if split is not None:
             limit = config["num_samples"] if split is data.train and config["num_samples"] else len(split)
-            parts.append(digest(split, limit, MAX_COMPARED_BYTES))
+            parts.append(digests.get((name, limit)) or digest(split, limit, MAX_COMPARED_BYTES))
         elif dataset is not None:
             parts += [len(dataset), *_digests_of_samples(dataset)]  # type: ignore[arg-type]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -145,13 +149,19 @@ def _number_of(digest_text: str) -> int:
     return int(digest_text[:12], 16)
 
 
-def different_data(data: Data, config: Config, context: DistContext) -> Mistake | None:
-    """Return a mistake if the ranks have different samples, or different numbers of batches."""
+def different_data(
+    data: Data, config: Config, context: DistContext, digests: Mapping[tuple[str, int], str] = NO_DIGESTS
+) -> Mistake | None:
+    """Return a mistake if the ranks have different samples, or different numbers of batches.
+
+    Args:
+        digests: see `identity_of`.
+    """
     if context.world_size == 1:
         return None
     if data.train_loader is not None and (wrong := _different_loaders(data.train_loader, config, context)):
         return wrong
-    number = _number_of(identity_of(data, config))
+    number = _number_of(identity_of(data, config, digests))
     most, minus_least = context.max([number, -number])
     if most == -minus_least:
         return None

@@ -92,11 +92,13 @@ class LoadedData:
     Attributes:
         load_s: seconds that it took to load or map them.
         digests: of the splits, by name and number of samples, as far as they are known.
+        is_mapped: from a file that is shared, on every rank.
     """
 
     data: Data
     load_s: float
     digests: dict[tuple[str, int], str] = field(default_factory=dict)
+    is_mapped: bool = False
 
 
 class SharedData:
@@ -157,7 +159,7 @@ class SharedData:
             return None
         for storage in {each.untyped_storage() for each in _tensors(data)}:  # not within the timed steps
             torch.empty(0, dtype=torch.uint8).set_(storage)[:: mmap.PAGESIZE].sum()
-        return LoadedData(data, 0.0, digests)
+        return LoadedData(data, 0.0, digests, is_mapped=True)
 
     def _offer(
         self,

@@ -29,6 +29,7 @@ from raypar.parallel.strategy import (
 from raypar.study.workload import Config, Workload
 from raypar.train import checkpoint
 from raypar.train.data import TrainBatches, mapped
+from raypar.train.data_identity import NO_DIGESTS
 from raypar.train.evaluate import Evaluation
 from raypar.train.flops import flop_per_sample, peak_flops
 from raypar.train.generators import generator_states, generators_kept, seed_torch, set_generator_states
@@ -80,7 +81,8 @@ class Training:
                 built_bytes = stored_bytes(model)
             return model
 
-        checked = check_workload(workload, self.data, config, build, self.numerics, context)
+        of_all = self.digests if loaded.is_mapped else NO_DIGESTS
+        checked = check_workload(workload, self.data, config, build, self.numerics, context, of_all)
         model, self.loss, feed = checked.model, checked.loss, checked.feed
         self.memory.note_change(stored_bytes(model) - built_bytes)  # converted, or initialised by its first batch
         with generators_kept(context.device):

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size
 from raypar.study.workload import Config, Data, Statistic, Workload
 from raypar.train.data import Feed, TrainBatches, evaluated, first_samples, moved
 from raypar.train.data_check import data_mistakes, described, error_text, splits_of
-from raypar.train.data_identity import different_data, identity_of, some_indices, splits_differ
+from raypar.train.data_identity import NO_DIGESTS, different_data, identity_of, some_indices, splits_differ
 from raypar.train.generators import generators_kept, seed_generators
 from raypar.train.loss_kind import HINT_RATIO, IGNORED_CLASS, NOT_OF_PARTS, loss_of, num_rows, takes_classes
 from raypar.train.model_check import Checked, model_facts
@@ -110,7 +110,13 @@ class WorkloadCheck:
 
 
 def check_workload(
-    workload: Workload, data: Any, config: Config, build: Callable[[], Any], numerics: Numerics, context: DistContext
+    workload: Workload,
+    data: Any,
+    config: Config,
+    build: Callable[[], Any],
+    numerics: Numerics,
+    context: DistContext,
+    digests: Mapping[tuple[str, int], str] = NO_DIGESTS,
 ) -> Checked:
     """Build the model and check that it can be trained on the data. All ranks call it.
 
@@ -118,6 +124,7 @@ def check_workload(
 
     Args:
         data: return value of the workload's ``data``.
+        digests: those of its splits that all ranks know, by split and number of samples.
 
     Raises:
         WorkloadError: with every mistake in data and model, or if the ranks have different data.
@@ -135,7 +142,7 @@ def check_workload(
     if checked is None:
         raise WorkloadError.of(workload.name, check.mistakes + check.raised)
     with generators_kept(numerics.device):
-        if wrong := different_data(data, config, context):
+        if wrong := different_data(data, config, context, digests):
             raise WorkloadError.of(workload.name, [wrong])
     return checked
 

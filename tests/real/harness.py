@@ -176,12 +176,12 @@ def report_in(output):
 
 @contextlib.contextmanager
 def ray_head(folder, *flags, **changes):
-    """Start a cluster of one node; yield its address and its first process."""
+    """Start a cluster of one node, without a token by default; yield its address and its first process."""
     log, port = folder / "ray.log", free_port(24_100)
     command = [BIN / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     command += [f"--port={port}", "--num-cpus=2", "--disable-usage-stats", "--object-store-memory=100000000", *flags]
     with log.open("wb") as out:
-        env = environment(PATH=f"{BIN}:{os.environ['PATH']}", **changes)
+        env = environment(PATH=f"{BIN}:{os.environ['PATH']}", **{"RAY_AUTH_MODE": "disabled", **changes})
         head = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     processes = [head]
     try:

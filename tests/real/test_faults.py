@@ -164,7 +164,7 @@ def test_a_head_killed_during_the_start_ends_the_study_with_one_message(cli, tmp
 def test_losing_a_clusters_head_ends_the_study_and_the_next_one_runs_the_missing_trials(cli, tmp_path):
     study = Faulty(tmp_path, 2)
     with (
-        ray_head(tmp_path, "--include-dashboard=false", RAY_AUTH_MODE="disabled") as (address, head),
+        ray_head(tmp_path, "--include-dashboard=false") as (address, head),
         study.running(cli.start("study", "faulty.py", "--address", address, "--exclusive")) as process,
     ):
         first, _ = next_held(study, process)
