@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable
-from importlib.metadata import entry_points
 
 from raypar.study.quantity import quantities
 from raypar.study.strategy import STRATEGIES
@@ -20,22 +18,6 @@ MODULES = (
     "cloudpickle",  # by workloads
 )
 
-
-def _know_backends() -> None:
-    """Spare each process group that torch looks for its backend in all installed packages, which takes 17 ms."""
-    from torch.distributed.distributed_c10d import Backend
-
-    look: Callable[[str], None] = Backend._ensure_backend_registered
-    of_packages = {point.name.lower() for point in entry_points(group="torch.distributed.backends")}
-    known = set(Backend.backend_list) - of_packages
-
-    def look_if_unknown(name: str) -> None:
-        if name.lower() not in known:
-            look(name)
-
-    Backend._ensure_backend_registered = staticmethod(look_if_unknown)  # type: ignore[method-assign]
-
-
 for name in MODULES:
     with contextlib.suppress(Exception):  # the trial that needs it fails
         importlib.import_module(name)
@@ -44,5 +26,8 @@ with contextlib.suppress(Exception):
 if "raypar.train.loop" in sys.modules:  # not for commands
     with contextlib.suppress(Exception):
         dict(STRATEGIES)
-    with contextlib.suppress(Exception):
-        _know_backends()
+for name in ("gloo", "nccl"):
+    with contextlib.suppress(
+        Exception
+    ):  # torch would look for them in all packages when a process group is made: 17 ms
+        importlib.import_module("torch.distributed.distributed_c10d").Backend._ensure_backend_registered(name)
