@@ -9,6 +9,7 @@ every step and prints a line of JSON after each epoch, by hand too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import random
@@ -34,7 +35,7 @@ from common import (
 )
 
 from raypar import Study, Workload, units
-from raypar.study.trial import TrialResult
+from raypar.study.trial import TrialResult, TrialSpec
 from raypar.train.affinity import allowed_cores, pin
 
 SCRIPT = BASELINES / "torchrun_train.py"
@@ -46,7 +47,7 @@ MAX_BEYOND_S = 0.5  # of a trial in forks, beyond its training
 PAUSE_S = 1.0  # for processes of the previous variant to end
 
 
-def serve(num_workers: int, num_trials: int, *, fresh: bool) -> None:
+def serve(num_workers: int, *, fresh: bool) -> None:
     """Run trials of the script in one gang, one per request."""
     words = [*TORCHRUN, "{num_workers}", str(SCRIPT), "--epochs", "{epochs}"]
     workload = Workload.from_command(words, fresh_process=fresh)
@@ -56,11 +57,14 @@ def serve(num_workers: int, num_trials: int, *, fresh: bool) -> None:
         (step_times_s,) = result.step_times_s
         beyond_s = time_s - (result.train_time_s or math.nan)
         send_result({"seconds": time_s, "beyond_s": beyond_s, "steps": len(step_times_s)})
-        if not wait_for_go():
-            raise SystemExit
 
-    specs = [study.trial({"num_workers": num_workers}, i, order=i) for i in range(num_trials)]
-    run_on_ray(study, specs, listen, preload=("torch",))
+    numbers = itertools.count()
+
+    def next_trial() -> list[TrialSpec]:
+        i = next(numbers)
+        return [study.trial({"num_workers": num_workers}, i, order=i)]
+
+    run_on_ray(study, next_trial(), listen, preload=("torch",), more=lambda: next_trial() if wait_for_go() else [])
 
 
 def by_hand(num_workers: int) -> float:
@@ -78,7 +82,7 @@ def by_hand(num_workers: int) -> float:
 
 def compare(num_workers: int, num_rounds: int, folder: Path) -> None:
     prefix = units.counted(num_workers, "worker")
-    sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_rounds + 2)]  # the last one is never requested
+    sizes = ["--num-workers", str(num_workers)]
     times_s: dict[str, list[float]] = {FORKS: [], NEW: [], BY_HAND: []}
     beyond_s: dict[str, list[float]] = {FORKS: [], NEW: []}
     shuffled = random.Random(num_workers)
@@ -95,7 +99,7 @@ def compare(num_workers: int, num_rounds: int, folder: Path) -> None:
                 if name == BY_HAND:
                     times_s[name].append(by_hand(num_workers))
                     continue
-                result = children[name].step()
+                (result,) = children[name].step()
                 assert result["steps"] == EPOCHS * 64 // num_workers - 1, result
                 times_s[name].append(result["seconds"])
                 beyond_s[name].append(result["beyond_s"])
@@ -115,13 +119,12 @@ def compare(num_workers: int, num_rounds: int, folder: Path) -> None:
 def main() -> None:
     parser = parser_for(__doc__, rounds=11, quick_rounds=2)
     parser.add_argument("--workers", nargs="+", type=int, default=(1, 2))
-    for internal in ("--num-workers", "--num-trials"):
-        parser.add_argument(internal, type=int, help="(internal)")
+    parser.add_argument("--num-workers", type=int, help="(internal)")
     for internal in ("--serve", "--fresh"):
         parser.add_argument(internal, action="store_true", help="(internal)")
     if "--serve" in sys.argv:
         args = parser.parse_args()
-        serve(args.num_workers, args.num_trials, fresh=args.fresh)
+        serve(args.num_workers, fresh=args.fresh)
         return
     args = begin(parser)
     with scratch() as folder:

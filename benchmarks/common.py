@@ -281,9 +281,9 @@ def _child_environment(checkout: Path | None = None) -> dict[str, str]:
 
 
 class SteppedChild:
-    """A script that runs one trial at a time, on request, so that several can be measured in turns.
+    """A script that runs some trials at a time, on request, so that several scripts can be measured in turns.
 
-    The script calls `send_result` after each trial and `wait_for_go` before each but the first.
+    The script calls `send_result` after each trial, and `wait_for_go` before all but the first.
 
     Args:
         checkout: of raypar, that the script imports; None: this one.
@@ -309,12 +309,12 @@ class SteppedChild:
                 return dict(json.loads(line.removeprefix(MARK)))
         raise failure(self._name, self._process.wait(), self._log_path.read_text(errors="replace"))
 
-    def step(self) -> dict[str, Any]:
-        """Run the next trial and return its result."""
+    def step(self, num_trials: int = 1) -> list[dict[str, Any]]:
+        """Run the next trials and return their results."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return self.next_result()
+        return [self.next_result() for _ in range(num_trials)]
 
     def close(self) -> None:
         """Request no more trials and wait for the script's end."""
@@ -383,21 +383,23 @@ def run_on_ray(
     specs: Sequence[TrialSpec],
     listener: Callable[[TrialResult, float], None],
     preload: tuple[str, ...] = (),
+    more: Callable[[], Sequence[TrialSpec]] | None = None,
 ) -> None:
     """Run trials in gangs on a private Ray, all started as `raypar study` starts it, without a store.
 
     Args:
         preload: modules that the study's files import.
-        listener: receives each trial's result, and the seconds since the previous call returned (of the first trial:
-            since the start of Ray). The next trial starts when it returns.
+        listener: receives each trial's result, and the seconds since the one before it (of the first trial: since the
+            start of Ray; of the first from `more`: since that returned).
+        more: called when all trials have ended; returns further ones, or none.
     """
     import cloudpickle
 
+    from raypar.run import tune
     from raypar.run.cluster import this_machine
     from raypar.run.private_ray import private_ray
     from raypar.run.ranks import ForkServer
     from raypar.run.runner import Event, TrialEnded
-    from raypar.run.tune import TuneRunner
     from raypar.study.workload import CommandWorkload, TrainLoopWorkload
     from raypar.train.job import RunSettings
 
@@ -407,8 +409,14 @@ def run_on_ray(
         nonlocal begun_s
         if isinstance(event, TrialEnded):
             time_s = time.perf_counter() - begun_s
-            listener(checked(event.result), time_s)
             begun_s = time.perf_counter()
+            listener(checked(event.result), time_s)
+
+    def ask() -> Sequence[TrialSpec]:
+        nonlocal begun_s
+        added = more() if more else ()
+        begun_s = time.perf_counter()
+        return added
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
@@ -423,7 +431,8 @@ def run_on_ray(
             with start(taken) if is_older else start() as own_ray:
                 if not is_older:
                     how |= {"own_ray": own_ray, "cores": topology(taken)}
-                TuneRunner(settings, **how).run(study, specs, listen)
+                    how |= {"ahead": tune.Ahead(len(allowed_cores()), lambda: None)}
+                tune.TuneRunner(settings, **how).run(study, specs, listen, ask if more else None)
 
 
 def empty_study() -> Study:

@@ -14,6 +14,7 @@ Separately: the time to write a trial's result to MLflow (the embedded SQLite st
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -40,17 +41,18 @@ from common import (
 
 from raypar import Study, units
 from raypar.study.conditions import Conditions
-from raypar.study.trial import TrialResult, TrialState
+from raypar.study.trial import TrialResult, TrialSpec, TrialState
 
 VARIANTS = ("raypar", "torchrun", "documented")
 OTHER = "other"  # the raypar of another checkout
+CONTINUOUS = ("raypar", OTHER)
 MAX_OVERHEAD_S = {1: 0.05, 2: 0.08}  # by number of workers
 MIN_AGAINST_TORCHRUN = {1: 50.0, 2: 30.0}
 MIN_AGAINST_DOCUMENTED = 60.0
 MAX_AGAINST_OTHER = 1.05
 MAX_RECORD_S = 0.05
 NUM_RECORDED, NUM_STEPS = 30, 2000
-TRIALS_PER_TURN = {"raypar": 4, OTHER: 4, "torchrun": 1, "documented": 1}
+TRIALS_PER_TURN = dict.fromkeys(CONTINUOUS, 4)
 PAUSE_S = 2.0  # for processes of the previous variant to end
 
 
@@ -58,16 +60,16 @@ PAUSE_S = 2.0  # for processes of the previous variant to end
 
 
 def serve_raypar(num_workers: int, num_trials: int) -> None:
-    """Run empty trials in one gang, one per request."""
-    study = empty_study()
+    """Run empty trials in one gang: one, then `num_trials` per request."""
+    study, point, numbers = empty_study(), {"num_workers": num_workers}, itertools.count()
 
     def listen(result: TrialResult, time_s: float) -> None:
         send_result({"seconds": time_s, "sum": result.final["sum"], "pids": result.conditions.of_ranks("pid")})
-        if not wait_for_go():
-            raise SystemExit
 
-    point = {"num_workers": num_workers}
-    run_on_ray(study, [study.trial(point, i, order=i) for i in range(num_trials)], listen)
+    def trials(count: int) -> list[TrialSpec]:
+        return [study.trial(point, i, order=i) for i in itertools.islice(numbers, count)]
+
+    run_on_ray(study, trials(1), listen, more=lambda: trials(num_trials) if wait_for_go() else [])
 
 
 # ---- the comparison
@@ -109,7 +111,8 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path, other: Path 
         for name in counts:
             if name in scripts:
                 progress(f"{prefix}: starting {name}")
-                num_trials = 1 + counts[name] * TRIALS_PER_TURN[name] + 1  # the last one is never requested
+                # Trials of a turn run one after another, as in a study. The first one also waits for the driver.
+                num_trials = 1 + TRIALS_PER_TURN[name] if name in CONTINUOUS else counts[name] + 2
                 sizes = ["--num-workers", str(num_workers), "--num-trials", str(num_trials)]
                 log_path = folder / f"{name}-{num_workers}.log"
                 checkout = other if name == OTHER else None
@@ -126,15 +129,18 @@ def compare(num_workers: int, counts: dict[str, int], folder: Path, other: Path 
             for name in names:
                 time.sleep(PAUSE_S)
                 num_turns[name] += 1
-                for _ in range(TRIALS_PER_TURN[name]):
-                    if name == "torchrun":
-                        times_s[name].append(torchrun_trial(num_workers))
-                        continue
-                    result = children[name].step()
+                if name == "torchrun":
+                    times_s[name].append(torchrun_trial(num_workers))
+                elif name in CONTINUOUS:
+                    waited, *results = children[name].step(1 + TRIALS_PER_TURN[name])
+                    times_s[name] += [result["seconds"] for result in results]
+                    assert all(result["sum"] == num_workers for result in (waited, *results))
+                    if name == "raypar":
+                        pids.update(*(result["pids"] for result in (waited, *results)))
+                else:
+                    (result,) = children[name].step()
                     assert result["sum"] == num_workers, result
                     times_s[name].append(result["seconds"])
-                    if name == "raypar":
-                        pids.update(result["pids"])
                 progress(f"round {i + 1}: {name}: {times_s[name][-1]:.3f} s")
     finally:
         for child in children.values():

@@ -37,6 +37,9 @@ TOUCHED_CUDA = (
 )
 
 
+# A rank asks for shared data sooner than this after its start, and does not wait for the fork of the next one.
+IDLE_S = 0.01
+
 # Variable for a fork server: top folders of a working tree and of the checkout that replaces it.
 REPLACED_ROOT = "RAYPAR_REPLACED_ROOT"
 
@@ -109,11 +112,11 @@ def command(
 def serve() -> None:
     """Run a fork server: import, then fork on request until the owner ends. For the arguments, see `command`.
 
-    A request is a `Request`, its arguments, and the number of descriptors that follow. The answers to RANK and CHECK
-    are pairs: a pid and None for a new rank, which waits for its files (log, listening socket) on the connection that
-    came with the request; later its pid and its exit code. That to READY is 0 and a notice. Those
-    to FIND, OFFER and KEEP are for a rank, which asks on a connection of its own, see `shared_files`. SIGTERM also
-    ends the server and its ranks.
+    A request is a `Request`, its arguments, and the number of descriptors that follow. The answers to RANK, AHEAD (as
+    soon as there is nothing else to do) and CHECK are pairs: a pid and None for a new rank, which waits for its files
+    (log, listening socket) on the connection that came with the request; later its pid and its exit code. That to READY
+    is 0 and a notice. Those to FIND, OFFER and KEEP are for a rank, which asks on a connection of its own, see
+    `shared_files`. SIGTERM also ends the server and its ranks.
     """
     mark("fork server: starts")
     if roots := os.environ.get(REPLACED_ROOT):
@@ -134,6 +137,7 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clients: list[Connection] = []
+    ahead: list[tuple[Connection, list[int]]] = []  # clients that request a rank ahead, with its descriptors
     owners: dict[int, Connection] = {}  # by pid of a rank: the client that requested it
     files = SharedFiles()
     server = os.getpid()
@@ -144,11 +148,43 @@ def serve() -> None:
             _end_all(owners)
         os._exit(0)
 
+    def fork(client: Connection, fds: list[int]) -> None:
+        if pid := os.fork():
+            owners[pid] = client
+            with contextlib.suppress(OSError):  # the client has closed, which is noticed below
+                client.send((pid, None))
+            for fd in fds:
+                os.close(fd)
+        else:
+            mine = (listener.fileno(), owner, child_ended, wake_up, *files.descriptors)
+            of_others = (fd for _, fds in ahead for fd in fds)
+            _become_rank(fds, (*mine, *of_others, *(each.fileno() for each in clients)))
+
+    def drop(client: Connection, fds: list[int]) -> None:
+        """End the ranks of a client, and forget it. `fds`: descriptors of its last request."""
+        for pid in [pid for pid, owner_of in owners.items() if owner_of is client]:
+            kill_group(pid)
+            owners.pop(pid)
+        for entry in [entry for entry in ahead if entry[0] is client]:
+            ahead.remove(entry)
+            fds += entry[1]
+        for fd in fds:
+            os.close(fd)
+        clients.remove(client)
+        client.close()
+
     signal.signal(signal.SIGTERM, end)
     while True:
-        readable = wait([listener, owner, child_ended, *clients], 0 if late else None)
+        idle_s = IDLE_S if files.descriptors else 0.0
+        readable = wait([listener, owner, child_ended, *clients], 0 if late else idle_s if ahead else None)
         if late and not readable:
             late = _import_late(late)
+        elif ahead and not readable:
+            first = ahead.pop(0)
+            try:
+                fork(*first)
+            except OSError:  # no memory, or too many processes
+                drop(*first)
         if owner in readable:
             end()
         if child_ended in readable:
@@ -177,20 +213,12 @@ def serve() -> None:
                     late = _import_late(late)
                 if request is Request.READY:
                     client.send((0, notice))
-                elif pid := os.fork():
-                    owners[pid] = client
-                    client.send((pid, None))
+                elif request is Request.AHEAD:
+                    ahead.append((client, fds))
                 else:
-                    mine = (listener.fileno(), owner, child_ended, wake_up, *files.descriptors)
-                    _become_rank(fds, (*mine, *(each.fileno() for each in clients)))
+                    fork(client, fds)
             except (EOFError, OSError):  # the client has closed, possibly before its answer
-                for pid in [pid for pid, owner_of in owners.items() if owner_of is client]:
-                    kill_group(pid)
-                    owners.pop(pid)
-                clients.remove(client)
-                client.close()
-            for fd in fds:
-                os.close(fd)
+                drop(client, fds)
 
 
 def _send_file(client: Connection, fd: int | None) -> None:

@@ -11,7 +11,8 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.run.locks import Holder, locked_cores
 from raypar.run.pool import Greeting, Turn, start_rank
-from raypar.run.ranks import ForkClient, RankEnd, supervise
+from raypar.run.ranks import ForkClient, RankEnd, await_end, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import cores_near_gpu, host_cores
@@ -198,6 +199,7 @@ def serve(config: Mapping[str, Any]) -> None:
     if forks is not None and (notice := forks.wait_until_ready()):  # before the trial's time, which may be limited
         ray.get(broker.notify.remote(notice))
     num_turns, ended = 0, None
+    await_last = _nothing  # until the process of the last trial has ended
     while True:
         with socket.socket() as listen:
             address = None
@@ -208,10 +210,12 @@ def serve(config: Mapping[str, Any]) -> None:
                 listen.listen()
                 address = listen.getsockname()
             # One call for both, so that the next trial starts a few milliseconds earlier.
-            turn: Turn | None = ray.get(broker.next_turn.remote(gang_id, rank, num_turns, address, ended))
+            next_turn = broker.next_turn.remote(gang_id, rank, num_turns, address, ended)
+            await_last()
+            turn: Turn | None = ray.get(next_turn)
             if turn is None:
                 return
-            end = _run_turn(broker, turn, forks, context, listen)
+            end, await_last = _run_turn(broker, turn, forks, context, listen)
         ended = (turn.job.uid, turn.job.attempt, end)
         num_turns += 1
         if forks is not None and forks.is_lost:
@@ -221,18 +225,31 @@ def serve(config: Mapping[str, Any]) -> None:
             raise RuntimeError("the fork server of this node has ended; the next gang will have a new one")
 
 
+def _nothing() -> object:
+    return None
+
+
 def _run_turn(
     broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
-) -> RankEnd:
-    """Run this worker's rank of a trial, unless another study holds its cores."""
+) -> tuple[RankEnd, Callable[[], object]]:
+    """Run this worker's rank of a trial, unless another study holds its cores.
+
+    Returns:
+        The rank's end, and a function that waits for the end of its process.
+    """
     me = Holder.here(turn.job.spec.study, ())
-    with locked_cores(me, turn.to_lock.get(context.rank, ())) as holder:
-        return RankEnd(cores_held_by=holder) if holder else _run_rank(broker, turn, forks, context, listen)
+    with locked_cores(me, to_lock := turn.to_lock.get(context.rank, ())) as holder:
+        if holder:
+            return RankEnd(cores_held_by=holder), _nothing
+        end, await_process = _run_rank(broker, turn, forks, context, listen)
+        if to_lock:
+            await_process()
+        return end, _nothing if to_lock else await_process
 
 
 def _run_rank(
     broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
-) -> RankEnd:
+) -> tuple[RankEnd, Callable[[], object]]:
     job, rank = turn.job.on_this_node(), context.rank
     make_private_folder(job.settings.log_dir)
     process, context = start_rank(job, turn, context, forks, listen)
@@ -255,7 +272,7 @@ def _run_rank(
     over.set()
     if rank == 0 and end.outcome is not None and job.sends_artifacts:
         _send_artifacts(broker, job)
-    return end
+    return end, _nothing if end.outcome is None else partial(await_end, process, job.log_path(rank))
 
 
 def _send_artifacts(broker: Any, job: TrialJob) -> None:

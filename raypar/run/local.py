@@ -20,7 +20,7 @@ from raypar.errors import BrokeOff
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
 from raypar.run.placement import Node
 from raypar.run.pool import Gang, GangPolicy, Greeting, Pool, Turn, start_rank
-from raypar.run.ranks import ForkAgent, ForkClient, ForkServerLost, RankEnd, RankProcess, supervise
+from raypar.run.ranks import ForkAgent, ForkClient, ForkServerLost, RankEnd, RankProcess, await_end, supervise
 from raypar.run.runner import GangReady, GangStarting, Listener, More
 from raypar.run.trials import Attempt
 from raypar.signals import uninterrupted
@@ -201,6 +201,8 @@ class _Run:
                     self._processes.add(process)
                     self._on_change()  # the attempt may have been killed meanwhile
                 end = supervise(process, turn.job, context, on_report, on_position)
+                if end.outcome is not None:
+                    await_end(process, turn.job.log_path(context.rank))
                 with self._lock:
                     self._processes.remove(process)
         except ForkServerLost as error:

@@ -174,7 +174,7 @@ class ForkClient:
                 process.begin(log_path, listen)
         if self._forks_ahead:
             with contextlib.suppress(ForkServerLost):  # the end of this rank will show it
-                self._request(Request.RANK)
+                self._request(Request.AHEAD)
         return process
 
     def _begun_ahead(self, log_path: Path, listen: socket.socket | None) -> RankProcess | None:
@@ -516,7 +516,7 @@ def supervise(
     on_report: Callable[[int, Mapping[str, float], Position], bool],
     on_position: Callable[[Position], object],
 ) -> RankEnd:
-    """Run a rank that has its job to its end.
+    """Run a rank that has its job to its end. After its outcome, its process may need some time: see `await_end`.
 
     Args:
         on_report: called with the index, the metrics and the position of each report; returns whether the rank
@@ -551,11 +551,9 @@ def supervise(
         pass  # the process has ended; its exit code says more
     finally:
         stack.close()
-    if (code := process.join(EXIT_GRACE_S)) is None:
-        process.kill()
-        code = process.join(EXIT_GRACE_S)
-    process.connection.close()
-    drop_middle(log_path)
+    if end is not None and end.outcome is not None:
+        return replace(end, position=position, load=tuple(load))
+    code = await_end(process, log_path)
     # The kernel's count is for the whole machine: it may have killed another program's process at the same moment.
     took_too_much = not process.was_killed and num_memory_kills() > kills_before
     if end is None:
@@ -563,6 +561,20 @@ def supervise(
     elif took_too_much and end.failure is not None and end.failure.kind is FailureKind.CRASH:  # of one of its loaders
         end = RankEnd(failure=replace(end.failure, kind=FailureKind.OUT_OF_MEMORY))
     return replace(end, position=position, load=tuple(load))
+
+
+def await_end(process: RankProcess, log_path: Path) -> int | None:
+    """Wait for the end of a rank's process, which must be near, and complete its log.
+
+    Returns:
+        Its exit code; None if it does not end.
+    """
+    if (code := process.join(EXIT_GRACE_S)) is None:
+        process.kill()
+        code = process.join(EXIT_GRACE_S)
+    process.connection.close()
+    drop_middle(log_path)
+    return code
 
 
 def _crash(rank: int, log_path: Path, code: int | None, took_too_much: bool) -> Failure:

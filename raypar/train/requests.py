@@ -12,6 +12,7 @@ class Request(StrEnum):
 
     READY = "ready"
     RANK = "rank"
+    AHEAD = "ahead"
     CHECK = "check"
     FIND = "find"
     OFFER = "offer"

@@ -38,6 +38,7 @@ def played(monkeypatch, run):
     """Replace the ranks by `run`, which takes a job and a process and returns the rank's end."""
     monkeypatch.setattr(local, "start_rank", lambda job, turn, context, forks, listen: (Process(), context))
     monkeypatch.setattr(local, "supervise", lambda process, job, *_: run(job, process))
+    monkeypatch.setattr(local, "await_end", lambda *_: 0)
 
 
 def test_a_notice_of_the_fork_server_comes_once_before_the_first_trial(monkeypatch, tmp_path):
