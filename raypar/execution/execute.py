@@ -91,7 +91,7 @@ class Services:
     recorder: Callable[..., Recorder] = Recorder
     cluster: Callable[[Study, Options, Listener], AbstractContextManager[Cluster]] = cluster_for
     other_load: Callable[[CpuMonitor, float], str] = other_load
-    prepared: Callable[[LoadedStudy, Options, ExecutionPlan, Path], AbstractContextManager[Prepared]] = prepared
+    prepared: Callable[..., AbstractContextManager[Prepared]] = prepared
     runner: Callable[[Prepared, Options, ExecutionPlan, Recorder], AbstractContextManager[Runner]] = runner_for
     final_test: Callable[..., StudyAnalysis] = final_test
     report_page: Callable[[ExecutionOutcome, Execution], str] = report_page
@@ -137,9 +137,16 @@ def execute(
             plan = stack.enter_context(leased_machine(plan, me, notice, share=options.flags.share_machine))
             neighbours = stack.enter_context(present(me))
             outcome.plan = plan
-            if not study.is_search and (text := services.other_load(core_monitor, services.clock_s() - begun_s)):
+
+        def tell_load() -> None:
+            if plan.cluster.cores is None or study.is_search:
+                return
+            if text := services.other_load(core_monitor, services.clock_s() - begun_s):
                 notice(Notice(text))
-        ready = stack.enter_context(services.prepared(loaded, options, plan, log_dir)) if plan.num_missing else None
+
+        ready = None
+        if plan.num_missing:
+            ready = stack.enter_context(services.prepared(loaded, options, plan, log_dir, tell_load))
         answer = note_of(analyse(plan.question, plan.done)) if plan.done else ""
         execution = execution_record(loaded, options, plan.question, answer)
         # A trial on all cores of this machine waits for uploads.

@@ -7,7 +7,7 @@ import importlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +64,17 @@ class Prepared:
 
 
 @contextlib.contextmanager
-def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path) -> Iterator[Prepared]:
-    """Start the fork servers on this machine, and check data and models in one. Raises WorkloadError with mistakes."""
+def prepared(
+    loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path, meanwhile: Callable[[], object]
+) -> Iterator[Prepared]:
+    """Start the fork servers on this machine, and check data and models in one.
+
+    Args:
+        meanwhile: called while the servers start.
+
+    Raises:
+        WorkloadError: the data or models have mistakes.
+    """
     pickle_by_value(loaded)
     settings = RunSettings(
         # Other nodes don't have this project's folder, but each has one for temporary files.
@@ -91,6 +100,7 @@ def prepared(loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir
                 servers[revision.label] = stack.enter_context(contextlib.closing(ForkAgent(revision)))
         if options.with_ray:  # while the servers import
             threading.Thread(target=_import_ray, daemon=True).start()
+        meanwhile()
         _check_workload(plan, settings, servers, log_dir)
         yield Prepared(settings, servers)
 

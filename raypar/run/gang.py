@@ -7,6 +7,7 @@ about a second and costs little while parked.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -88,9 +89,11 @@ def train_gang(
 
     class GangTrainer(TorchTrainer):  # type: ignore[misc]
         def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-            if on_private_ray and "scaling_policy" in arguments:
+            if not on_private_ray:
+                return super()._initialize_and_run_controller(**arguments)
+            if "scaling_policy" in arguments:
                 arguments["scaling_policy"] = fixed_policy(self.scaling_config)
-            return super()._initialize_and_run_controller(**arguments)
+            return run_controller(arguments)
 
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()
@@ -120,6 +123,18 @@ def train_gang(
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     ).fit()
+
+
+def run_controller(arguments: Mapping[str, Any]) -> Any:
+    """Run Train's controller in this process, and return the run's result.
+
+    By default, it is an actor, whose process delays a gang's start by seconds and takes time from the trials.
+    """
+    from ray.train.v2._internal.execution.controller import TrainController
+
+    controller = TrainController(**arguments)
+    asyncio.run(controller.run())
+    return controller.get_result()
 
 
 def fixed_policy(scaling: Any) -> Any:

@@ -94,8 +94,9 @@ class Stage:
             close=close,
         )
 
-    def _prepared(self, _loaded, _options, plan, log_dir):
+    def _prepared(self, _loaded, _options, plan, log_dir, meanwhile):
         self.log_dir = log_dir
+        meanwhile()
         return contextlib.nullcontext(plan)
 
     @contextlib.contextmanager
