@@ -178,6 +178,7 @@ class TimedTraining:
 
         training.full_model = strategy.full_model()
         scores, eval_time_s = _evaluated(evaluation, training.full_model, context.device)
+        mark("rank: evaluated")
 
         totals.step_times_s += timer.step_times_s()
         totals.train_time_s += timer.total_s
