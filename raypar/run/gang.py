@@ -257,9 +257,10 @@ def _run_turn(
         if holder:
             return RankEnd(cores_held_by=holder), _nothing
         end, await_process = _run_rank(broker, turn, forks, context, listen)
-        if to_lock:
+        if to_lock or forks is None:  # a fresh interpreter's processes may outlive this one, which may end at any time
             await_process()
-        return end, _nothing if to_lock else await_process
+            return end, _nothing
+        return end, await_process
 
 
 def _run_rank(
