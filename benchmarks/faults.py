@@ -87,7 +87,6 @@ SURVIVED: dict[str, Fault] = {
     "Tune's trainable killed": end("Tune trainable"),
     "fork server killed": end("fork server"),
     "gang's worker killed": end("gang worker"),
-    "gang's controller killed": end("gang controller"),
     "broker killed": end("broker"),
 }
 ENDING: dict[str, Fault] = {

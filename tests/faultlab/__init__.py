@@ -154,7 +154,6 @@ def find(parent, word):
 # Processes of a study in Ray, by a word of their command lines.
 VICTIMS = {
     "gang worker": "RayTrainWorker",
-    "gang controller": "TrainController",
     "fork server": "raypar.run.forkserver import serve",
     "Tune trainable": "ray::ResourceTrainable",
     "broker": "ray::Broker",
