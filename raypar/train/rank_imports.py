@@ -26,8 +26,6 @@ with contextlib.suppress(Exception):
 if "raypar.train.loop" in sys.modules:  # not for commands
     with contextlib.suppress(Exception):
         dict(STRATEGIES)
-for name in ("gloo", "nccl"):
-    with contextlib.suppress(
-        Exception
-    ):  # torch would look for them in all packages when a process group is made: 17 ms
+for name in ("gloo", "nccl"):  # for each process group, torch would look for its backend in all packages: 17 ms
+    with contextlib.suppress(Exception):
         importlib.import_module("torch.distributed.distributed_c10d").Backend._ensure_backend_registered(name)
