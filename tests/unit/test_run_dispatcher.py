@@ -15,6 +15,7 @@ from results import make_result
 from scheduled import cluster
 
 from raypar.run import broker as module
+from raypar.run import dispatcher
 from raypar.run.dispatcher import (
     COME_BACK_S,
     CORES_POLL_S,
@@ -29,7 +30,7 @@ from raypar.run.gang_pool import GangPool
 from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, Pool
 from raypar.run.ranks import RankEnd
 from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
-from raypar.run.scheduler import GangPhase
+from raypar.run.scheduler import GangPhase, decide
 from raypar.run.trials import TrialPhase
 from raypar.study.trial import Failure, FailureKind, TrialState
 from raypar.train.affinity import Core
@@ -643,6 +644,22 @@ def test_a_worker_without_a_fork_server_waits_for_the_ends_of_its_peers(monkeypa
         await broker.wait_until_over("a", 7)  # an attempt that is not known
 
     asyncio.run(end_one_after_the_other())
+
+
+def test_the_end_of_a_trial_and_the_next_one_take_one_decision(monkeypatch):
+    monkeypatch.setattr(module, "_import_trainer", lambda: None)
+    run, decisions = Run(specs(1, 1)), []
+    run.define("a", "b")
+    run.workers_come_up()
+    (gang,) = run.pool.gangs.values()
+
+    def counted(*args, **kwargs):
+        decisions.append(args)
+        return decide(*args, **kwargs)
+
+    monkeypatch.setattr(dispatcher, "decide", counted)
+    turn = asyncio.run(broker_of(run).next_turn(gang.id, 0, 1, ("host", 1), ("a", 1, DONE)))
+    assert turn.job.spec == run.specs[1] and len(run.results) == 1 and len(decisions) == 1
 
 
 def test_a_worker_sends_the_next_piece_after_the_driver_has_taken_one(monkeypatch):

@@ -12,6 +12,7 @@ import tempfile
 from datetime import timedelta
 from importlib.util import find_spec
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from raypar.run.runner import is_retried
 from raypar.signals import is_running
 from raypar.study.trial import Failure, FailureKind
 from raypar.train import worker
-from raypar.train.job import RankContext, RunSettings, TrialJob
+from raypar.train.job import RankContext, RankOutcome, RunSettings, TrialJob
 from raypar.train.requests import Request
 from raypar.train.worker import failure_kind
 
@@ -160,6 +161,19 @@ def test_a_process_forked_ahead_that_was_killed_is_replaced(tmp_path):
         rank.connection.send(Runs("print('here')"))
         assert rank.pid != asleep and rank.join(60) is not None
     assert (tmp_path / "log").read_text().startswith("here")
+
+
+def test_a_fork_ahead_gives_way_to_other_requests(tmp_path):
+    os.mkfifo(gate := tmp_path / "gate")
+    (tmp_path / "waits.py").write_text(f"open({str(gate)!r}).read()")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(contextlib.closing(ForkServer(("waits",), (str(tmp_path),))))
+        client, other = (stack.enter_context(contextlib.closing(ForkClient(server.address))) for _ in range(2))
+        client._request(Request.AHEAD)
+        other._request(Request.RANK)
+        gate.write_text("")  # the server sees both requests at once
+        process, ahead = other._next_process(), client._next_process()
+        assert psutil.Process(process.pid).create_time() < psutil.Process(ahead.pid).create_time()
 
 
 def test_a_process_forked_ahead_ends_with_its_client(tmp_path):
@@ -481,6 +495,18 @@ def test_a_long_log_keeps_both_ends(tmp_path, monkeypatch):
     text = log.read_text()
     assert re.fullmatch("firstx+\n… 17.0 MB omitted …\ny+last", text)
     assert len(text) == pytest.approx(3_000_000, abs=100)
+
+
+def test_a_ranks_outcome_does_not_wait_for_the_end_of_its_process(tmp_path):
+    job = TrialJob(make_spec({}), 1, b"", RunSettings(tmp_path))
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as child:
+        process = RankProcess(child.pid, ours, child.wait)
+        Connection(theirs.detach()).send(("done", RankOutcome(train_time_s=1.5)))
+        end = supervise(process, job, RankContext(0, 1, 0, 1, 0, ("", 0), 0.0), lambda *_: True, [].append)
+        assert end.outcome == RankOutcome(train_time_s=1.5) and child.poll() is None
+        child.communicate(b"\n")
+        assert ranks.await_end(process, job.log_path(0)) == 0
 
 
 def test_a_rank_that_does_not_end_when_killed_is_reported(tmp_path):
