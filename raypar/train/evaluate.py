@@ -17,7 +17,7 @@ from raypar.errors import Mistake, Shown, WorkloadError
 from raypar.parallel.loss import Kind, Loss, Value, part_of
 from raypar.parallel.strategy import DistContext, call
 from raypar.study.workload import Config, Data, Split, Statistic, Workload
-from raypar.train.data import Feed, moved, paired, pins_memory
+from raypar.train.data import Feed, mapped, moved, paired, pins_memory
 from raypar.train.loss_kind import HINT_RATIO, NOT_OF_PARTS, kind_of_batch, loss_of
 from raypar.train.precision import numerics_of
 from raypar.train.saved_model import kept_model
@@ -67,7 +67,7 @@ class Evaluation:
     def sample(self) -> Any:
         """Return the model's arguments for two samples, or for one if there is only one."""
         x, _, _ = next(self._batches())
-        return part_of(x, slice(2))
+        return mapped(Tensor.clone, part_of(x, slice(2)))  # a view would keep the memory of the whole batch
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``val_loss`` and every metric of a complete model; the same on every rank."""
