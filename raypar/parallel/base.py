@@ -172,7 +172,9 @@ class SplitModel(Strategy):
         parameters, buffers = dict(self._complete.named_parameters()), dict(self._model.named_buffers())
         with torch.no_grad():
             for name, part in self._model.named_parameters():  # the device holds one complete parameter at a time
-                parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
+                if not part.is_meta:  # of a layer that another rank has
+                    parameters[name].copy_(part.full_tensor() if isinstance(part, DTensor) else part)
             for name, buffer in self._complete.named_buffers():
-                buffer.copy_(buffers[name])
+                if not buffers[name].is_meta:
+                    buffer.copy_(buffers[name])
         return self._complete

@@ -101,11 +101,12 @@ def partition(
         names = names_of(model, layers)
         starts = [0, *sorted({names.index(name) for name in how}), len(layers)]
         return [range(a, b) for a, b in itertools.pairwise(starts)]
-    costs = torch.tensor(_costs(layers, sample, _counted if how == "counted" else _measured), dtype=torch.float64)
+    costs = _costs(layers, sample, _counted if how == "counted" else _measured)
     if how == "measured":  # rank 0's times, so that all ranks cut alike
-        costs = costs.to(sample.device)
-        dist.broadcast(costs, src=0)
-    return balanced(costs.tolist(), num_stages)
+        of_first = torch.tensor(costs, dtype=torch.float64).to(sample.device)
+        dist.broadcast(of_first, src=0)
+        costs = of_first.tolist()
+    return balanced(costs, num_stages)
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
@@ -200,6 +201,10 @@ class Stages:
             for stage in range(self._rank, num_stages, self._size)
         }
         self.is_last = num_stages - 1 in self.modules
+        for stage, of_stage in enumerate(self._ranges):
+            if stage not in self.modules:  # other ranks have these weights, and the device might not hold them all
+                for i in of_stage:
+                    layers[i].to_empty(device="meta")
         self._names = names_of(task.model, layers)
         self.local_names = [self._names[i] for stage in self.modules for i in self._ranges[stage]]
         self._schedules: dict[int, tuple[int, Any]] = {}
