@@ -87,6 +87,7 @@ command("store:report", "Show the answer of a stored study.", panel=ANSWERS)
 command("why:why", "Explain why a training takes as long as it does.", panel=ANSWERS)
 command("improve:improve", "Find settings that make a script faster.", panel=ANSWERS)
 command("recommend:recommend", "Recommend a configuration of a study, with the reason.", panel=ANSWERS)
+command("memory:memory", "Predict the memory of a worker.", panel=ANSWERS)
 command("ab:ab", "Run a study under two revisions of its code and compare.", panel=ANSWERS)
 
 command("store:list_studies", "List the studies in the store.", name="list", panel=AROUND)
