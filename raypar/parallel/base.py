@@ -116,6 +116,13 @@ class Strategy:
         return self._model
 
 
+def out_of_place(model: nn.Module) -> None:
+    """Let activations of a model return new tensors, instead of changing their inputs."""
+    for module in model.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]
+
+
 class DataParallelism(Strategy):
     """Base of the strategies whose ranks each take a share of every batch."""
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raypar.parallel.base import SplitModel
+from raypar.parallel.base import SplitModel, out_of_place
 from raypar.study.space import Value
 from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout, layout_of, pipeline_size
 from raypar.study.workload import Config, Option, Workload, one_of, whole_number
@@ -200,6 +200,8 @@ class Stages:
             stage: nn.Sequential(*(layers[i] for i in self._ranges[stage]))
             for stage in range(self._rank, num_stages, self._size)
         }
+        for module in self.modules.values():
+            out_of_place(module[0])  # what a stage receives is a leaf that torch lets nobody change
         self.is_last = num_stages - 1 in self.modules
         for stage, of_stage in enumerate(self._ranges):
             if stage not in self.modules:  # other ranks have these weights, and the device might not hold them all

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from raypar.parallel.base import SplitModel
+from raypar.parallel.base import SplitModel, out_of_place
 from raypar.study.strategy import StrategyTraits, WorkLayout, tensor_size
 from raypar.study.workload import Config, Workload
 
@@ -69,6 +69,7 @@ def split_layers(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     styles = {"column": ColwiseParallel, "row": RowwiseParallel}
+    out_of_place(model)  # a split layer's output is a view that torch lets nobody change
     parallelize_module(model, mesh, {name: styles[how]() for name, how in plan.items()})
 
 

@@ -63,6 +63,8 @@ def _holdings(context):
         sizes = {"tensor_size": 2, "pipeline_size": 2} if name == "hybrid" else {}
         strategy = _built(context, strategy=name, **sizes)
         measured[name] = _held(strategy), sum(p.numel() for p in strategy.full_model().parameters())
+        in_memory = sum(p.numel() for p in strategy.named_model.parameters() if not p.is_meta)
+        assert name != "pipeline" or in_memory == _held(strategy), "other stages' weights are dropped"
     return measured
 
 

@@ -203,7 +203,8 @@ class Normalised(nn.Module):
 
 
 def row(_=None):
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    first = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()
+    return nn.Sequential(*first, nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
 
 
 BUFFERS = {
