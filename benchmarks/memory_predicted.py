@@ -1,4 +1,4 @@
-"""Peak memory that `raypar memory` predicts, against trials that count it; on the CPU.
+"""Peak memory that `raypar model memory` predicts, against trials that count it; on the CPU.
 
 Ten models, each alone, and on two workers with each strategy that can run it: the peak of a worker's training, as a
 trial's `peak_memory_bytes` has it, and the one predicted from shapes. A prediction also has a range; a trial above it

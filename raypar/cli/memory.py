@@ -33,13 +33,13 @@ def memory(
     Each point of a study trains two steps on shapes alone, with its number of workers and its strategy: without their
     memory, without the other workers, and without a GPU.
 
-    Example:  raypar memory studies/strategies.py --gpu-memory 24GB
+    Example:  raypar model memory studies/strategies.py --gpu-memory 24GB
     """
     gpu_bytes = common.parse_quantity("--gpu-memory", gpu_memory, SIZES_BYTES, "size", "80GB or 24GiB")
     check_for_training("without it raypar can't run the model's steps")
     with handle_signals():
         study = load(file, flags).study
-        check_is_model(study, "raypar memory")
+        check_is_model(study, "raypar model memory")
         if study.is_search:
             raise RayparError(f"{file}: a search has no fixed points", hint="give its space values: --set lr=0.1")
         from raypar.reporting.memory import MemoryView, print_memory

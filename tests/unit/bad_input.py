@@ -328,7 +328,10 @@ FLAGS = (
     flags("no such workload", "model work digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "model work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
     flags(
-        "a GPU's memory without a unit", "memory good.py --gpu-memory 80", "--gpu-memory 80", "write --gpu-memory 80GB"
+        "a GPU's memory without a unit",
+        "model memory good.py --gpu-memory 80",
+        "--gpu-memory 80",
+        "write --gpu-memory 80GB",
     ),
     flags("several values", "model work digits --peak-tflops 1 --set lr=1,2", "lr: several values", "--set key=value"),
     flags("an unknown kind of figure", "report s --figures f --format gif", "--format 'gif'", "svg"),

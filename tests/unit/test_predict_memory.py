@@ -177,10 +177,10 @@ study = Study(workload=wide_mlp, name="memory", space={"strategy": grid("ddp", "
 def test_the_command_names_the_largest_point_and_what_fits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.py").write_text(STUDY)
-    code, out, err = raypar("memory", "study.py", width=120)
+    code, out, err = raypar("model", "memory", "study.py", width=120)
     assert code == 0, err
     assert "at strategy=ddp" in out and "optimizer" in out
-    code, out, _ = raypar("memory", "study.py", "--gpu-memory", "2GB", "--json")
+    code, out, _ = raypar("model", "memory", "study.py", "--gpu-memory", "2GB", "--json")
     document = json.loads(out)
     assert [point["fit"] for point in document["points"]] == ["fits"] * 3
     assert document["points"][0]["parts"]["parameters"] > document["points"][1]["parts"]["parameters"]
@@ -191,10 +191,10 @@ def test_the_command_names_the_largest_point_and_what_fits(tmp_path, monkeypatch
 def test_refusals(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.py").write_text(STUDY)
-    refused("--gpu-memory 80: must be a positive size", "memory", "study.py", "--gpu-memory", "80")
+    refused("--gpu-memory 80: must be a positive size", "model", "memory", "study.py", "--gpu-memory", "80")
     (tmp_path / "search.py").write_text(
         STUDY.replace('grid("ddp", "fsdp", "pipeline")', 'choice("ddp", "fsdp")').replace(
             "Study, grid", "Study, choice"
         )
     )
-    refused("a search has no fixed points", "memory", "search.py")
+    refused("a search has no fixed points", "model", "memory", "search.py")
