@@ -31,6 +31,7 @@ from torch.distributed import device_mesh, pipelining
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _RefType
 from torch.distributed.tensor import _sharding_prop
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from raypar.measure.memory import NUM_COUNTED_STEPS
@@ -56,6 +57,7 @@ PARTS: Mapping[str, str] = {
     "OPT": "optimizer",
     "ACT": "activations",
 }
+SCRATCH_SHARE = 0.5  # of what oneDNN keeps of a recurrent layer; 0.17 to 0.41 were measured
 TOTAL = "Total"  # of MemTracker's categories
 VALUES = "its shapes depend on values, and the prediction runs without any"
 
@@ -138,20 +140,56 @@ def _no_values(workload: Workload) -> Iterator[None]:
         raise NotPredictable(f"workload {workload.name}: {VALUES} ({error})") from error
 
 
-class _Shapes(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Tensors without numbers; a fraction that is read is 1, because optimizers read the number of their step."""
+_aten = torch.ops.aten
+
+
+class Shapes(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Tensors without numbers; a fraction that is read is 1, because optimizers read the number of their step.
+
+    Attributes:
+        scratch_bytes: what oneDNN may need to run the backward pass of a recurrent layer.
+    """
+
+    scratch_bytes = 0
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():
+        if func is _aten._local_scalar_dense.default and args[0].is_floating_point():
             return 1.0
-        return super().dispatch(func, types, args, kwargs or {})
+        result: Any = super().dispatch(func, types, args, kwargs or {})
+        if func is _aten.mkldnn_rnn_layer.default:  # torch does not know the size of what oneDNN keeps of an LSTM
+            num_bytes = _workspace_bytes(args)
+            self.scratch_bytes = max(self.scratch_bytes, round(SCRATCH_SHARE * num_bytes))
+            with self:
+                return (*result[:3], torch.empty(num_bytes, dtype=torch.uint8))
+        return result
+
+
+def _workspace_bytes(args: Any) -> int:
+    """Return the bytes that oneDNN keeps of a recurrent layer for its backward pass.
+
+    They are proportional to steps and samples, so a few of them are run.
+
+    Args:
+        args: of torch's ``mkldnn_rnn_layer``: the inputs, shape ``(steps, samples, features)``, four weights, the two
+            states, shape ``(…, samples, features)``, and settings.
+    """
+    num_steps, num_samples = args[0].shape[:2]
+    few_steps, few_samples = min(num_steps, 16), min(num_samples, 16)
+    with unset_fake_temporarily(), _disable_current_modes():
+        inputs = torch.zeros(few_steps, few_samples, args[0].shape[2])
+        weights = [torch.zeros(each.shape) for each in args[1:5]]
+        states = [torch.zeros(*each.shape[:-2], few_samples, each.shape[-1]) for each in args[5:7]]
+        workspace = _aten.mkldnn_rnn_layer(inputs, *weights, *states, *args[7:])[3]
+    if workspace is None:  # in evaluation
+        return 0
+    return int(workspace.nbytes * num_steps * num_samples / (few_steps * few_samples))
 
 
 def _peak_of(workload: Workload, config: Config, context: DistContext, numerics: Numerics, batch: Batch) -> PeakMemory:
     assert workload.model is not None
-    mode, tracker = _Shapes(allow_non_fake_inputs=True), _Tracker()
+    mode, tracker = Shapes(allow_non_fake_inputs=True), Tracker()
     shapes_of = partial(mapped, mode.from_tensor)
-    with contextlib.ExitStack() as stack, mode, _replacements(), tracker:
+    with contextlib.ExitStack() as stack, mode, replacements(), tracker:
         model = numerics.convert(workload.model(config))
         inputs = shapes_of(batch.inputs)
         few = mapped(Tensor.clone, part_of(inputs, slice(2)))
@@ -181,26 +219,30 @@ def _peak_of(workload: Workload, config: Config, context: DistContext, numerics:
         between = _parts(tracker, "current", input_bytes, host_copy)
     between = replace(between, inputs=2 * input_bytes)
     peak = max(in_step, between, key=lambda peak: peak.total)
-    return replace(peak, inputs=peak.inputs + _bytes_of(of_batch.targets))
+    return replace(peak, inputs=peak.inputs + _bytes_of(of_batch.targets), uncertain=mode.scratch_bytes)
 
 
 def _parts(tracker: MemTracker, when: str, input_bytes: int, host_copy: int) -> PeakMemory:
     """Return a snapshot of a tracker by part. Made outside of the model, its inputs and copy are temporary to it."""
-    parts: dict[str, int] = defaultdict(int)
-    snapshot: Mapping[Any, int] = tracker.get_tracker_snapshot(when)[HOST]
-    for category, num_bytes in snapshot.items():
-        if category != TOTAL:
-            parts[PARTS.get(category.name, "temporary")] += num_bytes
+    parts = parts_of_snapshot(tracker.get_tracker_snapshot(when))
     parts["temporary"] -= input_bytes + host_copy
     return PeakMemory(**parts, inputs=input_bytes, host_copy=host_copy)
 
 
-class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
+def parts_of_snapshot(snapshot: Mapping[Any, Mapping[Any, int]]) -> dict[str, int]:
+    """Return the bytes of a tracker's snapshot by the names of `PeakMemory`."""
+    parts: dict[str, int] = defaultdict(int)
+    for category, num_bytes in snapshot[HOST].items():
+        if category != TOTAL:
+            parts[PARTS.get(category.name, "temporary")] += num_bytes
+    return parts
+
+
+class Tracker(MemTracker):  # type: ignore[no-untyped-call]
     """Tracker of any number of forward passes. Its figures by module, which are not used, are of the last one."""
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-        name = self._mod_tracker.get_known_fqn(module)  # type: ignore[no-untyped-call]
-        if not self._mod_tracker.is_bw and self._mod_tracker.parents <= {"Global", name}:
+        if not self._mod_tracker.is_bw and self.is_outermost(module):
             self.reset_mod_stats()
         super()._pre_fw_hook(module, inputs)
 
@@ -217,6 +259,11 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         is_outside = kind is _MemRefType.ACT and self._mod_tracker.parents == {"Global"}
         super()._track(_MemRefType.TEMP if is_outside else kind, tensor)
 
+    def is_outermost(self, module: nn.Module) -> bool:
+        """Return whether a module whose forward pass begins is in no other one's."""
+        name = self._mod_tracker.get_known_fqn(module)  # type: ignore[no-untyped-call]
+        return self._mod_tracker.parents <= {"Global", name}
+
     def forget_peak(self) -> None:
         """Count the peak from now on."""
         self._peak_mem_snap = self.get_tracker_snapshot()
@@ -228,7 +275,7 @@ def _bytes_of(tree: Any) -> int:
 
 
 @contextlib.contextmanager
-def _replacements() -> Iterator[None]:
+def replacements() -> Iterator[None]:
     """Replace what torch does with values, or in C++, beneath its fake tensors."""
     with (
         mock.patch.object(nn.Module, "_apply", _apply),

@@ -77,7 +77,13 @@ class MemoryView(Document):
         fitting = sum(each.fit is MemoryFit.YES for each in predicted)
         if len(predicted) == 1:
             return f"{text} It {predicted[0].fit} into {units.size(self.gpu_bytes)}."
-        which = f"All {fitting}" if fitting == len(predicted) else f"{fitting} of {len(predicted)}"
+        which = (
+            "Both"
+            if fitting == len(predicted) == 2
+            else f"All {fitting}"
+            if fitting == len(predicted)
+            else f"{fitting} of {len(predicted)}"
+        )
         return f"{text} {which} points certainly fit into {units.size(self.gpu_bytes)}."
 
     @property
@@ -118,7 +124,8 @@ def print_memory(console: Console, view: MemoryView) -> None:
 
 def _parts(parts: PeakMemory) -> str:
     """Return the parts of at least `MIN_SHARE`, the largest first."""
-    sizes = sorted(((getattr(parts, field.name), field.name) for field in fields(parts)), reverse=True)
+    names = [field.name for field in fields(parts) if field.name != "uncertain"]
+    sizes = sorted(((getattr(parts, name), name) for name in names), reverse=True)
     shown = [(num_bytes, name) for num_bytes, name in sizes if num_bytes >= MIN_SHARE * parts.total]
     return ", ".join(f"{name.replace('_', ' ')} {units.size(num_bytes)}" for num_bytes, name in shown)
 
