@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from raypar.errors import RayparError
 
-# Upper ends of the ranges. Ranks on CPUs were measured (benchmarks/memory_predicted.py): messages that gloo still holds
-# are not predicted. Those of a GPU are assumptions: gaps in the allocator's blocks, and what torch does not allocate:
-# CUDA's context, workspaces of cuBLAS and cuDNN, NCCL's buffers.
-MOST_ALONE, MOST_IN_GANG, MOST_ON_GPU = 1.02, 1.2, 1.15
+# Upper ends of the ranges. Those on CPUs were measured (benchmarks/memory_predicted.py), those on a GPU are assumed:
+# gaps in the allocator's blocks, and what torch does not allocate: CUDA's context, workspaces of cuBLAS and cuDNN, and
+# NCCL's buffers.
+MOST_ALONE, MOST_IN_GANG, MOST_ON_GPU = 1.02, 1.1, 1.15
 LIBRARIES_BYTES = (0.3e9, 1.5e9)
 
 
@@ -38,8 +38,8 @@ class PeakMemory:
         temporary: everything else: results in use, gathered weights, messages.
         inputs: batches, before and after the data's transform, and the order of the epoch.
         host_copy: complete copy of the model in host memory, which strategies that split the model keep.
-        uncertain: bytes that may be needed as well: scratch memory of oneDNN for an LSTM's backward pass, on a CPU;
-            of a script, what its data take.
+        uncertain: bytes that may be needed as well, on CPUs: messages that wait for a peer, scratch memory of oneDNN
+            for an LSTM's backward pass, and what the data of a script take.
     """
 
     parameters: int = 0

@@ -103,6 +103,7 @@ def test_strategies_split_or_copy_the_model(num_workers):
     least = NUM_LAYERS * 4 * (WIDTH + 1)  # the first rank has at least a row of each layer
     assert fsdp.parameters == max(MLP_BYTES // num_workers, least) and fsdp.host_copy == MLP_BYTES
     assert fsdp.temporary + fsdp.activations > 0  # gathered layers
+    assert fsdp.uncertain > ddp.uncertain == MLP_BYTES  # messages that may wait
     assert not dist.is_initialized()
 
 
@@ -156,7 +157,7 @@ def test_shared_weights_stay_shared():
 def test_ranges_and_whether_they_fit():
     peak = PeakMemory(parameters=10**9, activations=10**9, host_copy=10**9)
     assert peak.range_bytes(1, on_gpu=False) == (3e9, pytest.approx(3.06e9))
-    assert peak.range_bytes(8, on_gpu=False) == (3e9, pytest.approx(3.6e9))
+    assert peak.range_bytes(8, on_gpu=False) == (3e9, pytest.approx(3.3e9))
     least, most = peak.range_bytes(8, on_gpu=True)
     assert least == 2.3e9 and most == pytest.approx(3.8e9)
     assert [fit_of((least, most), size) for size in (4e9, 3e9, 2e9)] == [
@@ -259,7 +260,7 @@ def test_the_command_names_the_largest_point_and_what_fits(tmp_path, monkeypatch
     (tmp_path / "study.py").write_text(STUDY)
     code, out, err = raypar("model", "memory", "study.py", width=120)
     assert code == 0, err
-    assert "at strategy=ddp" in out and "optimizer" in out
+    assert "at strategy=fsdp" in out and "optimizer" in out
     code, out, _ = raypar("model", "memory", "study.py", "--gpu-memory", "2GB", "--json")
     document = json.loads(out)
     assert [point["fit"] for point in document["points"]] == ["fits"] * 3
