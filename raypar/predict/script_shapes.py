@@ -48,10 +48,9 @@ def predict_script_memory(command: Command, config: Config, seed: int, folder: P
         NotPredictable: it is no script of ``python`` or ``torchrun``, or ends before its third step, or needs values.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        of_places: dict[str, Any] = dict.fromkeys(PLACES)
-        values = {
+        values: dict[str, Any] = {
             **config,
-            **of_places,
+            **dict.fromkeys(PLACES),
             "num_nodes": 1,
             "node_rank": 0,
             "workers_per_node": config["num_workers"],
