@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from raypar.measure.memory import NUM_COUNTED_STEPS
 from raypar.predict.memory import NotPredictable, PeakMemory
 from raypar.predict.shapes import Shapes, Tracker, parts_of_snapshot, replacements
-from raypar.study.command import PLACES, Command
+from raypar.study.command import Command, Places
 from raypar.study.workload import Config
 from raypar.train.script_launch import launch_of
 
@@ -48,25 +48,16 @@ def predict_script_memory(command: Command, config: Config, seed: int, folder: P
         NotPredictable: it is no script of ``python`` or ``torchrun``, or ends before its third step, or needs values.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        values: dict[str, Any] = {
-            **config,
-            **dict.fromkeys(PLACES),
-            "num_nodes": 1,
-            "node_rank": 0,
-            "workers_per_node": config["num_workers"],
-            "master_addr": "127.0.0.1",
-            "master_port": 29500,
-            "seed": seed,
-            "repeat": 0,
-            "output_dir": scratch,
-        }
+        places = Places(workers_per_node=config["num_workers"], seed=seed, output_dir=scratch)
+        values = places.with_config(config)
         words, runs_in = command.filled(values), folder / command.folder.format_map(values)
         search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         launch = launch_of(words, search_path, runs_in, {})
         if launch is None:
             raise NotPredictable(f"{words[0]} does not start a script in the way of python or torchrun")
         result = Path(scratch) / "result.json"
-        environment = {**os.environ, "PATH": search_path, **launch.environment(0, 29500, "memory", Path(scratch))}
+        of_torchrun = launch.environment(0, places.master_port, "memory", Path(scratch))
+        environment = {**os.environ, "PATH": search_path, **of_torchrun}
         argv = [sys.executable, "-m", "raypar.predict.script_shapes", str(result), *launch.argv]
         try:
             done = subprocess.run(

@@ -5,33 +5,44 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import PurePath
 from string import Formatter
 
 from raypar.errors import Mistake
 
-# Other names in braces, with what replaces them in a trial.
-PLACES = {
-    "num_nodes": "number of machines",
-    "node_rank": "number of this machine, from 0",
-    "workers_per_node": "workers on each machine",
-    "master_addr": "address of the first machine",
-    "master_port": "free port on the first machine",
-    "seed": "the trial's seed",
-    "repeat": "number of the repeat, from 0",
-    "output_dir": "empty folder, whose files are kept with the trial",
-}
 
-# Values that replace them when a command is only checked.
-EXAMPLES: Mapping[str, object] = {
-    **dict.fromkeys(("node_rank", "seed", "repeat"), 0),
-    **dict.fromkeys(("num_nodes", "workers_per_node"), 1),
-    "master_addr": "127.0.0.1",
-    "master_port": 29500,
-    "output_dir": "output",
-}
+@dataclass(frozen=True)
+class Places:
+    """Values of the other names in braces on a machine. The defaults are for a command that is only checked.
+
+    Attributes:
+        num_nodes: number of machines.
+        node_rank: number of this machine, from 0.
+        workers_per_node: workers on each machine.
+        master_addr: address of the first machine.
+        master_port: free port on the first machine.
+        seed: the trial's seed.
+        repeat: number of the repeat, from 0.
+        output_dir: empty folder, whose files are kept with the trial.
+    """
+
+    num_nodes: int = 1
+    node_rank: int = 0
+    workers_per_node: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+    seed: int = 0
+    repeat: int = 0
+    output_dir: str = "output"
+
+    def with_config(self, config: Mapping[str, object]) -> dict[str, object]:
+        """Return the value of each name in braces: these, and a trial's hyperparameters."""
+        return {**config, **vars(self)}
+
+
+PLACES = frozenset(each.name for each in fields(Places))
 MAX_WORD_BYTES = 128 * 1024 - 1  # of one argument, on Linux
 
 
@@ -138,7 +149,7 @@ class Command:
 
     def problem(self, config: Mapping[str, object]) -> str:
         """Return why it can't be started with a trial's hyperparameters; empty if it can."""
-        values = {**config, **EXAMPLES}
+        values = Places().with_config(config)
         try:
             for text in (*self.words, self.tensorboard, self.folder):
                 text.format_map(values)

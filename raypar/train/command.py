@@ -31,7 +31,7 @@ from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.measure.laps import COUNTS, UNTIMED, LapTimer
 from raypar.observe.profiler import NAME as PROFILE
 from raypar.observe.ranks import read_ranks
-from raypar.study.command import PLACES, Command, number_in
+from raypar.study.command import Command, Places, number_in
 from raypar.study.conditions import RankConditions
 from raypar.study.script_settings import script_settings
 from raypar.study.trial import SINCE_LAUNCH
@@ -140,7 +140,7 @@ def run_command(
     study_folder = _folder(job)
     with contextlib.ExitStack() as stack:
         port, links = _meet(context, num_nodes, listen_fd, stack)
-        values = _values(job, context, num_nodes, port)
+        values = _places(job, context, num_nodes, port).with_config(job.spec.config)
         Path(job.artifact_dir).mkdir(parents=True, exist_ok=True)
         is_first = context.rank == 0
         folder = study_folder / command.folder.format_map(values)
@@ -189,20 +189,17 @@ def _settings(command: Command, job: TrialJob) -> dict[str, Any]:
     return settings
 
 
-def _values(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> dict[str, Any]:
-    """Return the values of a command's placeholders."""
-    return {
-        **job.spec.config,
-        **dict.fromkeys(PLACES),
-        "num_nodes": num_nodes,
-        "node_rank": context.node_rank,
-        "workers_per_node": context.local_world_size,
-        "master_addr": context.master_address[0],
-        "master_port": port,
-        "seed": job.spec.seed,
-        "repeat": job.spec.repeat,
-        "output_dir": str(job.artifact_dir),
-    }
+def _places(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> Places:
+    return Places(
+        num_nodes,
+        context.node_rank,
+        context.local_world_size,
+        context.master_address[0],
+        port,
+        job.spec.seed,
+        job.spec.repeat,
+        str(job.artifact_dir),
+    )
 
 
 def _folder(job: TrialJob) -> Path:
