@@ -31,7 +31,7 @@ from raypar.files import close_to_others
 from raypar.masking import masked
 from raypar.reporting.text import strip_control
 from raypar.signals import EXIT_NOBODY_READS, Interrupted, handle_signals, is_closed, redirected_stderr
-from raypar.units import parsed
+from raypar.units import SIZES_BYTES, parsed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,6 +142,11 @@ def parse_quantity(flag: str, text: str | None, scales: Mapping[str, float], nam
     if not (value := parsed(text, scales)):
         raise RayparError(f"{flag} {text}: must be a positive {name}", hint=f"write {flag} {examples}")
     return value
+
+
+def gpu_bytes(text: str | None) -> float | None:
+    """Return the bytes of ``--gpu-memory``; None if it is not given. Raises RayparError for a bad size."""
+    return parse_quantity("--gpu-memory", text, SIZES_BYTES, "size", "80GB or 24GiB")
 
 
 def chosen_values(settings: Sequence[str]) -> dict[str, tuple[Value, ...]]:
@@ -424,6 +429,9 @@ Inconclusive = Annotated[
 ]
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="Price of a node per hour. (default: that of the study)")
+]
+GpuMemory = Annotated[
+    str | None, what("--gpu-memory", metavar="SIZE", help="Memory of a GPU: 80GB. Also predict which points fit.")
 ]
 AsJson = Annotated[bool, output("--json", help="Print one JSON document instead (docs/json.md).")]
 Debug = Annotated[bool, output("--debug", help="Show tracebacks.")]

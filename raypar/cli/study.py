@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raypar.execution.options import Options
     from raypar.execution.plan import ExecutionPlan, TimeEstimate
     from raypar.execution.results import ExecutionOutcome
+    from raypar.predict.memory import PointMemory
     from raypar.reporting.live import LiveView
     from raypar.run.runner import Listener
     from raypar.study.loader import LoadedStudy
@@ -194,22 +195,29 @@ def study(target: Target, flags: RunFlags, grid: Grids = None, baseline: Baselin
             common.exit_as(run(loaded, options))
 
 
-@takes("set", "repeats", "seed", "address", "data_dir", "tracking_uri", "until", "budget", "margin", "max_repeats")
+@takes(
+    *("gpu_memory", "set", "repeats", "seed", "address", "data_dir", "tracking_uri"),
+    *("until", "budget", "margin", "max_repeats"),
+)
 def plan(
     target: Target,
     flags: RunFlags,
     grid: Grids = None,
     baseline: Baseline = None,
+    gpu_memory: common.GpuMemory = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Show what a study would run, and for how long.
 
-    The plan lists points, trials, gangs, their order and resources. Nothing is started.
+    The plan lists points, trials, gangs, their order and resources, and the points that don't fit into a GPU. Nothing
+    is started.
 
     Examples:  raypar plan studies/batch_size.py --set num_workers=1,2,4
         raypar plan train.py --grid num_workers=1,2
     """
-    show_plan(load(study_file(target, grid, baseline, None), flags), options_here(flags), as_json=as_json)
+    gpu_bytes = common.gpu_bytes(gpu_memory)
+    loaded = load(study_file(target, grid, baseline, None), flags)
+    show_plan(loaded, options_here(flags), gpu_bytes=gpu_bytes, as_json=as_json)
 
 
 @takes("retry_failed", "file", "address", "data_dir", "tracking_uri")
@@ -300,7 +308,37 @@ def check_is_model(study: Study, asked: str) -> None:
         raise RayparError(f"{what}, whose steps raypar can't instrument", hint=hint)
 
 
-def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -> None:
+def predicted_memory(loaded: LoadedStudy, gpu_bytes: float | None, asked: str) -> tuple[PointMemory, ...]:
+    """Return the predicted memory of a worker at each point of a study.
+
+    Args:
+        gpu_bytes: memory of a GPU; None: on CPUs.
+        asked: what asks for it.
+
+    Raises:
+        RayparError: it can't be predicted for this study, or its data are missing.
+    """
+    from raypar.execution.plan import check_data
+    from raypar.predict.memory import predict_study_memory
+    from raypar.study.workload import CommandWorkload
+
+    check_for_training("without it raypar can't run the model's steps")
+    study = loaded.study
+    if not isinstance(study.workload, CommandWorkload):
+        check_is_model(study, asked)
+    if study.is_search:
+        hint = "give its space values: --set lr=0.1"
+        raise RayparError(f"{asked}: {loaded.path} is a search, which has no fixed points", hint=hint)
+    check_data(study, loaded.path)
+    return predict_study_memory(study, loaded.path.parent, gpu_bytes)
+
+
+def show_plan(loaded: LoadedStudy, options: Options, *, gpu_bytes: float | None = None, as_json: bool = False) -> None:
+    """Print what a study would run.
+
+    Args:
+        gpu_bytes: memory of a GPU, to name the points that may not fit; None: not asked for.
+    """
     from raypar.execution.execute import changed_code, stored_results
     from raypar.execution.machine import cluster_for
     from raypar.execution.origin import check_origin
@@ -308,6 +346,7 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
     from raypar.reporting.listings import PlanView, print_plan
 
     check_data(loaded.study, loaded.path)
+    memory = () if gpu_bytes is None else predicted_memory(loaded, gpu_bytes, "raypar plan --gpu-memory")
     store = common.store_of(options.tracking_uri)
     check_origin(loaded, options, store)
     done = stored_results(loaded.study.name, options, store)
@@ -327,6 +366,8 @@ def show_plan(loaded: LoadedStudy, options: Options, *, as_json: bool = False) -
         estimated_s=estimate.seconds if estimate else None,
         num_timed_trials=estimate.num_trials if estimate else 0,
         timed_study=estimate.study if estimate else "",
+        gpu_bytes=gpu_bytes,
+        memory=memory,
     )
     if as_json:
         common.print_json(plan)

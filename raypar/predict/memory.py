@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
-from raypar.errors import RayparError
+from raypar.errors import RayparError, cut, message_of
+from raypar.study.space import Value
+from raypar.study.study import Study
+from raypar.study.workload import CommandWorkload, Config, Workload
 
 # Upper ends of the ranges. Those on CPUs were measured (benchmarks/memory_predicted.py), those on a GPU are assumed:
 # gaps in the allocator's blocks, and what torch does not allocate: CUDA's context, workspaces of cuBLAS and cuDNN, and
@@ -69,3 +74,76 @@ def fit_of(range_bytes: tuple[float, float], memory_bytes: float) -> MemoryFit:
     """Return whether a rank fits into a memory."""
     least, most = range_bytes
     return MemoryFit.YES if most <= memory_bytes else MemoryFit.UNCERTAIN if least <= memory_bytes else MemoryFit.NO
+
+
+@dataclass(frozen=True)
+class PointMemory:
+    """Predicted peak memory of a worker at a point.
+
+    Attributes:
+        parts: bytes by what they hold; None: `problem` says why they can't be predicted.
+        least_bytes, most_bytes: range in which the peak lies.
+        fit: whether it fits into the GPU; None: none was given, or there is no prediction.
+        problem: empty if there is a prediction.
+    """
+
+    point: Mapping[str, Value]
+    num_workers: int
+    parts: PeakMemory | None
+    least_bytes: float | None = None
+    most_bytes: float | None = None
+    fit: MemoryFit | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(
+        cls, point: Mapping[str, Value], num_workers: int, parts: PeakMemory, gpu_bytes: float | None
+    ) -> PointMemory:
+        """Return the prediction, on a GPU of this size or, with None, on CPUs."""
+        least, most = parts.range_bytes(num_workers, on_gpu=gpu_bytes is not None)
+        fit = None if gpu_bytes is None else fit_of((least, most), gpu_bytes)
+        return cls(point, num_workers, parts, least, most, fit)
+
+
+def predict_study_memory(study: Study, folder: Path, gpu_bytes: float | None) -> tuple[PointMemory, ...]:
+    """Return the peak memory of a worker at each point of a study.
+
+    Args:
+        study: of a model or a command, without ranges.
+        folder: of the study's file, in which commands run.
+        gpu_bytes: memory of a GPU; None: on CPUs.
+
+    Raises:
+        RayparError: no point can be predicted, all for the same reason.
+    """
+    predicted, errors = [], []
+    for point in study.points():
+        spec = study.trial(point, 0)
+        try:
+            parts = _peak_memory(study, spec.config, spec.seed, folder)
+        except Exception as error:  # from the user's data, model or loss
+            problem = error.message if isinstance(error, RayparError) else _described(error)
+            errors.append(error)
+            predicted.append(PointMemory(point, spec.placement.num_workers, None, problem=problem))
+        else:
+            predicted.append(PointMemory.of(point, spec.placement.num_workers, parts, gpu_bytes))
+    problems = {each.problem for each in predicted}
+    if len(problems) == 1 and (problem := problems.pop()):
+        own_hint = "trials measure theirs" if isinstance(errors[0], NotPredictable) else "--debug shows where"
+        hint = getattr(errors[0], "hint", None) or own_hint
+        raise RayparError(f"no memory can be predicted: {problem}", hint=hint) from errors[0]
+    return tuple(predicted)
+
+
+def _described(error: Exception) -> str:
+    return cut(f"{type(error).__name__}: {message_of(error)}")
+
+
+def _peak_memory(study: Study, config: Config, seed: int, folder: Path) -> PeakMemory:
+    from raypar.predict.script_shapes import predict_script_memory
+    from raypar.predict.shapes import predict_memory
+
+    if isinstance(study.workload, CommandWorkload):
+        return predict_script_memory(study.workload.command, config, seed, folder)
+    assert isinstance(study.workload, Workload)
+    return predict_memory(study.workload, config, seed)

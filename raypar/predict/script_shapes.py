@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from raypar.measure.memory import NUM_COUNTED_STEPS
 from raypar.predict.memory import NotPredictable, PeakMemory
 from raypar.predict.shapes import Shapes, Tracker, parts_of_snapshot, replacements
-from raypar.study.command import Command, Places
+from raypar.study.command import Command, PlaceValues
 from raypar.study.workload import Config
 from raypar.train.script_launch import launch_of
 
@@ -48,7 +48,7 @@ def predict_script_memory(command: Command, config: Config, seed: int, folder: P
         NotPredictable: it is no script of ``python`` or ``torchrun``, or ends before its third step, or needs values.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        places = Places(workers_per_node=config["num_workers"], seed=seed, output_dir=scratch)
+        places = PlaceValues(workers_per_node=config["num_workers"], seed=seed, output_dir=scratch)
         values = places.with_config(config)
         words, runs_in = command.filled(values), folder / command.folder.format_map(values)
         search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from raypar import units
 from raypar.errors import cut
+from raypar.predict.memory import PointMemory
 from raypar.reporting.documents import Document
+from raypar.reporting.memory import fit_lines
 from raypar.reporting.text import Column, print_line, print_table, value_column
 from raypar.study.blocks import repeats_text
 from raypar.study.metric import Metric
@@ -46,6 +48,8 @@ class PlanView(Document):
         estimated_s: time of the trials to run; None before the first trials.
         num_timed_trials: number of stored trials behind the estimate.
         timed_study: study of these trials; empty: this study.
+        gpu_bytes: memory of a GPU; None: not given.
+        memory: predicted memory of each point on such a GPU; empty without `gpu_bytes`.
     """
 
     kind = "plan"
@@ -53,7 +57,7 @@ class PlanView(Document):
         "study=study.name description=study.description workload=study.workload.name swept baseline=study.baseline "
         "metric=study.judged_by.name mode=study.judged_by.mode metric_unit=study.judged_by.unit "
         "is_search=study.is_search num_points num_trials max_trials num_done num_to_run isolation gangs num_cores "
-        "num_all_cores estimated_s num_timed_trials timed_study trials=missing"
+        "num_all_cores estimated_s num_timed_trials timed_study gpu_bytes memory trials=missing"
     )
     study: Study
     missing: Sequence[TrialSpec]
@@ -65,6 +69,8 @@ class PlanView(Document):
     estimated_s: float | None = None
     num_timed_trials: int = 0
     timed_study: str = ""
+    gpu_bytes: float | None = None
+    memory: Sequence[PointMemory] = ()
 
     @property
     def swept(self) -> Sequence[str]:
@@ -121,6 +127,9 @@ def print_plan(console: Console, plan: PlanView) -> None:
         estimate = f"about {units.rough_seconds(plan.estimated_s)} (from {num_timed}{of})"
     if plan.num_to_run:
         print_line(console, f"estimated time: {estimate}")
+    if plan.gpu_bytes is not None:
+        for text in fit_lines(plan.memory, plan.gpu_bytes):
+            print_line(console, text)
     if plan.missing:
         columns = [
             value_column("order", [spec.order + 1 for spec in plan.missing]),

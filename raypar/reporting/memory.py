@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raypar import units
-from raypar.predict.memory import MemoryFit, PeakMemory, fit_of
+from raypar.predict.memory import MemoryFit, PeakMemory, PointMemory
 from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_paragraph, print_table
-from raypar.study.space import Value
 from raypar.study.trial import point_label
 
 MIN_SHARE = 0.01  # of a part that the table names
+MAX_LABELS = 4  # points that a sentence names
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True)
-class PointMemory:
-    """Predicted peak memory of a worker at a point.
-
-    Attributes:
-        parts: bytes by what they hold; None: `problem` says why they can't be predicted.
-        least_bytes, most_bytes: range in which the peak lies.
-        fit: whether it fits into the GPU; None: none was given, or there is no prediction.
-        problem: empty if there is a prediction.
-    """
-
-    point: Mapping[str, Value]
-    num_workers: int
-    parts: PeakMemory | None
-    least_bytes: float | None = None
-    most_bytes: float | None = None
-    fit: MemoryFit | None = None
-    problem: str = ""
-
-    @classmethod
-    def of(
-        cls, point: Mapping[str, Value], num_workers: int, parts: PeakMemory, gpu_bytes: float | None
-    ) -> PointMemory:
-        """Return the prediction, on a GPU of this size or, with None, on CPUs."""
-        least, most = parts.range_bytes(num_workers, on_gpu=gpu_bytes is not None)
-        fit = None if gpu_bytes is None else fit_of((least, most), gpu_bytes)
-        return cls(point, num_workers, parts, least, most, fit)
 
 
 @dataclass(frozen=True)
@@ -109,22 +80,42 @@ def print_memory(console: Console, view: MemoryView) -> None:
         columns = [
             Column("point", [point_label(each.point) or "all" for each, _ in predicted]),
             Column("peak", [_range(each) for each, _ in predicted], is_number=True),
-            Column("of it", [_parts(parts) for _, parts in predicted], is_prose=True),
+            Column("of it", [_parts(parts, view.gpu_bytes) for _, parts in predicted], is_prose=True),
         ]
         if view.gpu_bytes is not None:
             columns.insert(2, Column(f"in {units.size(view.gpu_bytes)}", [str(each.fit) for each, _ in predicted]))
         print_table(console, columns)
     console.print()
-    for each in view.points:
-        if each.problem:
-            at = f" at {point_label(each.point)}" if each.point else ""
-            print_paragraph(console, f"No prediction{at}: {each.problem}.")
+    for text in _problems(view.points):
+        print_paragraph(console, text)
     print_paragraph(console, view.note)
 
 
-def _parts(parts: PeakMemory) -> str:
-    """Return the parts of at least `MIN_SHARE`, the largest first."""
-    names = [field.name for field in fields(parts) if field.name != "uncertain"]
+def fit_lines(points: Sequence[PointMemory], gpu_bytes: float) -> Iterator[str]:
+    """Yield a line on each point that may not fit into a GPU, and on those without a prediction."""
+    for each in points:
+        if each.parts is not None and each.fit is not MemoryFit.YES:
+            at = f"{point_label(each.point)} " if each.point else ""
+            yield f"{each.fit}: {at}needs {_range(each)} of {units.size(gpu_bytes)}: {_parts(each.parts, gpu_bytes)}"
+    if fitting := sum(each.fit is MemoryFit.YES for each in points):
+        yield f"points that certainly fit into {units.size(gpu_bytes)}: {fitting} of {len(points)}"
+    yield from _problems(points)
+
+
+def _problems(points: Sequence[PointMemory]) -> Iterator[str]:
+    """Yield each reason why there are no predictions, with its points."""
+    labels: dict[str, list[str]] = {}
+    for each in points:
+        if each.problem:
+            labels.setdefault(each.problem, []).append(point_label(each.point))
+    for problem, at in labels.items():
+        yield f"No prediction of memory at {units.listed(at, MAX_LABELS, word='and')}: {problem}."
+
+
+def _parts(parts: PeakMemory, gpu_bytes: float | None) -> str:
+    """Return the parts of at least `MIN_SHARE`, the largest first, without those that are not on a GPU."""
+    others = ("uncertain",) if gpu_bytes is None else ("uncertain", "host_copy")
+    names = [field.name for field in fields(parts) if field.name not in others]
     sizes = sorted(((getattr(parts, name), name) for name in names), reverse=True)
     shown = [(num_bytes, name) for num_bytes, name in sizes if num_bytes >= MIN_SHARE * parts.total]
     return ", ".join(f"{name.replace('_', ' ')} {units.size(num_bytes)}" for num_bytes, name in shown)

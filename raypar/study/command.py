@@ -14,7 +14,7 @@ from raypar.errors import Mistake
 
 
 @dataclass(frozen=True)
-class Places:
+class PlaceValues:
     """Values of the other names in braces on a machine. The defaults are for a command that is only checked.
 
     Attributes:
@@ -42,7 +42,7 @@ class Places:
         return {**config, **vars(self)}
 
 
-PLACES = frozenset(each.name for each in fields(Places))
+PLACES = frozenset(each.name for each in fields(PlaceValues))
 MAX_WORD_BYTES = 128 * 1024 - 1  # of one argument, on Linux
 
 
@@ -149,7 +149,7 @@ class Command:
 
     def problem(self, config: Mapping[str, object]) -> str:
         """Return why it can't be started with a trial's hyperparameters; empty if it can."""
-        values = Places().with_config(config)
+        values = PlaceValues().with_config(config)
         try:
             for text in (*self.words, self.tensorboard, self.folder):
                 text.format_map(values)

@@ -31,7 +31,7 @@ from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.measure.laps import COUNTS, UNTIMED, LapTimer
 from raypar.observe.profiler import NAME as PROFILE
 from raypar.observe.ranks import read_ranks
-from raypar.study.command import Command, Places, number_in
+from raypar.study.command import Command, PlaceValues, number_in
 from raypar.study.conditions import RankConditions
 from raypar.study.script_settings import script_settings
 from raypar.study.trial import SINCE_LAUNCH
@@ -189,8 +189,8 @@ def _settings(command: Command, job: TrialJob) -> dict[str, Any]:
     return settings
 
 
-def _places(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> Places:
-    return Places(
+def _places(job: TrialJob, context: RankContext, num_nodes: int, port: int) -> PlaceValues:
+    return PlaceValues(
         num_nodes,
         context.node_rank,
         context.local_world_size,

@@ -278,4 +278,78 @@ def test_refusals(tmp_path, monkeypatch):
             "Study, grid", "Study, choice"
         )
     )
-    refused("a search has no fixed points", "model", "memory", "search.py")
+    refused("search.py is a search, which has no fixed points", "model", "memory", "search.py")
+
+
+BROKEN = """
+from raypar import Study, Workload, grid
+from raypar.workloads import digits
+
+
+def build(config):
+    raise ValueError("no such architecture")
+
+
+study = Study(workload=Workload(name="w", model=build, data=digits.data), name="s", space={"lr": grid(0.1, 0.2)})
+"""
+NO_DATA = """
+from raypar import Study, grid
+from raypar.workloads import mnist_mlp
+
+study = Study(workload=mnist_mlp, name="s", space={"lr": grid(0.1, 0.2)})
+"""
+
+
+@pytest.mark.parametrize("command", [("model", "memory", "study.py"), ("plan", "study.py", "--gpu-memory", "1GB")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NO_DATA, "train-images-idx3-ubyte: no such file"),
+        (BROKEN, "no memory can be predicted: ValueError: no such architecture"),
+        (
+            STUDY.replace('grid("ddp", "fsdp", "pipeline")', 'grid("deepspeed")'),
+            "no memory can be predicted: strategy=deepspeed can't run without its other ranks",
+        ),
+    ],
+)
+def test_one_message_if_no_point_can_be_predicted(command, text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYPAR_DATA_DIR", str(tmp_path))
+    (tmp_path / "study.py").write_text(text)
+    refused(message, *command)
+
+
+FITS = """
+from raypar import Study, grid
+from raypar.workloads import digits
+
+study = Study(workload=digits, name="fits", space={"hidden_size": grid(64, 10_000_000)})
+"""
+
+
+def test_a_plan_names_the_points_that_do_not_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.py").write_text(FITS)
+    code, out, err = raypar("plan", "study.py", "--gpu-memory", "2GB", width=200)
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if "needs" in line]
+    assert (
+        line.startswith("does not fit: hidden_size=10000000 needs")
+        and "TB of 2.00 GB: " in line
+        and "parameters 400 TB" in line
+    )
+    assert "points that certainly fit into 2.00 GB: 1 of 2" in out
+    code, out, _ = raypar("plan", "study.py", "--gpu-memory", "2GB", "--json")
+    document = json.loads(out)
+    assert document["gpu_bytes"] == 2e9 and [each["fit"] for each in document["memory"]] == ["fits", "does not fit"]
+    code, out, _ = raypar("plan", "study.py", "--json")
+    assert json.loads(out)["memory"] == []
+
+
+def test_points_without_a_prediction_do_not_hide_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = STUDY.replace('"pipeline"', '"deepspeed"')
+    (tmp_path / "study.py").write_text(text)
+    code, out, err = raypar("model", "memory", "study.py", width=120)
+    assert code == 0, err
+    assert "No prediction of memory at strategy=deepspeed: strategy=deepspeed can't run without" in out
