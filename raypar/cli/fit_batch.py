@@ -28,7 +28,8 @@ def fit_batch(
         common.what(metavar="SIZE", help="Memory limit of a worker: 20GB, 512MiB. (default: all of a GPU's)"),
     ] = None,
     start: Annotated[
-        int | None, common.what(metavar="N", help="First batch per worker. (default: the study's smallest)")
+        int | None,
+        common.what(metavar="N", help="First batch per worker. (default: the largest that is predicted to fit)"),
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
@@ -53,6 +54,8 @@ def fit_batch(
         if not devices.get("max_memory") and devices.get("device", "auto") != "cuda":
             hint = "write --max-memory 2GB, or --set device=cuda for all memory of a GPU"
             raise RayparError("--max-memory is missing: on a CPU, other programs share the memory", hint=hint)
+        if start is None:
+            search = search.expecting()
         options = options_here(flags, instead_of_training=True, source=search)
         from raypar.reporting.fit_batch import FitBatchView, print_fit_batch
 

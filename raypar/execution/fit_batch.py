@@ -1,28 +1,29 @@
 """Search for the largest batch per worker that fits into memory, at each point of a study.
 
-Sizes double, and then close in by bisection. The memory peaks of two sizes give a line (weights and optimizer state,
-plus a constant per sample) that predicts the next size. The answer is a size that was run. A trial is two steps of the
-warm-up, which measures memory.
+The first size is the largest that fits by the model's shapes, and the second one its neighbour at the tolerance, which
+confirms it. If that was wrong, or nothing is predicted, sizes double, and then close in by bisection. The memory peaks
+of two sizes give a line (weights and optimizer state, plus a constant per sample) that predicts the next size. The
+answer is a size that was run. A trial is two steps of the warm-up, which measures memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from raypar.analysis.question import PointKey, point_key
 from raypar.execution.plan import ExecutionPlan
 from raypar.execution.source import FixedList, NextTrials
 from raypar.reporting.fit_batch import Largest
-from raypar.study.options import memory_limit_bytes
+from raypar.study.options import Auto, memory_limit_bytes
 from raypar.study.quantity import MEMORY
 from raypar.study.space import Value, grid
 from raypar.study.strategy import pipeline_size
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, TrialState
-from raypar.study.workload import Config
+from raypar.study.workload import Config, Workload
 
 BATCH = "per_worker_batch_size"
 TOLERANCE = 0.125  # a batch larger by up to this share may also fit
@@ -42,6 +43,7 @@ def next_batch(
     tried: Mapping[int, Attempted],
     start: int,
     *,
+    expected: int | None = None,
     limit_bytes: float | None = None,
     unit: int = 1,
     most: int | None = None,
@@ -49,31 +51,43 @@ def next_batch(
     """Return the batch size to run next; None: the largest that fits is known within `TOLERANCE`, or none fits.
 
     Args:
+        start: first size without `expected`.
+        expected: largest size that fits by a prediction, which may be wrong; None: there is none.
         unit: divisor of all batch sizes.
         most: largest batch size that the training set allows; None: no limit.
     """
-    most = most and max(unit, most // unit * unit)
+    top = max(unit, most // unit * unit) if most else math.inf
     fitting = max((size for size, each in tried.items() if each.fits), default=None)
     too_large = min((size for size, each in tried.items() if not each.fits), default=None)
 
     def rounded(size: float) -> int:
-        return max(unit, int(size) // unit * unit)
+        return max(unit, int(min(size, top)) // unit * unit)
 
-    if fitting is None:
-        if too_large is None:
-            return min(rounded(start), most or start)
-        return rounded(too_large / 2) if too_large > unit else None
-    closing = rounded(fitting / (1 - TOLERANCE)) + unit  # the answer is known if this does not fit
-    if (too_large is not None and too_large <= closing) or (most is not None and fitting >= most):
+    def above(size: int) -> int:
+        """Return a size that, if it does not fit, makes `size` the answer."""
+        return rounded(size / (1 - TOLERANCE)) + unit
+
+    closing = above(fitting) if fitting else 0
+    if fitting and ((too_large is not None and too_large <= closing) or fitting >= top):
         return None
-    guess = _guess(tried, limit_bytes)
+    guess = _guess(tried, limit_bytes) if fitting else None
+    candidates = [] if guess else [rounded(start)]
+    if expected:
+        first = rounded(expected)
+        candidates[:0] = [first, rounded(above(first)), rounded((first - unit) * (1 - TOLERANCE)) + unit]
+    for size in candidates:
+        if (fitting or 0) < size and (too_large is None or size < too_large):
+            return size
+    if fitting is None:
+        assert too_large is not None
+        return rounded(too_large / 2) if too_large > unit else None
     if guess is None:
         size = fitting * 2 if too_large is None else rounded(math.sqrt(fitting * too_large))
     else:
         size = closing if guess < closing else min(rounded(guess), fitting * MAX_GROWTH)
     if too_large is not None and size >= too_large:
         size = rounded(math.sqrt(fitting * too_large))
-    return min(max(size, fitting + unit), most or size)
+    return rounded(max(size, fitting + unit))
 
 
 def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float | None:
@@ -86,17 +100,41 @@ def _guess(tried: Mapping[int, Attempted], limit_bytes: float | None) -> float |
     return large + (limit_bytes - high_bytes) / slope if slope > 0 else None
 
 
+def largest_of(peak_of: Callable[[int], float], start: int, limit_bytes: float, **rules: Any) -> int | None:
+    """Return the largest size whose predicted peak is within the limit; None: none is.
+
+    The line through the peaks of the last two sizes gives it within the tolerance of the search.
+
+    Args:
+        peak_of: bytes by size.
+        rules: of `next_batch`.
+    """
+    tried: dict[int, Attempted] = {}
+    while (size := next_batch(tried, start, limit_bytes=limit_bytes, **rules)) is not None:
+        peak_bytes = peak_of(size)
+        tried[size] = Attempted(peak_bytes <= limit_bytes, peak_bytes)
+    fitting = [size for size, each in tried.items() if each.fits]
+    too_large = [size for size, each in tried.items() if not each.fits]
+    if not (fitting and too_large):
+        return max(fitting, default=None)
+    largest, above = max(fitting), min(too_large)
+    low_bytes, high_bytes = (tried[size].peak_bytes or 0.0 for size in (largest, above))
+    return largest + int((above - largest) * (limit_bytes - low_bytes) / (high_bytes - low_bytes))
+
+
 @dataclass(frozen=True)
 class BatchSearch(FixedList):
     """Search for the largest batch at each point of a study, and source of the trials.
 
     Attributes:
         study: study to run; `start` replaces the batch sizes in its space.
-        start: batch size per worker of the first trial.
+        start: batch size per worker of the first trial at a point without `expected`.
+        expected: predicted largest batch size per worker, by point.
     """
 
     study: Study
     start: int
+    expected: Mapping[PointKey, int] = field(default_factory=dict)
 
     adds_trials: ClassVar[bool] = True
 
@@ -131,6 +169,38 @@ class BatchSearch(FixedList):
             description=f"How large a batch of {study.name} fits into memory?",
         )
         return cls(only, first)
+
+    def expecting(self) -> BatchSearch:
+        """Return the search with the predicted largest batch of each point that has a limit and a prediction."""
+        expected = {point_key(point): self._expected(point) for point in self._points()}
+        search = replace(self, expected={key: size for key, size in expected.items() if size})
+        firsts = {search._next(point, {}) or self.start for point in self._points()}
+        if len(firsts) > 1:
+            return search
+        return replace(search, study=replace(self.study, space={**self.study.space, BATCH: grid(*firsts)}))
+
+    def _expected(self, point: Mapping[str, Value]) -> int | None:
+        workload, limit_bytes = self.study.workload, memory_limit_bytes(self._first(point).config)
+        if limit_bytes is None or not isinstance(workload, Workload):
+            return None
+
+        def peak_of(size: int) -> float:
+            from raypar.predict.shapes import predict_memory
+
+            config: Config = self.study.trial({**point, BATCH: size}, 0).config
+            parts = predict_memory(workload, config, self.study.seed)
+            least, most = parts.range_bytes(config["num_workers"], on_gpu=False)
+            return (least + most) / 2 - (0 if config["device"] == "cpu" else parts.host_copy)
+
+        try:
+            return largest_of(peak_of, self.start, limit_bytes, **self._rules(point))
+        except Exception:  # of the user's functions, which the first trial reports
+            return None
+
+    def first(self, study: Study, stored: Sequence[TrialResult], auto: Auto) -> tuple[TrialSpec, ...]:
+        """Return the first trial of each point."""
+        sizes = [(point, self._next(point, {})) for point in self._points()]
+        return tuple(self.study.trial({**point, BATCH: size or self.start}, 0, auto=auto) for point, size in sizes)
 
     def next(self, plan: ExecutionPlan, results: Sequence[TrialResult]) -> NextTrials:
         """Return the next trial of each point whose answer is still open."""
@@ -175,15 +245,19 @@ class BatchSearch(FixedList):
         )
 
     def _next(self, point: Mapping[str, Value], tried: Mapping[int, TrialResult]) -> int | None:
-        config: Config = self._first(point).config
         attempted = {
             size: Attempted(r.is_measured, MEMORY.of(r) if r.is_measured else None) for size, r in tried.items()
         }
+        limit_bytes, expected = memory_limit_bytes(self._first(point).config), self.expected.get(point_key(point))
+        return next_batch(attempted, self.start, expected=expected, limit_bytes=limit_bytes, **self._rules(point))
+
+    def _rules(self, point: Mapping[str, Value]) -> dict[str, Any]:
+        """Return the `unit` and `most` of a point's sizes."""
+        config: Config = self._first(point).config
         available = config["num_samples"] or self.study.workload.train_size(config)
         workers: int = config["num_workers"]
         unit: int = config["num_microbatches"] if pipeline_size(config) > 1 else 1
-        most = int(available) // workers if available else None
-        return next_batch(attempted, self.start, limit_bytes=memory_limit_bytes(config), unit=unit, most=most)
+        return {"unit": unit, "most": int(available) // workers if available else None}
 
     def _tried(self, point: Mapping[str, Value], results: Sequence[TrialResult]) -> dict[int, TrialResult]:
         """Return the results at a point with the same settings, by batch size."""

@@ -1,12 +1,18 @@
 """Largest batch that fits: sizes that are run, compared with an exhaustive search."""
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from results import stored_conditions
 
 from raypar import Study, Workload, grid
-from raypar.execution.fit_batch import TOLERANCE, Attempted, BatchSearch, next_batch
+from raypar.execution.fit_batch import BATCH, TOLERANCE, Attempted, BatchSearch, largest_of, next_batch
+from raypar.predict.memory import NotPredictable
+from raypar.predict.shapes import predict_memory
 from raypar.reporting.fit_batch import answer_line
+from raypar.study.options import ON_CPU
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState
+from raypar.workloads import digits
 
 WEIGHTS = 30e6
 
@@ -50,6 +56,64 @@ def test_sizes_are_multiples_of_the_unit_and_within_the_training_set():
 def test_nothing_fits():
     found, tried = search(line, WEIGHTS, 8)
     assert found is None and sorted(tried) == [1, 2, 4, 8]
+
+
+@st.composite
+def problems(draw):
+    """Peaks by size, the largest size that fits, and settings of the search."""
+    floor, slope = draw(st.floats(0, 1e8)), draw(st.floats(1e3, 1e6))
+    largest = draw(st.integers(1, 5000))
+    unit = draw(st.sampled_from([1, 1, 4]))
+
+    def peak_of(size):
+        return max(floor, WEIGHTS + slope * size)
+
+    limit = max(floor, WEIGHTS + slope * (largest + 0.5))
+    while peak_of(largest + 1) <= limit:  # all of these have the optimizer's peak
+        largest += 1
+    return peak_of, limit, largest, {"unit": unit, "knows_limit": draw(st.booleans())}
+
+
+@given(problems(), st.integers(1, 8192), st.integers(1, 20_000))
+def test_any_prediction_leads_to_a_measured_answer(problem, start, expected):
+    peak_of, limit, largest, rules = problem
+    found, tried = search(peak_of, limit, start, expected=expected, **rules)
+    blind, tried_blindly = search(peak_of, limit, start, **rules)
+    for size in (found, blind):
+        if largest < rules["unit"]:
+            assert size is None
+        else:
+            assert (1 - TOLERANCE) * largest - rules["unit"] <= size <= largest
+    assert found is None or tried[found].fits
+    assert len(tried) <= len(tried_blindly) + 4  # two for the prediction, and its traces in the interval
+
+
+@given(problems(), st.integers(1, 8192), st.floats(0.9, 1.1))
+def test_two_trials_confirm_a_good_prediction(problem, start, error):
+    peak_of, limit, largest, rules = problem
+    assume(largest >= 32 * rules["unit"])
+    expected = round(largest * error)
+    found, tried = search(peak_of, limit, start, expected=expected, **rules)
+    assert len(tried) <= 2 and (1 - TOLERANCE) * largest - rules["unit"] <= found <= largest
+
+
+def test_a_good_prediction_saves_trials():
+    cases = [(answer, start) for answer in (70, 1000, 5003) for start in (1, 8, 64, 512, 4096)]
+    blind = sum(len(search(line, line(answer), start)[1]) for answer, start in cases)
+    predicted = sum(len(search(line, line(answer), start, expected=answer)[1]) for answer, start in cases)
+    assert predicted == 2 * len(cases) < blind / 2
+
+
+def test_the_largest_of_predicted_peaks():
+    for peak_of in (line, with_floor):
+        for answer in (1, 70, 384, 5003):
+            limit = peak_of(answer)
+            largest = max(size for size in range(1, 6000) if peak_of(size) <= limit)
+            found = largest_of(peak_of, 16, limit)
+            assert (1 - TOLERANCE) * largest <= found <= largest
+            assert peak_of is with_floor or found >= largest - 1
+    assert largest_of(line, 8, WEIGHTS) is None
+    assert largest_of(line, 8, line(1000), most=300) == 300
 
 
 WORKLOAD = Workload(name="w", model=lambda config: None, data=lambda config: None, num_train_samples=100)
@@ -101,3 +165,28 @@ def test_only_a_finished_search_has_an_answer(states, line):
     assert answer_line(one, "1GB") == line
     assert one.is_final is ("ot finished" not in line and "No answer" not in line)
     assert (other.num_trials, other.is_final) == (0, False)  # of another point
+
+
+def first_trials(search):
+    return [spec.config[BATCH] for spec in search.first(search.study, (), ON_CPU)]
+
+
+def test_the_first_batch_is_the_predicted_one():
+    study = Study(workload=digits, name="s", space={"hidden_size": grid(64, 512), "batch_size": grid(16, 32)})
+    search = BatchSearch.of(study, "6MB", None)
+    assert first_trials(search) == [16, 16]
+    (small, large), limit = first_trials(search.expecting()), 6e6
+    assert small > large > 16
+    for size, fits in ((large, True), (round(large / (1 - TOLERANCE)) + 1, False)):
+        config = search.study.trial({"hidden_size": 512, BATCH: size}, 0).config
+        assert (predict_memory(digits, config).total <= limit) is fits
+
+
+@pytest.mark.parametrize("problem", [NotPredictable("x"), ModuleNotFoundError("torch"), ValueError("of the user's")])
+def test_without_a_prediction_the_first_batch_is_the_smallest(problem, monkeypatch):
+    def fails(*args):
+        raise problem
+
+    monkeypatch.setattr("raypar.predict.shapes.predict_memory", fails)
+    study = Study(workload=digits, name="s", space={"batch_size": grid(16, 32)})
+    assert first_trials(BatchSearch.of(study, "6MB", None).expecting()) == [16]
