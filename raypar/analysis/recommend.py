@@ -54,6 +54,7 @@ from raypar.analysis.time_to_target import (
     time_to_target,
 )
 from raypar.errors import RayparError, suggest
+from raypar.study.memory_fit import MemoryFit, fit_of, gpu_range_bytes
 from raypar.study.metric import Metric
 from raypar.study.quantity import View, limited, of_view
 from raypar.study.script_settings import WHAT_IF, is_counterfactual
@@ -61,6 +62,7 @@ from raypar.study.space import Value
 from raypar.study.trial import TrialResult, gain
 
 MAX_DOUBTED = 4
+PEAK = "peak_memory_bytes"
 NOISE = 0.5  # of the best metric; a possible loss beyond that is reported without a number
 
 Differs: TypeAlias = Callable[[int, int, int], bool]
@@ -131,6 +133,7 @@ class Constraints:
         start: start of that time.
         max_time_s: upper limit of that time.
         limits: upper limits of quantities, by their keys.
+        gpu_bytes: memory of a GPU that each worker has to fit into; None: any.
         min_efficiency: parallel efficiency, 0 to 1.
         min_metric: limit of the study's metric after the last epoch; an upper limit if smaller is better.
         metric_margin: how much worse than the best a metric may be; None: the default.
@@ -141,6 +144,7 @@ class Constraints:
     start: Start = Start.FIRST_STEP
     max_time_s: float | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
+    gpu_bytes: float | None = None
     min_efficiency: float | None = None
     min_metric: float | None = None
     metric_margin: float | None = None
@@ -159,6 +163,7 @@ class Candidate(PointAnalysis):
         metric_gap: its metric minus the best point's, if it is open whether that is within the margin.
         is_metric_worse: whether its metric is shown to be worse than the best point's by more than the margin.
         is_on_front: whether no other point dominates it in time, metric and the quantities of `View.FRONT`.
+        fit: whether a worker fits into the GPU; None: none was given, or the memory is unknown.
     """
 
     to_target: PointToTarget | None = None
@@ -168,6 +173,7 @@ class Candidate(PointAnalysis):
     metric_gap: Estimate | None = None
     is_metric_worse: bool = False
     is_on_front: bool = False
+    fit: MemoryFit | None = None
 
     @property
     def times(self) -> dict[int, float]:
@@ -199,7 +205,8 @@ def _candidates(evidence: Evidence, constraints: Constraints) -> tuple[tuple[Can
 
 
 def _candidate(question: Question, constraints: Constraints, analysed: PointAnalysis) -> Candidate:
-    candidate = Candidate(**vars(analysed))
+    fit = None if constraints.gpu_bytes is None else _fit(analysed, constraints.gpu_bytes)
+    candidate = Candidate(**vars(analysed), fit=fit)
     if constraints.target:
         to_target = time_to_target(analysed, constraints.target, constraints.start)
         times = to_target.times if constraints.start is Start.FIRST_STEP else None
@@ -220,6 +227,9 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
         return _why_missed(c.to_target), False
     if c.time_s is None:
         return c.outcome or ("no time known" if c.results else "not run yet"), False
+    if constraints.gpu_bytes is not None and c.fit is not MemoryFit.YES:
+        text = f"{c.fit} into {units.size(constraints.gpu_bytes)}" if c.fit else "GPU memory unknown"
+        return text, c.fit is MemoryFit.UNCERTAIN
     metric = question.metric
     limits: tuple[tuple[str, float | None, Estimate | None, bool, Callable[[float], str]], ...] = (
         ("time", constraints.max_time_s, c.time_s, True, units.seconds),
@@ -239,6 +249,13 @@ def _exclusion(question: Question, constraints: Constraints, c: Candidate) -> tu
             side = "longer than" if name == "time" else f"{name} {'above' if is_upper else 'below'}"
             return f"{side} {show(limit)}", quantity.low is not None and not quantity.excludes(limit)
     return "", False
+
+
+def _fit(analysed: PointAnalysis, gpu_bytes: float) -> MemoryFit | None:
+    """Return whether the measured allocations of a point's workers fit into a GPU; None if they were not counted."""
+    peaks_bytes = [r.conditions.largest(PEAK) for r in analysed.results]
+    peak_bytes = max((peak for peak in peaks_bytes if peak), default=None)
+    return None if peak_bytes is None else fit_of(gpu_range_bytes(peak_bytes), gpu_bytes)
 
 
 def _why_missed(to_target: PointToTarget) -> str:
@@ -523,6 +540,10 @@ def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, res
     if constraints.min_efficiency is not None and timed and all(c.efficiency is None for c in timed):
         hint = 'compare with something: baseline={"num_workers": 1} in the study\'s file, or leave it out'
         raise RayparError(f"--min-efficiency {constraints.min_efficiency:g}: no point has an efficiency", hint=hint)
+    if constraints.gpu_bytes is not None and timed and all(c.fit is None for c in timed):
+        asked = f"--gpu-memory {units.size(constraints.gpu_bytes)}"
+        hint = "leave it out, or run the study with a model of raypar"
+        raise RayparError(f"{asked}: no result has counted what its training allocates", hint=hint)
     for q, option in limited().items():
         if (limit := constraints.limits.get(q.key)) is None:
             continue

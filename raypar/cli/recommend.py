@@ -90,6 +90,9 @@ def recommend(
     min_efficiency: Annotated[
         float | None, _limit(metavar="SHARE", help="Minimum parallel efficiency, for example 0.7.")
     ] = None,
+    gpu_memory: Annotated[
+        str | None, _limit(metavar="SIZE", help="Memory of a GPU that workers have to fit into: 24GB.")
+    ] = None,
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
     **of_quantities: str | float | None,
@@ -111,7 +114,7 @@ def recommend(
     _check(target, start, min_efficiency, min_metric, metric_margin)
     only = common.chosen_values(settings or ())
     max_time_s = common.parse_quantity("--max-time", max_time, DURATIONS_S, "time", "90s, 10min or 2h")
-    limits = _limits(of_quantities)
+    limits, gpu_bytes = _limits(of_quantities), common.gpu_bytes(gpu_memory)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd(), price_per_node_hour=price, since=since)
     question = study.question
     if min_metric is not None:
@@ -123,6 +126,7 @@ def recommend(
         start=Start(start),
         max_time_s=max_time_s,
         limits=limits,
+        gpu_bytes=gpu_bytes,
         min_efficiency=min_efficiency,
         min_metric=min_metric,
         metric_margin=metric_margin,

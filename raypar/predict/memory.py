@@ -1,34 +1,23 @@
-"""Peak memory of a rank that has not run: its parts, the range in which it lies, and whether it fits."""
+"""Peak memory of a rank that has not run: its parts, and the range in which it lies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from raypar.errors import RayparError, cut, message_of
+from raypar.study.memory_fit import MemoryFit, fit_of, gpu_range_bytes
 from raypar.study.space import Value
 from raypar.study.study import Study
 from raypar.study.workload import CommandWorkload, Config, Workload
 
-# Upper ends of the ranges. Those on CPUs were measured (benchmarks/memory_predicted.py), those on a GPU are assumed:
-# gaps in the allocator's blocks, and what torch does not allocate: CUDA's context, workspaces of cuBLAS and cuDNN, and
-# NCCL's buffers.
-MOST_ALONE, MOST_IN_GANG, MOST_ON_GPU = 1.02, 1.1, 1.15
-LIBRARIES_BYTES = (0.3e9, 1.5e9)
+# Upper ends of the ranges on CPUs, which were measured (benchmarks/memory_predicted.py).
+MOST_ALONE, MOST_IN_GANG = 1.02, 1.1
 
 
 class NotPredictable(RayparError):
     """Memory that can't be predicted."""
-
-
-class MemoryFit(StrEnum):
-    """Verdict on a rank in a memory of some size."""
-
-    YES = "fits"
-    UNCERTAIN = "may not fit"
-    NO = "does not fit"
 
 
 @dataclass(frozen=True)
@@ -66,14 +55,7 @@ class PeakMemory:
         """Return the least and the most that a rank takes: of a GPU's memory, or of what torch allocates on a CPU."""
         if not on_gpu:
             return self.total, (self.total + self.uncertain) * (MOST_ALONE if num_workers == 1 else MOST_IN_GANG)
-        allocated = self.total - self.host_copy
-        return allocated + LIBRARIES_BYTES[0], allocated * MOST_ON_GPU + LIBRARIES_BYTES[1]
-
-
-def fit_of(range_bytes: tuple[float, float], memory_bytes: float) -> MemoryFit:
-    """Return whether a rank fits into a memory."""
-    least, most = range_bytes
-    return MemoryFit.YES if most <= memory_bytes else MemoryFit.UNCERTAIN if least <= memory_bytes else MemoryFit.NO
+        return gpu_range_bytes(self.total - self.host_copy)
 
 
 @dataclass(frozen=True)

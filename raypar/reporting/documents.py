@@ -50,7 +50,7 @@ SHOWN: Mapping[str, str] = {
     "efficiency=point.efficiency",
     "Calibration": "fixed_s per_sample_s variation is_variation_measured layers",
     "Candidate": "point num_workers num_trials=results.# num_finished=samples.# time_s metric efficiency *CHOICE "
-    "to_target=to_target.trials exclusion is_close_call is_metric_worse is_on_front",
+    "to_target=to_target.trials exclusion is_close_call is_metric_worse is_on_front fit",
     "CheckResult": "name detail is_ok fix=advice",
     "Finding": "check summary=subject detail advice values",
     "Change": "point settings outcome=comparison.outcome speedup=comparison.estimate has_same_losses start_s "

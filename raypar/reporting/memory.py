@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raypar import units
-from raypar.predict.memory import MemoryFit, PeakMemory, PointMemory
+from raypar.predict.memory import PeakMemory, PointMemory
 from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_paragraph, print_table
+from raypar.study.memory_fit import MemoryFit
 from raypar.study.trial import point_label
 
 MIN_SHARE = 0.01  # of a part that the table names

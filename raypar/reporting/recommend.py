@@ -21,6 +21,7 @@ from raypar.analysis.verdict import Verdict
 from raypar.reporting.documents import Document
 from raypar.reporting.sentences import batch_lines, distrust
 from raypar.reporting.text import Column, fits_at_words, print_line, print_paragraph, print_table
+from raypar.study.memory_fit import LIBRARIES_BYTES, MOST_ON_GPU, MemoryFit
 from raypar.study.quantity import PACKAGES, View, limited, of_view
 from raypar.study.trial import gain, point_label
 
@@ -205,6 +206,7 @@ def objective(advice: Recommendation) -> str:
     limits: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("in {} at most", constraints.max_time_s, units.seconds),
         *((limit.phrase, constraints.limits.get(q.key), limit.show or q.show) for q, limit in limited().items()),
+        ("on GPUs of {}", constraints.gpu_bytes, units.size),
         ("with an efficiency of {} or more", constraints.min_efficiency, units.percent),
         (
             "with {} at the end",
@@ -343,9 +345,22 @@ def _notes(advice: Recommendation, hidden: Sequence[Candidate]) -> Iterator[str]
     if any(c.energy_j for c in timed):
         source, shared = advice.energy_source, "; a package's energy includes everything that runs on it, and idling"
         yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."
+    if (gpu_bytes := advice.constraints.gpu_bytes) is not None:
+        yield from _too_large(advice.candidates, gpu_bytes)
     close = [point_label(c.point) for c in advice.candidates if c.is_close_call]
     if close:
         yield f"Excluded by a close call (the interval includes the limit, or there is one trial): {_named(close)}."
+
+
+def _too_large(candidates: Sequence[Candidate], gpu_bytes: float) -> Iterator[str]:
+    least, most = map(units.size, LIBRARIES_BYTES)
+    for fit, phrase in ((MemoryFit.NO, "don't fit"), (MemoryFit.UNCERTAIN, "may not fit")):
+        if labels := [point_label(c.point) for c in candidates if c.fit is fit]:
+            yield f"Workers of these points {phrase} into a GPU of {units.size(gpu_bytes)}: {_named(labels)}."
+    yield (
+        f"On a GPU, a worker is assumed to need up to {units.percent(MOST_ON_GPU - 1)} more than the measured peak of "
+        f"its training, and {least} to {most} for CUDA and libraries."
+    )
 
 
 def _censored(candidates: Sequence[Candidate]) -> Iterator[str]:

@@ -333,6 +333,10 @@ FLAGS = (
         "--gpu-memory 80",
         "write --gpu-memory 80GB",
     ),
+    flags("a plan's GPU without a unit", "plan good.py --gpu-memory 80", "--gpu-memory 80", "write --gpu-memory 80GB"),
+    flags(
+        "a recommended GPU of nothing", "recommend s --gpu-memory 0GB", "--gpu-memory 0GB", "write --gpu-memory 80GB"
+    ),
     flags("several values", "model work digits --peak-tflops 1 --set lr=1,2", "lr: several values", "--set key=value"),
     flags("an unknown kind of figure", "report s --figures f --format gif", "--format 'gif'", "svg"),
     *(

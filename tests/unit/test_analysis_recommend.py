@@ -12,6 +12,7 @@ from raypar.analysis.question import Question
 from raypar.analysis.recommend import Constraints, Decision, pareto_front, recommend
 from raypar.analysis.time_to_target import Target
 from raypar.errors import RayparError
+from raypar.reporting.recommend import _notes
 from raypar.study.trial import TrialState
 
 QUESTION = Question("s", {"num_workers": 1}, ("num_workers",))
@@ -222,3 +223,28 @@ def test_a_point_is_on_the_front_unless_one_of_the_front_beats_it(rows, apart):
     some = pareto_front(rows, lambda one, other, k: (one, other, k) in apart)
     assert set(front) <= set(some) and bool(some) == bool(rows)
     assert pareto_front(rows, lambda one, other, k: False) == tuple(range(len(rows)))
+
+
+def test_points_that_do_not_fit_into_a_gpu_are_excluded():
+    peaks = {1: 24e9, 2: 19e9, 4: 10e9}
+    results = [
+        replace(r, conditions=stored_conditions({"peak_memory_bytes": [peaks[int(str(r.spec.point["num_workers"]))]]}))
+        for r in trials({1: 12.0, 2: 22.0, 4: 40.0})
+    ]
+    assert chosen(asked(results)) == 1
+    advice = asked(results, gpu_bytes=22e9)
+    assert chosen(advice) == 4
+    assert why_not(advice) == {1: "does not fit into 22.0 GB", 2: "may not fit into 22.0 GB"}
+    assert [c.is_close_call for c in advice.candidates] == [False, True, False]
+    (said, maybe) = [line for line in _notes(advice, ()) if "into a GPU of 22.0 GB" in line]
+    assert "num_workers=1" in said and "num_workers=2" in maybe
+    assert chosen(asked(results, gpu_bytes=40e9)) == 1
+    with pytest.raises(RayparError, match="no result has counted what its training allocates"):
+        asked(THREE, gpu_bytes=22e9)
+
+
+def test_a_point_of_unknown_memory_is_not_recommended_for_a_gpu():
+    known = [replace(r, conditions=stored_conditions({"peak_memory_bytes": [1e9]})) for r in trials({1: 40.0})]
+    results = [*known, *(r for r in THREE if r.spec.point["num_workers"] == 4)]
+    advice = asked(results, gpu_bytes=24e9)
+    assert chosen(advice) == 1 and why_not(advice) == {4: "GPU memory unknown"}

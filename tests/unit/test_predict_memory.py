@@ -10,9 +10,10 @@ from torch import nn
 from training import ALONE
 
 from raypar import Data, Split, Workload
-from raypar.predict.memory import MemoryFit, NotPredictable, PeakMemory, fit_of
+from raypar.predict.memory import NotPredictable, PeakMemory
 from raypar.predict.script_shapes import predict_script_memory
 from raypar.predict.shapes import predict_memory
+from raypar.study.memory_fit import MemoryFit, fit_of
 from raypar.study.options import resolve
 from raypar.train.training import Training
 from raypar.workloads import digits, transformer, wide_mlp
