@@ -21,8 +21,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from raypar.measure.memory import NUM_COUNTED_STEPS
@@ -88,7 +89,6 @@ class _Steps:
 
     def _end(self) -> NoReturn:
         parts = parts_of_snapshot(self._tracker.get_tracker_snapshot("peak"))
-        parts["activations"] -= self._tracker.input_bytes
         peak = PeakMemory(**parts, inputs=self._tracker.input_bytes)
         uncertain = self._mode.scratch_bytes + round(DATA_SHARE * peak.total)
         self._result.write_text(json.dumps(asdict(replace(peak, uncertain=uncertain))))
@@ -156,10 +156,18 @@ def run_script(result: Path, argv: list[str]) -> None:
         mock.patch.object(nn.Parameter, "__new__", staticmethod(parameter)),
         mock.patch.object(nn.Module, "register_buffer", buffer),
         mock.patch.object(dist, "init_process_group", group_in_name),
+        mock.patch.object(FakeTensor, "numpy", _ones, create=True),
+        mock.patch.object(FakeTensor, "tolist", lambda tensor: _ones(tensor).tolist(), create=True),
         mock.patch.object(torch, "compile", lambda model=None, **_: model if model is not None else lambda f: f),
         tracker,
     ):
         runpy.run_path(argv[0], run_name="__main__")
+
+
+def _ones(tensor: Tensor, **_: Any) -> Any:
+    """Return the numbers of a tensor without numbers, as an array."""
+    with unset_fake_temporarily(), _disable_current_modes():
+        return torch.ones(tensor.shape, dtype=tensor.dtype).numpy()
 
 
 RANKS = (("rank", "RANK", "0"), ("world_size", "WORLD_SIZE", "1"))

@@ -187,6 +187,7 @@ for epoch in range(3):
         loss.backward()
         optimizer.step()
         num_right += (outputs.argmax(1) == y).sum().item()
+        assert outputs.detach().cpu().numpy().shape == (64, {WIDTH}) and outputs[0].tolist() == [1.0] * {WIDTH}
         print(f"loss {{loss.item():.3f}}", num_right)
 open("trained", "w")
 """
@@ -354,3 +355,25 @@ def test_points_without_a_prediction_do_not_hide_the_others(tmp_path, monkeypatc
     code, out, err = raypar("model", "memory", "study.py", width=120)
     assert code == 0, err
     assert "No prediction of memory at strategy=deepspeed: strategy=deepspeed can't run without" in out
+
+
+@pytest.mark.parametrize("shape", ["256", "16, 16"])
+def test_a_scripts_inputs_count_once(shape, tmp_path):
+    flatten, batch_size = "nn.Flatten(), " if "," in shape else "", 5000
+    (tmp_path / "train.py").write_text(f"""
+import torch
+from torch import nn
+
+model = nn.Sequential({flatten}nn.Linear(256, 256), nn.Linear(256, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.randn({batch_size}, {shape})).mean().backward()
+    optimizer.step()
+""")
+    peak = predict_script_memory(Workload.from_command("python train.py").command, {"num_workers": 1}, 0, tmp_path)
+    rows_bytes = 4 * 256 * batch_size
+    assert peak.inputs == rows_bytes
+    weights_bytes = 4 * (257 * 256 + 257)
+    # The first layer's results, and their gradient, beside the inputs.
+    assert peak.total == pytest.approx(3 * rows_bytes + weights_bytes, rel=0.03)
