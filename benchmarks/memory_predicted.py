@@ -43,6 +43,7 @@ from raypar.study.command import Command
 from raypar.study.options import resolve
 from raypar.study.quantity import MEMORY
 
+MIN_BYTES = 1e6  # of a script that is judged
 MAX_ERROR, MIN_WITHIN = 0.10, 0.9
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "1 worker": {"num_workers": 1},
@@ -154,6 +155,8 @@ def peaks_of(folder: Path, words: Sequence[str]) -> tuple[PeakMemory, float]:
             raise NotMeasured(last[-1] if failed and last else "no third step of an optimizer")
         measured = json.loads((results / "peak.json").read_text())["peak"]
     template = tuple(word.replace("{", "{{").replace("}", "}}") for word in ("python", *words))
+    if measured < MIN_BYTES:
+        raise NotMeasured(f"allocates {units.size(measured)} only")
     return predict_script_memory(Command(template), {"num_workers": 1}, 0, folder), measured
 
 

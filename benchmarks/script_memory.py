@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import tempfile
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 NUM_STEPS = 2
 MARK = "first forward pass"
+CPU = 0  # of torch's types of devices
 
 
 class Recorded:
@@ -63,8 +65,9 @@ class Recorded:
             self._profile.export_chrome_trace(str(path))
             events = json.loads(path.read_text(errors="replace"))["traceEvents"]
         started = next(each["ts"] for each in events if each.get("name") == MARK)
-        live = [(each["ts"], each["args"]["Total Allocated"]) for each in events if each.get("name") == "[memory]"]
-        live.sort(key=lambda entry: entry[0])
+        changes = [(each["ts"], each["args"]) for each in events if each.get("name") == "[memory]"]
+        changes = sorted((at, change["Bytes"]) for at, change in changes if change["Device Type"] == CPU)
+        live = [*zip((at for at, _ in changes), accumulate(change for _, change in changes), strict=True)]
         before = [num_bytes for at, num_bytes in live if at <= started][-1]
         others = before - self._own_bytes
         peak = max(num_bytes for at, num_bytes in live if at > started) - others

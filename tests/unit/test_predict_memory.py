@@ -108,6 +108,14 @@ def test_strategies_split_or_copy_the_model(num_workers):
     assert not dist.is_initialized()
 
 
+def test_messages_of_tensor_parallelism_may_wait():
+    peak = predicted(workload(), strategy="tensor", num_workers=2, batch_size=64)
+    results_bytes = peak.activations + peak.temporary
+    assert results_bytes > 0 and peak.uncertain == MLP_BYTES + round(
+        results_bytes / 2
+    )  # scattered weights, and results
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_a_pipelines_worker_has_its_stages_and_their_micro_batches(schedule):
     def peak(num_workers, **config):
@@ -189,6 +197,7 @@ for epoch in range(3):
         num_right += (outputs.argmax(1) == y).sum().item()
         assert outputs.detach().cpu().numpy().shape == (64, {WIDTH}) and outputs[0].tolist() == [1.0] * {WIDTH}
         print(f"loss {{loss.item():.3f}}", num_right)
+        torch.save(model.state_dict(), "trained")
 open("trained", "w")
 """
 SCRIPTS = {
