@@ -158,7 +158,7 @@ def run_script(result: Path, argv: list[str]) -> None:
         mock.patch.object(dist, "init_process_group", group_in_name),
         mock.patch.object(FakeTensor, "numpy", _ones, create=True),
         mock.patch.object(FakeTensor, "tolist", lambda tensor: _ones(tensor).tolist(), create=True),
-        mock.patch.object(torch, "save", lambda *_, **__: None),  # its checkpoints would have no numbers
+        mock.patch.object(torch, "save", return_value=None),  # its checkpoints would have no numbers
         mock.patch.object(torch, "compile", lambda model=None, **_: model if model is not None else lambda f: f),
         tracker,
     ):

@@ -57,10 +57,10 @@ PARTS: Mapping[str, str] = {
     "OPT": "optimizer",
     "ACT": "activations",
 }
-# What gloo holds of messages, which depends on other load: shares of the model's bytes, and of activations and temporary
-# results. Up to 1.0, 2.1 and 0.24 were measured on a busy machine. A message is counted until torch's profiler sees that
-# it is freed, and it does not see what one of gloo's threads frees last. For "tensor", these are also the copies of the
-# weights that the first rank scatters.
+# What gloo holds of messages, which depends on other load: shares of the model's bytes, and of activations and
+# temporary results. Up to 1.0, 2.1 and 0.24 were measured on a busy machine. A message also counts after one of gloo's
+# threads has freed it, because torch's profiler sees only what the main thread frees. For "tensor", these are the
+# copies of the weights that the first rank scatters, too.
 IN_FLIGHT: Mapping[str, tuple[float, float]] = {"ddp": (1.0, 0.0), "fsdp": (2.5, 0.0), "tensor": (1.0, 0.5)}
 SCRATCH_SHARE = 0.5  # of what oneDNN keeps of a recurrent layer; 0.17 to 0.41 were measured
 TOTAL = "Total"  # of MemTracker's categories
