@@ -386,3 +386,8 @@ for step in range(4):
     weights_bytes = 4 * (257 * 256 + 257)
     # The first layer's results, and their gradient, beside the inputs.
     assert peak.total == pytest.approx(3 * rows_bytes + weights_bytes, rel=0.03)
+
+
+def test_of_a_pipeline_the_stage_that_needs_the_most_counts(monkeypatch):
+    monkeypatch.setattr("raypar.predict.shapes._of_rank", lambda *args: PeakMemory(parameters=args[3]))
+    assert predicted(workload(), strategy="pipeline", num_workers=4).parameters == 3
