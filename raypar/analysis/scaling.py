@@ -178,7 +178,7 @@ def analyse_scaling(
         hint = f"worker counts that have runs: {', '.join(map(str, counts))}"
         raise RayparError(f"no run with {base} workers to compare with", hint=hint)
     single = [n for n in counts if len(runs.values[n]) < 2]
-    by_count = {n: _rates(runs, scaling, n) for n in counts}
+    by_count = {n: rates_of(runs, scaling, n) for n in counts}
     rates = log_rates({n: np.log(each) for n, each in by_count.items()}, are_paired=runs.are_paired)
     of_each = 1 - (1 - level) / max(1, len(counts) - 1)
     speedups = speedups or {
@@ -230,7 +230,8 @@ def gustafson_fraction(speedup: float, num_workers: float) -> float:
     return (num_workers - speedup) / (num_workers - 1)
 
 
-def _rates(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
+def rates_of(runs: Runs, scaling: Scaling, num_workers: int) -> Floats:
+    """Return the rates of a worker count, one for each repeat: work per second of the whole gang."""
     values = np.asarray(runs.values[num_workers], dtype=np.float64)
     if runs.quantity is Measurement.THROUGHPUT:
         return values

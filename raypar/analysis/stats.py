@@ -51,6 +51,7 @@ class Method(StrEnum):
     BOOTSTRAP = "bootstrap over blocks, assumes no distribution"
     CENSORED = "order statistics, what was not reached counts as longer"
     REFERENCE = "1 by definition"
+    PUBLISHED = "Gaussian process over published trainings and the measured worker counts"
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,11 @@ command("cluster:add_node", "Print the commands that add a machine to a cluster.
 
 model = group("model", "List workloads; count, profile, fit, predict or sample networks.")
 command("store:workloads", "List the workloads that ship with raypar, or show one.", name="list", of=model)
-command("predict:work", "Count a network's operations and its least training time.", of=model)
+command("work:work", "Count a network's operations and its least training time.", of=model)
 command("profile:profile", "Show what each worker spends a step's time on.", of=model)
 command("fit_batch:fit_batch", "Find the largest batch that fits into memory.", name="fit-batch", of=model)
 command("memory:memory", "Predict the memory of a worker.", of=model)
-command("predict:fit", "Fit scaling laws to a study or a CSV file.", of=model)
+command("fit:fit", "Fit scaling laws to a study or a CSV file.", of=model)
 command("predict:predict", "Predict more workers or another network from a study.", of=model)
 command("store:generate", "Generate text with the best model that a study kept.", of=model)
 

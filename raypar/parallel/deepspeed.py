@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from raypar.parallel.base import DataParallelism
-from raypar.study.strategy import Conflict, StrategyTraits
+from raypar.study.strategy import Conflict, Exchange, StrategyTraits
 from raypar.study.workload import Config, Option, Workload
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ STRATEGY = StrategyTraits(
     build=DeepSpeed,
     splits="by ZeRO stage: optimizer state, gradients, weights",
     built_on="DeepSpeed, `pip install 'raypar[deepspeed]'`",
+    exchange=Exchange.SHARDED,
     options={"zero_stage": ZERO_STAGE},
     conflicts=conflicts,
     check=check_compatible,

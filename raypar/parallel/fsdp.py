@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raypar.parallel.base import DataParallelism, SplitModel
-from raypar.study.strategy import StrategyTraits
+from raypar.study.strategy import Exchange, StrategyTraits
 from raypar.study.workload import Option
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ STRATEGY = StrategyTraits(
     build=FullyShard,
     splits="the batch; each rank keeps a part of all weights, gradients and optimizer state",
     built_on="torch's `fully_shard`",
+    exchange=Exchange.SHARDED,
     options={
         "fsdp_reshard": Option(
             True, bool, "drop gathered weights after the forward pass; False: keep them for backward"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypar.parallel.base import DataParallelism
-from raypar.study.strategy import StrategyTraits
+from raypar.study.strategy import Exchange, StrategyTraits
 
 if TYPE_CHECKING:
     from raypar.parallel.strategy import Task
@@ -61,4 +61,5 @@ STRATEGY = StrategyTraits(
     build=GatherBroadcast,
     splits="the batch; a master gathers gradients and broadcasts weights",
     built_on="`torch.distributed`",
+    exchange=Exchange.HOST,
 )

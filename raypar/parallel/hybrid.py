@@ -14,7 +14,7 @@ from raypar.parallel.base import SplitModel
 from raypar.parallel.ddp import BUCKET_MB
 from raypar.parallel.pipeline import Stages
 from raypar.parallel.tensor import plan_of, split_layers
-from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout
+from raypar.study.strategy import Conflict, Exchange, StrategyTraits, WorkLayout
 from raypar.study.workload import Config, Option, Workload, whole_number
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ STRATEGY = StrategyTraits(
     build=Hybrid,
     splits="all three, on a mesh of `num_workers` = replicas × `pipeline_size` × `tensor_size`",
     built_on="torch's `parallelize_module` and `distributed.pipelining`",
+    exchange=Exchange.MODEL,
     options=OPTIONS,
     layout=layout,
     conflicts=conflicts,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypar.parallel.base import SplitModel, out_of_place
 from raypar.study.space import Value
-from raypar.study.strategy import Conflict, StrategyTraits, WorkLayout, layout_of, pipeline_size
+from raypar.study.strategy import Conflict, Exchange, StrategyTraits, WorkLayout, layout_of, pipeline_size
 from raypar.study.workload import Config, Option, Workload, one_of, whole_number
 from raypar.units import counted
 
@@ -345,6 +345,7 @@ STRATEGY = StrategyTraits(
     build=Pipeline,
     splits="the model, between layers; micro-batches follow one another",
     built_on="torch's `distributed.pipelining`",
+    exchange=Exchange.MODEL,
     options=OPTIONS,
     layout=lambda config: WorkLayout(pipeline_size=config["num_workers"]),
     conflicts=conflicts,

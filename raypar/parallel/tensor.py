@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raypar.parallel.base import SplitModel, out_of_place
-from raypar.study.strategy import StrategyTraits, WorkLayout, tensor_size
+from raypar.study.strategy import Exchange, StrategyTraits, WorkLayout, tensor_size
 from raypar.study.workload import Config, Workload
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ STRATEGY = StrategyTraits(
     build=TensorParallel,
     splits="within layers: a pair of linear layers by outputs and by inputs",
     built_on="torch's `parallelize_module`",
+    exchange=Exchange.MODEL,
     layout=lambda config: WorkLayout(tensor_size=config["num_workers"]),
     check=check_compatible,
     has_layer_norms=False,

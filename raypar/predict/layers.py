@@ -83,7 +83,9 @@ def count_layers(model: nn.Module, inputs: Tensor, config: Config) -> tuple[Laye
         return one_layer(sum(map(sum, gradients)))
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
     return tuple(
-        LayerCost(names[module], sum(sizes), back / total, macs[module] / total, max(1, len(sizes)))
+        LayerCost(
+            names[module], sum(sizes), back / total, macs[module] / total, max(1, len(sizes)), type(module).__name__
+        )
         for module, sizes, back in zip(macs, gradients, backward, strict=True)
         if sizes or macs[module]
     )

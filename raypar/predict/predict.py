@@ -56,6 +56,10 @@ class JobSpec:
         sizes = np.full(np.shape(num_workers), float(self.batch_size))
         return sizes if self.scaling is Scaling.STRONG else sizes * num_workers
 
+    def batch_of(self, num_workers: int) -> float:
+        """Return the global batch of a worker count."""
+        return float(self.global_batch(np.array(num_workers)))
+
 
 def communication_of(
     config: Mapping[str, Value],
@@ -259,13 +263,7 @@ def predict(
     """
     is_measured = is_measured_network and is_measured_sending
     _check_measured(calibration, job, communication if is_measured else replace(communication, network=FREE))
-    most = job.batch_size if job.scaling is Scaling.STRONG else None
-    kept = [n for n in sorted(set(counts)) if most is None or n <= most]
-    if not kept:
-        raise RayparError(
-            f"a global batch of {most} has too few samples for {min(counts)} workers",
-            hint="ask for fewer workers, or use --scaling weak",
-        )
+    kept = possible_counts(job, counts)
     times = BootstrapSteps(calibration, job, communication, np.array(kept))
     every = np.arange(1, kept[-1] + 1)
     steps = job_step_times(calibration, job, communication, every)
@@ -275,10 +273,31 @@ def predict(
         predictions=tuple(
             _prediction(calibration, job, steps.at(n - 1), times, i, n, missing) for i, n in enumerate(kept)
         ),
-        most_workers=most,
+        most_workers=most_workers(job),
         fastest=int(every[np.argmax(rates)]),
         curve=(every.astype(np.float64), rates),
     )
+
+
+def most_workers(job: JobSpec) -> int | None:
+    """Return the samples of a global batch that is fixed, which limit the workers; None: no limit."""
+    return job.batch_size if job.scaling is Scaling.STRONG else None
+
+
+def possible_counts(job: JobSpec, counts: Sequence[int]) -> list[int]:
+    """Return the worker counts that have a sample each, from the smallest.
+
+    Raises:
+        RayparError: none has.
+    """
+    most = most_workers(job)
+    kept = [n for n in sorted(set(counts)) if most is None or n <= most]
+    if not kept:
+        raise RayparError(
+            f"a global batch of {most} has too few samples for {min(counts)} workers",
+            hint="ask for fewer workers, or use --scaling weak",
+        )
+    return kept
 
 
 def _check_measured(calibration: Calibration, job: JobSpec, how: Communication) -> None:
@@ -293,7 +312,7 @@ def _check_measured(calibration: Calibration, job: JobSpec, how: Communication) 
     if excess[worst] > MAX_EXCESS:
         with_workers = f"{counted(int(workers[worst]), 'worker')}, batch {int(batches[worst])}"
         raise RayparError(
-            f"the step model contradicts the measurements, so nothing is predicted: {with_workers} took "
+            f"the step model contradicts the measurements, so it gives no bound: {with_workers} took "
             f"{seconds(measured[worst])} per step, but the model's best is {seconds(float(bounds[worst]))}",
             hint="run the study again on an idle machine, with --fresh; or it scales in a way that the model doesn't "
             "cover, such as a smaller batch per worker that fits into the caches",

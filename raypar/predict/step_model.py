@@ -35,6 +35,7 @@ class LayerCost:
         backward_share: share of a step's computing time for its gradients.
         forward_share: share of a step's computing time for its forward pass.
         num_gradients: number of gradient tensors.
+        kind: name of its class; empty if it is not known.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LayerCost:
     backward_share: float
     forward_share: float
     num_gradients: int = 1
+    kind: str = ""
 
 
 def one_layer(num_gradient_bytes: int) -> tuple[LayerCost, ...]:

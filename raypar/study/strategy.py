@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from raypar.errors import RayparError
@@ -14,6 +15,15 @@ from raypar.plugins import registered
 from raypar.study.workload import Config, Option, Workload
 
 Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
+
+
+class Exchange(StrEnum):
+    """Way in which workers exchange gradients or parts of the model, as far as it changes how they scale."""
+
+    ALL_REDUCE = "all-reduce"
+    HOST = "through one process or the CPUs"
+    SHARDED = "sharded"
+    MODEL = "parts of the model"
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class StrategyTraits:
         needs_same_parameters: all ranks must use the same parameters in a step, because it gathers weights.
         names_collectives: all ranks take part in each collective, so a profile's spans can be matched.
         sync_every: option with the number of steps between synchronisations; empty: every step has one.
+        exchange: way in which workers exchange gradients or parts of the model.
     """
 
     build: Callable[[Any], Any]
@@ -73,6 +84,7 @@ class StrategyTraits:
     needs_same_parameters: bool = False
     names_collectives: bool = True
     sync_every: str = ""
+    exchange: Exchange = Exchange.ALL_REDUCE
 
 
 # Their options are in every trial's config, and so in its identity. Options of later strategies are only in the configs
@@ -131,3 +143,10 @@ def names_collectives(config: Config) -> bool:
     """Return this trait of a stored config's strategy; True if the strategy is unknown."""
     traits = STRATEGIES.get(config.get("strategy", ""))
     return traits is None or traits.names_collectives
+
+
+def exchange_of(config: Config) -> Exchange:
+    """Return how the workers of a stored config exchange gradients; on CPUs, they do it through the host."""
+    traits = STRATEGIES.get(config.get("strategy", ""))
+    by_strategy = traits.exchange if traits else Exchange.ALL_REDUCE
+    return Exchange.HOST if config.get("device") == "cpu" and by_strategy is Exchange.ALL_REDUCE else by_strategy

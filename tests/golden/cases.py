@@ -33,6 +33,8 @@ from raypar.errors import RayparError
 from raypar.execution.results import describe
 from raypar.predict.calibration import ObservedPoint, calibrate
 from raypar.predict.network import Network, Topology
+from raypar.predict.outlook import MeasuredRates, look_ahead, rates_by_model
+from raypar.predict.overhead import Facts
 from raypar.predict.predict import JobSpec, predict
 from raypar.predict.step_model import Communication, LayerCost
 from raypar.reporting import figures as report_figures
@@ -42,7 +44,7 @@ from raypar.reporting.export import markdown_of
 from raypar.reporting.figures import figures_of
 from raypar.reporting.fit import scaling_lines
 from raypar.reporting.live import STARTING_RAY, LiveView
-from raypar.reporting.predict import PredictView, plot_of, print_prediction
+from raypar.reporting.predict import CandidateView, PredictView, StepModel, plot_of, print_prediction
 from raypar.reporting.profile import print_profile
 from raypar.reporting.recommend import RecommendView, print_recommendation
 from raypar.reporting.sentences import effect_lines
@@ -477,7 +479,21 @@ def prediction(job=JOB, asked=16, variation=0.0, **how):
     calibration = calibrate(points, layer_costs, variation)
     communication = replace(Communication(Network(1e-5, 1e10)), **how)
     sweep = predict(calibration, job, communication, [2**i for i in range(asked.bit_length())])
-    return PredictView("wide", "Study wide", (asked,), calibration, job, communication, sweep, "as given")
+    rates = rates_by_model(job, sweep, {})
+    facts = Facts(scaling=job.scaling, step_time_s=job.batch_of(1) / rates.rates[1][0], num_parameters=3e6)
+    outlook = look_ahead(rates, facts, [p.num_workers for p in sweep.predictions], nodes_of=8, sweep=sweep)
+    model = StepModel(calibration, job, communication, sweep, "as given")
+    return CandidateView("wide", "Study wide", outlook, model)
+
+
+def table_prediction(asked=16):
+    rates = MeasuredRates({1: (100.0,), 2: (190.0, 188.0), 4: (350.0,)}, "images/s")
+    outlook = look_ahead(rates, Facts(), [1, 2, 4, 8, asked])
+    return CandidateView("times.csv", "times.csv", outlook, why_no_bound="a table does not show the layers")
+
+
+def predict_view(*candidates):
+    return PredictView((candidates[0].outlook.expected[-1].num_workers,), candidates)
 
 
 def predictions():
@@ -494,9 +510,10 @@ def predictions():
         "stragglers, weak scaling": prediction(JobSpec(Scaling.WEAK, 256, 25_600), variation=0.2),
         "fewer samples than workers": prediction(replace(JOB, batch_size=4)),
         "nodes, accumulation, compression": prediction(replace(JOB, accumulation_steps=4), **on_nodes),
-        "no intervals": replace(once, calibration=replace(once.calibration, draws=None)),
+        "a table": table_prediction(),
     }
-    shown = {title: printed(print_prediction, case) for title, case in cases.items()}
+    shown = {title: printed(print_prediction, predict_view(case)) for title, case in cases.items()}
+    shown["two candidates"] = printed(print_prediction, predict_view(once, table_prediction()))
     return {**shown, "a plot": in_words(plot_of(prediction(asked=64)))}
 
 

@@ -1,5 +1,6 @@
 """``raypar model predict``: flags, sources and refusals; tests/golden has whole predictions."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,7 @@ def project(tmp_path_factory):
         replace(r, conditions=stored_conditions(busy), train_time_s=2 * r.train_time_s) for r in stored["scaled"][:2]
     ]
     stored["partly"] = [*doubled, *stored["scaled"][2:]]
+    (folder / "times.csv").write_text("workers,time\n1,10\n2,6\n")
     for name, results in stored.items():
         resume = {"file": str(outside)} if name == "elsewhere" else {}
         recorded(folder, Question(name, {"num_workers": 1}, ("num_workers",)), results, resume=resume)
@@ -65,6 +67,12 @@ def predicted(flags, name="scaled"):
     return joined(out)
 
 
+def document(*args):
+    code, out, err = raypar(*args, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
 POINT = "--set batch_size=256 "
 NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
 
@@ -74,10 +82,10 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
     [
         (
             NODES,
-            "16 workers, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a shared link "
-            "of 20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's own), during "
-            "the backward pass|shared out among "
-            "the layers by counted work|the links within a node were not given|its steps vary by 2.4 %",
+            "16 workers on 4 nodes, batch 256: |4 workers per node, links of 10.0 µs and 10.0 GB/s within it, and a "
+            "shared link of 20.0 µs and 11.8 GB/s to other nodes|in buckets of 25 MiB, the first of 1 MiB (torch's "
+            "own), during the backward pass|shared out among the layers by counted work|"
+            "the links within a node were not given|its steps vary by 2.4 %",
             "",
         ),
         (
@@ -101,7 +109,8 @@ NODES = POINT + "--workers 16 --nodes-of 4 --network 100Gbit "
         ),
         (
             "--set per_worker_batch_size=64 --workers 4096 --network 1Gbit,5ms --scaling weak --input-rate 1000",
-            "weak scaling: each worker's batch is 64|4,096 workers, batch 262,144|delivers 1.00k samples/s",
+            "weak scaling: each worker's batch is 64|4,096 workers on 4,096 nodes, batch 262,144|"
+            "delivers 1.00k samples/s",
             "",
         ),
     ],
@@ -155,19 +164,59 @@ def test_the_size_of_a_missing_network_can_be_given():
         ("scaled", POINT + "--parameters many", "must be a positive number of parameters"),
         ("scaled", "--workers 8,", "--workers"),
         ("scaled", "--workers 99999999", "--workers"),
-        ("wide", "--network 1Gbit", "no trial of one worker"),
         ("disturbed", POINT + "--network 1Gbit", "other load disturbed all trials of one worker (15 of 15 trials"),
-        (
-            "contradicted",
-            POINT + "--network 1Gbit",
-            "so nothing is predicted: 2 workers, batch 256 took 16.6 ms per step",
-        ),
-        ("lost", "--network 1Gbit", "its network can't be inspected → give its size: --parameters"),
-        ("lost", "--parameters 1M", "the study has no data on a network"),
-        ("piped", "--network 1Gbit", "strategy=pipeline: the step model only covers"),
-        ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
+        ("scaled", POINT + "--workload digits", "--workload and --samples-per-s belong together"),
+        ("times.csv", POINT, "--set batch_size=256 is for studies, and times.csv is a table"),
+        ("missing.csv", "", "missing.csv"),
+        ("scaled", POINT + "--workers 8..x", "must be a list of counts"),
     ],
 )
 def test_bad_input_is_refused_without_running_foreign_files(study, flags, message, project):
     refused(message, "model", "predict", study, "--workers", "8", *flags.split())
     assert not list(project.parent.glob("*/ran"))
+
+
+@pytest.mark.parametrize(
+    ("study", "flags", "reason"),
+    [
+        ("wide", "--network 1Gbit", "no trial of one worker"),
+        ("contradicted", POINT + "--network 1Gbit", "so it gives no bound: 2 workers, batch 256 took 16.6 ms per step"),
+        ("lost", "--network 1Gbit", "its network can't be inspected"),
+        ("lost", "--parameters 1M", "the study has no data on a network"),
+        ("piped", "--network 1Gbit", "strategy=pipeline: the step model only covers"),
+        ("elsewhere", "--network 100Gbit", "not in this folder"),  # a store's file is run only from there
+    ],
+)
+def test_without_a_step_model_the_range_remains_and_the_reason_is_shown(study, flags, reason, project):
+    text = predicted(f"--workers 8 {flags}", study)
+    assert "8 workers" in text and "at best" not in text.lower().replace("`at best` is the upper bound", "")
+    assert "no bound of the step model: " in text and reason in text
+    assert not list(project.parent.glob("*/ran"))
+
+
+def test_a_measured_count_narrows_the_range_of_a_table(project):
+    widths = []
+    for rows in ("1,100", "1,100\n2,190", "1,100\n2,190\n4,350"):
+        (project / "rates.csv").write_text(f"gpus,images/sec\n{rows}\n")
+        (candidate,) = document("model", "predict", "rates.csv", "--workers", "16")["candidates"]
+        efficiency = candidate["expected"][-1]["efficiency"]
+        widths.append(efficiency["high"] - efficiency["low"])
+    assert widths[0] > 1.5 * widths[1] and widths[1] > widths[2]
+    assert {e["num_workers"] for e in candidate["expected"] if e["measured_rate"]} == {1, 2, 4}
+
+
+def test_a_published_rate_of_one_worker_gets_a_bound_and_a_range_below_it():
+    flags = "--workload digits --samples-per-s 5000 --workers 8..64 --nodes-of 8 --network 25Gbit"
+    (candidate,) = document("model", "predict", *flags.split())["candidates"]
+    assert [e["num_workers"] for e in candidate["expected"]] == [1, 2, 4, 8, 16, 32, 64]
+    one, *more = candidate["expected"]
+    assert one["rate"]["value"] == pytest.approx(5000)
+    assert all(e["efficiency"]["high"] <= e["at_best"]["efficiency"]["value"] for e in more)
+    assert [e["num_nodes"] for e in more] == [1, 1, 1, 2, 4, 8]
+
+
+def test_candidates_are_compared_at_the_largest_count(project):
+    (project / "good.csv").write_text("gpus,images/sec\n1,100\n2,199\n4,396\n")
+    (project / "poor.csv").write_text("gpus,images/sec\n1,100\n2,110\n4,115\n")
+    _, out, _ = raypar("model", "predict", "poor.csv", "good.csv", "--workers", "8")
+    assert "Efficiency with 8 workers: good.csv: 9" in joined(out) and "overlap" not in out

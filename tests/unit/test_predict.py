@@ -187,9 +187,9 @@ def test_an_implausible_network_is_refused(factor, problem):
 
 @pytest.mark.parametrize("is_measured", [True, False])
 @pytest.mark.parametrize("batch_size", [256, 64, 128])
-def test_a_model_that_contradicts_the_measurements_predicts_nothing(is_measured, batch_size):
+def test_a_model_that_contradicts_the_measurements_gives_no_bound(is_measured, batch_size):
     calibration = calibrate(scaled({2: 0.4}), LAYERS)
-    with pytest.raises(RayparError, match="contradicts the measurements, so nothing is predicted: 2 workers, batch"):
+    with pytest.raises(RayparError, match="contradicts the measurements, so it gives no bound: 2 workers, batch"):
         predict(calibration, strong(batch_size), HOW, [64], is_measured_network=is_measured)
 
 
