@@ -19,10 +19,10 @@ from raypar.predict.overhead import (
     Deviations,
     Fabric,
     Facts,
-    Family,
-    Gang,
+    GangSize,
     Link,
     MeasuredEfficiency,
+    ModelFamily,
     Prior,
     features,
     log_overhead,
@@ -46,7 +46,7 @@ _EXCHANGES = (
 )
 _LINKS = ((("nvlink", "nvsw", "infinity"), Link.FAST), (("pci",), Link.BUS))
 _FABRICS = ((("tcp", "ethernet"), Fabric.TCP), (("infiniband", "rdma"), Fabric.RDMA))
-_FAMILIES = {"cnn": Family.CONVOLUTIONAL, "detection": Family.CONVOLUTIONAL, "rnn": Family.RECURRENT}
+_FAMILIES = {"cnn": ModelFamily.CONVOLUTIONAL, "detection": ModelFamily.CONVOLUTIONAL, "rnn": ModelFamily.RECURRENT}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Series:
     name: str
     source: str
     facts: Facts
-    gangs: tuple[Gang, ...]
+    gangs: tuple[GangSize, ...]
     efficiencies: tuple[float, ...]
 
     def measured(self, count: int) -> list[MeasuredEfficiency]:
@@ -97,11 +97,11 @@ def _series(name: str, rows: Sequence[Mapping[str, object]]) -> Series:
         exchange=exchange,
         within=_meaning(_LINKS, first, "intra_node_link"),
         between=_meaning(_FABRICS, first, "inter_node_network"),
-        family=_FAMILIES.get(_text(first, "model_family"), Family.OTHER),
+        family=_FAMILIES.get(_text(first, "model_family"), ModelFamily.OTHER),
         step_time_s=_step_time_s(first),
         num_parameters=(_number(first, "params_millions") or 0) * 1e6 or None,
     )
-    gangs = tuple(Gang(int(_number(row, "num_devices") or 1), _num_nodes(row)) for row in rows)
+    gangs = tuple(GangSize(int(_number(row, "num_devices") or 1), _num_nodes(row)) for row in rows)
     source = _text(first, "source_repo")
     return Series(name, source, facts, gangs, tuple(_number(row, "efficiency") or math.nan for row in rows))
 

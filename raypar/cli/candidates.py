@@ -37,8 +37,8 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be predicted, for every candidate.
+class PredictRequest:
+    """Request of a prediction, for every candidate.
 
     Attributes:
         workers: worker counts.
@@ -153,7 +153,7 @@ def num_parameters_of(text: str | None) -> float | None:
     return common.parse_quantity("--parameters", text, _UNITS, "number of parameters", "25.6M")
 
 
-def of_study(name: str, asked: Asked, tracking_uri: str) -> CandidateView:
+def of_study(name: str, asked: PredictRequest, tracking_uri: str) -> CandidateView:
     """Return the prediction from a stored study.
 
     Raises:
@@ -188,6 +188,8 @@ def of_study(name: str, asked: Asked, tracking_uri: str) -> CandidateView:
         layers, source = _layers(study.store, name, results[0], asked.num_parameters)
         model, notes = _step_model(layers, study.store, name, results, training, counts, asked)
         sources += [source, *notes]
+    except NotForTraining:
+        raise
     except RayparError as error:
         why_no_bound = str(error)
     if model is not None:
@@ -236,7 +238,7 @@ def _step_model(
     results: Sequence[TrialResult],
     training: JobSpec,
     counts: Sequence[int],
-    asked: Asked,
+    asked: PredictRequest,
 ) -> tuple[StepModel, list[str]]:
     """Return the step model of a study with its bounds, and notes on assumptions.
 
@@ -263,7 +265,7 @@ def _step_model(
     return StepModel(calibration, training, how, sweep, origin), notes
 
 
-def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked: Asked) -> CandidateView:
+def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked: PredictRequest) -> CandidateView:
     """Return the prediction from a study of training code whose steps raypar doesn't run itself."""
     from raypar.analysis.scaling import worker_groups
     from raypar.predict.facts import facts_of
@@ -304,14 +306,13 @@ def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked:
     )
 
 
-def of_table(path: Path, asked: Asked) -> CandidateView:
+def of_table(path: Path, asked: PredictRequest) -> CandidateView:
     """Return the prediction from a CSV file of times or throughputs by worker count.
 
     Raises:
         RayparError: the file can't be read, or has several groups.
     """
-    from raypar.analysis.table import Asked as AskedOfTable
-    from raypar.analysis.table import read_table
+    from raypar.analysis.table import Asked, read_table
     from raypar.predict.facts import facts_of
     from raypar.predict.outlook import MeasuredRates, look_ahead
     from raypar.predict.predict import worker_counts
@@ -319,7 +320,7 @@ def of_table(path: Path, asked: Asked) -> CandidateView:
 
     if asked.settings:
         raise RayparError(f"--set {asked.settings[0]} is for studies, and {path} is a table", hint="leave it out")
-    table = read_table(path, (), AskedOfTable(scaling=asked.scaling))
+    table = read_table(path, (), Asked(scaling=asked.scaling))
     (runs,) = table.runs.values()
     rates = MeasuredRates.of_runs(runs, table.scaling)
     facts = facts_of(
@@ -338,7 +339,7 @@ def of_table(path: Path, asked: Asked) -> CandidateView:
     )
 
 
-def of_rate(workload_name: str, samples_per_s: float, asked: Asked) -> CandidateView:
+def of_rate(workload_name: str, samples_per_s: float, asked: PredictRequest) -> CandidateView:
     """Return the prediction from the rate of one worker, such as a published one of a GPU.
 
     Raises:

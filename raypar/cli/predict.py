@@ -115,7 +115,7 @@ def predict(
     if network == candidates.MEASURED:
         check_for_training("without it no worker can measure a network: give one, for example --network 100Gbit")
     common.set_data_dir(data_dir)
-    request = candidates.Asked(
+    request = candidates.PredictRequest(
         workers=asked,
         settings=tuple(settings or ()),
         scaling=Scaling(scaling) if scaling else None,

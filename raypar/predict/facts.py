@@ -1,4 +1,4 @@
-"""What is known of a training for its outlook: how it exchanges gradients, over which links, and its kind of model."""
+"""Facts of a training for its outlook: its exchange of gradients, its links, and its kind of model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from raypar.analysis.laws import Scaling
 from raypar.predict.network import Network
-from raypar.predict.overhead import Fabric, Facts, Family, Link
+from raypar.predict.overhead import Fabric, Facts, Link, ModelFamily
 from raypar.predict.step_model import LayerCost
 from raypar.study.strategy import Exchange, exchange_of
 from raypar.study.workload import Config
@@ -14,9 +14,9 @@ from raypar.study.workload import Config
 BYTES_PER_PARAMETER = 4
 FAST_LINK_BYTES_PER_S = 50e9  # above any PCI Express x16 link in use, below any NVLink
 RDMA_LATENCY_S = 10e-6  # TCP between two machines takes longer
-_KINDS: Mapping[Family, tuple[str, ...]] = {
-    Family.CONVOLUTIONAL: ("Conv1d", "Conv2d", "Conv3d"),
-    Family.RECURRENT: ("RNN", "LSTM", "GRU"),
+_KINDS: Mapping[ModelFamily, tuple[str, ...]] = {
+    ModelFamily.CONVOLUTIONAL: ("Conv1d", "Conv2d", "Conv3d"),
+    ModelFamily.RECURRENT: ("RNN", "LSTM", "GRU"),
 }
 
 
@@ -34,7 +34,7 @@ def fabric_of(latency_s: float | None) -> Fabric | None:
     return Fabric.RDMA if latency_s <= RDMA_LATENCY_S else Fabric.TCP
 
 
-def family_of_layers(layers: Sequence[LayerCost]) -> Family | None:
+def family_of_layers(layers: Sequence[LayerCost]) -> ModelFamily | None:
     """Return the kind of model whose layers do most of the work; None if the layers are not known."""
     total = sum(layer.backward_share for layer in layers)
     if not any(layer.kind for layer in layers) or not total:
@@ -42,7 +42,7 @@ def family_of_layers(layers: Sequence[LayerCost]) -> Family | None:
     for family, kinds in _KINDS.items():
         if sum(layer.backward_share for layer in layers if layer.kind in kinds) > total / 2:
             return family
-    return Family.OTHER
+    return ModelFamily.OTHER
 
 
 def facts_of(

@@ -20,7 +20,7 @@ from raypar.predict.overhead import (
     LEVEL,
     EfficiencyRange,
     Facts,
-    Gang,
+    GangSize,
     MeasuredEfficiency,
     Prior,
     most_informative,
@@ -77,9 +77,10 @@ class Expected:
     Attributes:
         efficiency: over the smallest measured count.
         rate: of all workers.
-        time_s: time of a step, or of the measured work; None: not known.
+        time_s: time of a step, or of the measured work; None: not evidence.
         at_best: upper bounds of the step model; None: there is none.
         measured: measured rate; None: not measured, or on another network.
+        measured_time_s: measured time; None: as for `measured` and `time_s`.
     """
 
     num_workers: int
@@ -90,6 +91,7 @@ class Expected:
     time_s: Estimate | None
     at_best: Prediction | None
     measured: Estimate | None
+    measured_time_s: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -157,20 +159,21 @@ def look_ahead(
         return 1 / over_base - 1
 
     kept = sorted({n for n in (*counts, *measured.rates) if base <= n <= max(counts) and (not bounds or n in bounds)})
-    known = [
+    evidence = [
         MeasuredEfficiency(gang(n), *_measured_efficiency(measured, n), explained(n))
         for n in sorted(measured.rates)
         if n > base and is_comparable(n) and (not bounds or n in bounds)
     ]
     predict = partial(predict_efficiency, prior, facts, gang(base))
-    ranges = predict([gang(n) for n in kept], known, [explained(n) for n in kept])
+    ranges = predict([gang(n) for n in kept], evidence, [explained(n) for n in kept])
     base_rate = float(np.median(measured.rates[base]))
     expected = []
     for n, efficiency in zip(kept, ranges, strict=True):
-        estimate = _estimate(efficiency, len(known) + 1)
+        estimate = _estimate(efficiency, len(evidence) + 1)
         speedup = estimate.scaled(n / base)
         rate = speedup.scaled(base_rate)
         is_shown = n in measured.rates and is_comparable(n) and not (n == base and measured.is_base_modelled)
+        shown = median_estimate(measured.rates[n]) if is_shown else None
         expected.append(
             Expected(
                 num_workers=n,
@@ -180,15 +183,16 @@ def look_ahead(
                 rate=rate,
                 time_s=rate.inverse().scaled(measured.work(n)) if measured.time_name else None,
                 at_best=bounds.get(n),
-                measured=median_estimate(measured.rates[n]) if is_shown else None,
+                measured=shown,
+                measured_time_s=shown.inverse().scaled(measured.work(n)) if shown and measured.time_name else None,
             )
         )
-    advice = _advice(prior, facts, gang, base, kept[-1], known, explained(kept[-1]))
-    return Outlook(measured, facts, base, tuple(expected), len(known) + 1, prior.num_series, advice)
+    advice = _advice(prior, facts, gang, base, kept[-1], evidence, explained(kept[-1]))
+    return Outlook(measured, facts, base, tuple(expected), len(evidence) + 1, prior.num_series, advice)
 
 
-def _gang(nodes_of: int | None, num_workers: int) -> Gang:
-    return Gang(num_workers, 1 if nodes_of is None else math.ceil(num_workers / nodes_of))
+def _gang(nodes_of: int | None, num_workers: int) -> GangSize:
+    return GangSize(num_workers, 1 if nodes_of is None else math.ceil(num_workers / nodes_of))
 
 
 def _measured_efficiency(measured: MeasuredRates, num_workers: int) -> tuple[float, float]:
@@ -207,18 +211,18 @@ def _estimate(efficiency: EfficiencyRange, num_measured: int) -> Estimate:
 def _advice(
     prior: Prior,
     facts: Facts,
-    gang: Callable[[int], Gang],
+    gang: Callable[[int], GangSize],
     base: int,
     target: int,
-    known: Sequence[MeasuredEfficiency],
+    evidence: Sequence[MeasuredEfficiency],
     bound: float,
 ) -> Advice | None:
-    largest = max([base, *(m.gang.num_workers for m in known)])
+    largest = max([base, *(m.gang.num_workers for m in evidence)])
     counts = [base * 2**i for i in range(1, 21)]
-    taken = {m.gang.num_workers for m in known}
+    taken = {m.gang.num_workers for m in evidence}
     candidates = [gang(n) for n in counts if n < target and n <= WITHIN_REACH * largest and n not in taken]
-    (now,) = predict_efficiency(prior, facts, gang(base), [gang(target)], known, [bound])
-    best = most_informative(prior, facts, gang(base), gang(target), known, candidates, bound)
+    (now,) = predict_efficiency(prior, facts, gang(base), [gang(target)], evidence, [bound])
+    best = most_informative(prior, facts, gang(base), gang(target), evidence, candidates, bound)
     if best is None or target == base or now.width < NARROW:
         return None
     chosen, then = best

@@ -54,7 +54,7 @@ class Fabric(StrEnum):
     TCP = "TCP"
 
 
-class Family(StrEnum):
+class ModelFamily(StrEnum):
     """Kind of model, as far as it changes the overhead."""
 
     CONVOLUTIONAL = "convolutional"
@@ -64,7 +64,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a training besides its measured rates; None: not known.
+    """Facts of a training besides its measured rates; None: not known.
 
     Attributes:
         step_time_s: of the smallest measured worker count.
@@ -75,13 +75,13 @@ class Facts:
     exchange: Exchange = Exchange.ALL_REDUCE
     within: Link | None = None
     between: Fabric | None = None
-    family: Family | None = None
+    family: ModelFamily | None = None
     step_time_s: float | None = None
     num_parameters: float | None = None
 
 
 @dataclass(frozen=True)
-class Gang:
+class GangSize:
     """Workers of a training, and the nodes that they are on."""
 
     num_workers: int
@@ -97,7 +97,7 @@ class MeasuredEfficiency:
         bound: overhead that a step model explains.
     """
 
-    gang: Gang
+    gang: GangSize
     efficiency: float
     error: float = 0.0
     bound: float = 0.0
@@ -119,7 +119,7 @@ class EfficiencyRange:
 _LINK_SIGNS = {Link.FAST: 1.0, Link.BUS: -1.0, None: 0.0}
 _FABRIC_SIGNS = {Fabric.TCP: 1.0, Fabric.RDMA: -1.0, None: 0.0}
 # Features of the logarithm of the overhead, each from the facts, the smallest count and the gang: one entry each.
-FEATURES: Mapping[str, Callable[[Facts, Gang, Gang], float]] = {
+FEATURES: Mapping[str, Callable[[Facts, GangSize, GangSize], float]] = {
     "constant": lambda *_: 1.0,
     "growth": lambda _, base, gang: math.log2(1 + math.log2(gang.num_workers / base.num_workers)),
     "doublings of the smallest": lambda _, base, __: math.log2(base.num_workers),
@@ -133,14 +133,14 @@ FEATURES: Mapping[str, Callable[[Facts, Gang, Gang], float]] = {
     "parts of the model": lambda facts, *_: float(facts.exchange is Exchange.MODEL),
     "links within a node": lambda facts, *_: _LINK_SIGNS[facts.within],
     "network": lambda facts, *_: _FABRIC_SIGNS[facts.between],
-    "convolutional": lambda facts, *_: float(facts.family is Family.CONVOLUTIONAL),
-    "recurrent": lambda facts, *_: float(facts.family is Family.RECURRENT),
+    "convolutional": lambda facts, *_: float(facts.family is ModelFamily.CONVOLUTIONAL),
+    "recurrent": lambda facts, *_: float(facts.family is ModelFamily.RECURRENT),
     "log step time": lambda facts, *_: math.log((facts.step_time_s or USUAL_STEP_TIME_S) / USUAL_STEP_TIME_S),
     "log parameters": lambda facts, *_: math.log((facts.num_parameters or USUAL_PARAMETERS) / USUAL_PARAMETERS),
 }
 
 
-def features(facts: Facts, base: Gang, gangs: Sequence[Gang]) -> Floats:
+def features(facts: Facts, base: GangSize, gangs: Sequence[GangSize]) -> Floats:
     """Return the features of each gang, shape ``(gangs, features)``."""
     return np.array([[feature(facts, base, gang) for feature in FEATURES.values()] for gang in gangs])
 
@@ -216,8 +216,8 @@ def log_overhead(efficiency: float | Floats, bound: float | Floats = 0.0) -> Flo
 def predict_efficiency(
     prior: Prior,
     facts: Facts,
-    base: Gang,
-    gangs: Sequence[Gang],
+    base: GangSize,
+    gangs: Sequence[GangSize],
     measured: Sequence[MeasuredEfficiency] = (),
     bounds: Sequence[float] | None = None,
 ) -> tuple[EfficiencyRange, ...]:
@@ -238,7 +238,7 @@ def predict_efficiency(
 
 
 def _conditioned(
-    prior: Prior, facts: Facts, base: Gang, gangs: Sequence[Gang], measured: Sequence[MeasuredEfficiency]
+    prior: Prior, facts: Facts, base: GangSize, gangs: Sequence[GangSize], measured: Sequence[MeasuredEfficiency]
 ) -> tuple[Floats, Floats]:
     """Return the mean and standard deviation of each gang's log overhead, given the measured ones."""
     every = [*gangs, *(m.gang for m in measured)]
@@ -263,12 +263,12 @@ def _conditioned(
 def most_informative(
     prior: Prior,
     facts: Facts,
-    base: Gang,
-    target: Gang,
+    base: GangSize,
+    target: GangSize,
     measured: Sequence[MeasuredEfficiency],
-    candidates: Sequence[Gang],
+    candidates: Sequence[GangSize],
     bound: float = 0.0,
-) -> tuple[Gang, EfficiencyRange] | None:
+) -> tuple[GangSize, EfficiencyRange] | None:
     """Return the candidate whose measurement would narrow the target's range most, and the expected range.
 
     Of candidates that narrow it about equally (within a tenth), the first counts. The measurement is assumed to give

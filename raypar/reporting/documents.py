@@ -60,7 +60,7 @@ SHOWN: Mapping[str, str] = {
     "LayerWork": "kind is_of_macs forward by_weights by_inputs",
     "MatchedPoint": "point difference=time.outcome ratio=time.estimate metric_change=metric.estimate num_finished "
     "num_diverged outcomes times_s metrics execution_changes",
-    "Expected": "num_workers num_nodes efficiency speedup rate time_s at_best measured_rate=measured",
+    "Expected": "num_workers num_nodes efficiency speedup rate time_s at_best measured_rate=measured measured_time_s",
     "PointAnalysis": "point num_workers is_baseline num_trials=results.# num_finished=samples.# outcome time_s speedup "
     "efficiency metric *POINTS step_time_median_s step_time_p95_s",
     "PointWhy": "point num_workers step_s parts train_s eval_s save_s samples_per_step what_ifs",

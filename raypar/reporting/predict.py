@@ -200,22 +200,19 @@ def _columns(outlook: Outlook) -> list[Column]:
     if any(e.at_best for e in outlook.expected):
         cells["eff.,\nat best"] = lambda e: units.percent(e.at_best.efficiency.value if e.at_best else None)
         cells["limit"] = lambda e: _limit_name(e.at_best.limit) if e.at_best else units.MISSING
-    cells["measured"] = lambda e: _measured(e, outlook)
+    cells["measured"] = _measured
     is_text = ("limit", "measured")
     return [Column(head, list(map(show, outlook.expected)), head not in is_text) for head, show in cells.items()]
 
 
+def _measured(expected: Expected) -> str:
+    if expected.measured_time_s is not None:
+        return units.seconds(expected.measured_time_s.value)
+    return units.compact(expected.measured.value if expected.measured else None)
+
+
 def _limit_name(limit: Limit) -> str:
     return "small batch" if limit is Limit.BATCH else str(limit)
-
-
-def _measured(expected: Expected, outlook: Outlook) -> str:
-    if expected.measured is None:
-        return units.MISSING
-    rate = expected.measured.value
-    if outlook.measured.time_name:
-        return units.seconds(outlook.measured.work(expected.num_workers) / rate)
-    return units.compact(rate)
 
 
 def _bar(prediction: Prediction) -> Text:
@@ -341,7 +338,7 @@ def _assumptions(view: CandidateView) -> list[str]:
 
 def _facts_text(facts: Facts) -> str:
     """Return what is known of the training, in words."""
-    known = {
+    facts_by_name = {
         "scaling": facts.scaling,
         "exchange": facts.exchange,
         "links within a node": facts.within,
@@ -350,8 +347,8 @@ def _facts_text(facts: Facts) -> str:
         "parameters": facts.num_parameters and units.compact(facts.num_parameters),
         "step": facts.step_time_s and units.seconds(facts.step_time_s),
     }
-    texts = [f"{name} {value}" for name, value in known.items() if value]
-    missing = [name for name, value in known.items() if not value]
+    texts = [f"{name} {value}" for name, value in facts_by_name.items() if value]
+    missing = [name for name, value in facts_by_name.items() if not value]
     return ", ".join(texts) + (f"; not known: {', '.join(missing)}" if missing else "")
 
 

@@ -152,14 +152,16 @@ def estimates(value, key=""):
 def numbers(document):
     """Yield the estimates of a document as the verb's text shows them."""
     shown = {k: document.get(k) for k in ("points", "comparisons", "groups", "candidates", "predictions")}
+    is_predicted = document["kind"] == "predict"
+    if is_predicted:  # of the bounds, the table has only efficiencies
+        shown = [{**e, "at_best": None} for each in document["candidates"] for e in each["expected"]]
     for key, estimate in estimates(shown):
         if estimate.method == Method.REFERENCE:
             continue
         if key in ("speedup", "ratio", "gain"):
-            is_predicted = document["kind"] == "predict"
             yield units.ratio(estimate.value) if is_predicted else units.ratio_interval(estimate)
         elif key == "time_s":
-            yield units.seconds_interval(estimate, bounds=False)
+            yield units.seconds(estimate.value) if is_predicted else units.seconds_interval(estimate, bounds=False)
         elif key == "step_time_s":
             yield units.seconds(estimate.value)
 

@@ -19,10 +19,10 @@ from raypar.predict.overhead import (
     Deviations,
     Fabric,
     Facts,
-    Family,
-    Gang,
+    GangSize,
     Link,
     MeasuredEfficiency,
+    ModelFamily,
     Prior,
     most_informative,
     predict_efficiency,
@@ -30,7 +30,7 @@ from raypar.predict.overhead import (
 from raypar.predict.step_model import LayerCost
 from raypar.study.strategy import Exchange, exchange_of
 
-ONE = Gang(1)
+ONE = GangSize(1)
 PRIOR = Prior.shipped()
 FACTS = Facts(scaling=Scaling.WEAK)
 efficiencies = st.floats(0.05, 0.99)
@@ -45,7 +45,7 @@ def simple(training=0.6, noise=0.2, slope=0.0, source=0.0, error=0.0):
 
 
 def test_without_a_measurement_the_range_is_that_of_a_normal_log_overhead():
-    (found,) = predict_efficiency(simple(), FACTS, ONE, [Gang(8)])
+    (found,) = predict_efficiency(simple(), FACTS, ONE, [GangSize(8)])
     mean, deviation = -2 + 0.5 * 2, np.hypot(0.6, 0.2)  # growth of three doublings: log2(1 + 3)
     by_hand = [1 / (1 + np.exp(mean + deviation * norm.ppf(q))) for q in (0.5, 0.95, 0.05)]
     assert [found.median, found.low, found.high] == pytest.approx(by_hand)
@@ -53,7 +53,7 @@ def test_without_a_measurement_the_range_is_that_of_a_normal_log_overhead():
 
 def test_a_measurement_conditions_the_process_as_the_normal_distribution_does():
     prior, efficiency = simple(training=0.6, noise=0.2, slope=0.3, source=0.4), 0.8
-    (found,) = predict_efficiency(prior, FACTS, ONE, [Gang(16)], [MeasuredEfficiency(Gang(2), efficiency)])
+    (found,) = predict_efficiency(prior, FACTS, ONE, [GangSize(16)], [MeasuredEfficiency(GangSize(2), efficiency)])
     growth = np.array([1.0, np.log2(5)])
     covariance = 0.4**2 + 0.6**2 + 0.3**2 * np.outer(growth - 1, growth - 1) + np.diag([0.2**2, 0.2**2])
     joint = multivariate_normal([-2 + 0.5 * g for g in growth], covariance)
@@ -66,17 +66,17 @@ def test_a_measurement_conditions_the_process_as_the_normal_distribution_does():
 
 
 def test_the_bound_of_a_step_model_adds_to_the_overhead():
-    free, bounded = (predict_efficiency(simple(), FACTS, ONE, [Gang(8)], (), [b])[0] for b in (0.0, 0.5))
+    free, bounded = (predict_efficiency(simple(), FACTS, ONE, [GangSize(8)], (), [b])[0] for b in (0.0, 0.5))
     assert 1 / bounded.median - 1 / free.median == pytest.approx(0.5)
-    explained = [MeasuredEfficiency(Gang(4), 0.6, bound=1 / 0.6 - 1)]  # nothing is left for other overheads
-    (after,) = predict_efficiency(simple(), FACTS, ONE, [Gang(8)], explained, [0.5])
+    explained = [MeasuredEfficiency(GangSize(4), 0.6, bound=1 / 0.6 - 1)]  # nothing is left for other overheads
+    (after,) = predict_efficiency(simple(), FACTS, ONE, [GangSize(8)], explained, [0.5])
     assert bounded.median < after.median < 1 / 1.5
 
 
 @given(efficiencies, efficiencies, st.integers(1, 6), st.floats(0, 0.05))
 def test_measurements_narrow_a_range_in_logarithms_and_keep_it_in_order(first, second, doublings, error):
-    target = Gang(2 ** (doublings + 2))
-    known = [MeasuredEfficiency(Gang(2), first, error), MeasuredEfficiency(Gang(4), second, error)]
+    target = GangSize(2 ** (doublings + 2))
+    known = [MeasuredEfficiency(GangSize(2), first, error), MeasuredEfficiency(GangSize(4), second, error)]
     ranges = [predict_efficiency(PRIOR, FACTS, ONE, [target], known[:n])[0] for n in (0, 2)]
     for each in ranges:
         assert 0 <= each.low < each.median < each.high <= 1
@@ -87,7 +87,7 @@ def test_measurements_narrow_a_range_in_logarithms_and_keep_it_in_order(first, s
 
 
 def test_the_smallest_count_is_exact_and_more_overhead_is_expected_of_slower_links():
-    gangs = [ONE, Gang(16, 2)]
+    gangs = [ONE, GangSize(16, 2)]
     by_network = {
         fabric: predict_efficiency(PRIOR, Facts(between=fabric, within=Link.FAST), ONE, gangs) for fabric in Fabric
     }
@@ -103,11 +103,11 @@ def test_the_shipped_prior_is_read_as_it_was_written():
 
 
 def test_the_advice_is_the_measurement_that_narrows_the_range():
-    candidates = [Gang(2), Gang(4), Gang(8)]
-    chosen, after = most_informative(PRIOR, FACTS, ONE, Gang(64), [], candidates)
-    before = predict_efficiency(PRIOR, FACTS, ONE, [Gang(64)])[0]
+    candidates = [GangSize(2), GangSize(4), GangSize(8)]
+    chosen, after = most_informative(PRIOR, FACTS, ONE, GangSize(64), [], candidates)
+    before = predict_efficiency(PRIOR, FACTS, ONE, [GangSize(64)])[0]
     assert chosen in candidates and after.width < 0.9 * before.width
-    assert most_informative(PRIOR, FACTS, ONE, Gang(64), [], []) is None
+    assert most_informative(PRIOR, FACTS, ONE, GangSize(64), [], []) is None
 
 
 # ---- facts
@@ -133,8 +133,8 @@ def test_facts_follow_from_links_and_layers():
     assert [link_kind(parse_network(text)) for text in ("200GB/s", "12GB/s")] == [Link.FAST, Link.BUS]
     assert [fabric_of(latency) for latency in (None, 2e-6, 50e-6)] == [None, Fabric.RDMA, Fabric.TCP]
     convolution, linear = LayerCost("a", 4_000, 0.6, 0.2, 1, "Conv2d"), LayerCost("b", 8_000, 0.1, 0.1, 1, "Linear")
-    assert family_of_layers([convolution, linear]) is Family.CONVOLUTIONAL
-    assert family_of_layers([linear]) is Family.OTHER and family_of_layers([LayerCost("c", 1, 0.6, 0.4)]) is None
+    assert family_of_layers([convolution, linear]) is ModelFamily.CONVOLUTIONAL
+    assert family_of_layers([linear]) is ModelFamily.OTHER and family_of_layers([LayerCost("c", 1, 0.6, 0.4)]) is None
     assert facts_of(layers=[convolution, linear]).num_parameters == 3_000
 
 
