@@ -334,7 +334,8 @@ def measure(hosts: Hosts, case: Case, *, is_quick: bool) -> Pair:
     training = JobSpec(Scaling.STRONG, batch_size, num_samples=num_steps * batch_size)
 
     def predicted(network: Network, algorithm: Algorithm) -> Prediction:
-        how = communication_of(spec.config, network, algorithm)
+        shared = min(1.0, len(allowed_cores()) / num_workers)
+        how = replace(communication_of(spec.config, network, algorithm), cores_per_worker=shared)
         (prediction,) = predict(calibration, training, how, [num_workers]).predictions
         return prediction
 
@@ -408,6 +409,7 @@ def show(pairs: Mapping[Case, Sequence[Pair]]) -> None:
     heads = "network", "case", "measured step", "predicted", "predicted / measured", "plain ring", "by probe", "link"
     print(ROW.format(*heads, "waited"))
     errors: dict[bool, list[float]] = {True: [], False: []}
+    num_disturbed = 0
     by_probe = []
     for case in sorted(pairs, key=lambda case: (case.num_workers, case.setting.name)):
         rounds = pairs[case]
@@ -418,7 +420,9 @@ def show(pairs: Mapping[Case, Sequence[Pair]]) -> None:
         predicted_s = statistics.median(pair.predicted.step_time_s.value for pair in rounds)
         compute_s = statistics.median(pair.compute_s for pair in rounds)
         is_carried = slower.value <= MAX_SLOWER
-        errors[is_carried].append(abs(ratio.value - 1))
+        is_disturbed = statistics.median(pair.drift for pair in rounds) > MAX_DRIFT
+        num_disturbed += is_disturbed
+        errors[is_carried and not is_disturbed].append(abs(ratio.value - 1))
         by_probe.append(abs(probed.value - 1))
         print(
             ROW.format(
@@ -429,7 +433,7 @@ def show(pairs: Mapping[Case, Sequence[Pair]]) -> None:
                 spread(ratio, times),
                 times(by_ring.value),
                 times(probed.value),
-                times(slower.value) + ("" if is_carried else " *"),
+                times(slower.value) + ("" if is_carried else " *") + (" +" if is_disturbed else ""),
                 units.percent(wait_share.value),
             )
         )
@@ -440,8 +444,9 @@ def show(pairs: Mapping[Case, Sequence[Pair]]) -> None:
         "timed on the network; link: time of the largest of them by its nominal time; waited: share of their runnable"
     )
     print("time that workers without communication waited for a core")
-    print(f"*: this machine doesn't carry this network for so many hosts (link over {MAX_SLOWER:g}x); not counted\n")
-    print_row("cases, of them carried", f"{len(pairs)}, {len(errors[True])}")
+    print(f"*: this machine doesn't carry this network for so many hosts (link over {MAX_SLOWER:g}x); not counted")
+    print(f"+: other load: compute times before and after differ by over {MAX_DRIFT:.0%}; not counted\n")
+    print_row("cases, of them disturbed, of them counted", f"{len(pairs)}, {num_disturbed}, {len(errors[True])}")
     if errors[True]:
         print_bar("step time, median error", statistics.median(errors[True]), units.percent, at_most=MEDIAN_BAR)
         print_bar("step time, worst error", max(errors[True]), units.percent, at_most=WORST_BAR)

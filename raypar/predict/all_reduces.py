@@ -202,7 +202,7 @@ class StoredLinks:
 
     @property
     def origin(self) -> str:
-        """Where `across` was measured and when, for people."""
+        """Place and time of the measurement of `across`, for people."""
         link = self.across
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(link.measured_at))
         between = (

@@ -1,4 +1,4 @@
-"""When more nodes pay: the step model on the measured links within and between nodes.
+"""Step times and batches from which more nodes pay, by the step model on measured links.
 
 Nodes are added at the same batch per worker (weak scaling), as one does for throughput. N nodes pay if they train more
 samples/s than one. A node whose step is too short waits longer for the other nodes' gradients than their samples are
@@ -124,7 +124,7 @@ class SecondNode:
 
 @dataclass(frozen=True)
 class StudyNodes:
-    """Whether the measured nodes pay for a study.
+    """Verdict of the measured nodes for a study.
 
     Attributes:
         batch_size: samples per step of a node.

@@ -96,6 +96,7 @@ class Communication:
             first `FIRST_BUCKET_BYTES`, then `DEFAULT_BUCKET_BYTES`.
         overlap: send buckets during the backward pass, not after it.
         compression: bytes sent for each byte of gradients.
+        cores_per_worker: below 1: workers share a core.
     """
 
     network: Network | Topology
@@ -103,6 +104,7 @@ class Communication:
     bucket_bytes: float | None = None
     overlap: bool = True
     compression: float = 1.0
+    cores_per_worker: float = 1.0
 
     @property
     def num_at_once(self) -> int:
@@ -207,7 +209,7 @@ def simulate_steps(
     exposed_s = np.where(workers > 1, np.clip(all_there_at_s - backward_s, 0.0, cost.total_s), 0.0)
     exposed_share = np.divide(exposed_s, cost.total_s, out=np.zeros_like(compute), where=cost.total_s > 0)
     # A core that copies gradients doesn't compute: hidden transfers delay the step by their time on the core.
-    delay_s = cost.host_s * (1 - exposed_share)
+    delay_s = cost.host_s * (1 - exposed_share) / communication.cores_per_worker
     exposed_s = exposed_s + delay_s
     busy_s = compute + straggler_s + exposed_s + fixed
     return StepTime(
