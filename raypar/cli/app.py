@@ -112,6 +112,7 @@ command("work:work", "Count a network's operations and its least training time."
 command("profile:profile", "Show what each worker spends a step's time on.", of=model)
 command("fit_batch:fit_batch", "Find the largest batch that fits into memory.", name="fit-batch", of=model)
 command("memory:memory", "Predict the memory of a worker.", of=model)
+command("network:network", "Measure the network between workers.", of=model)
 command("fit:fit", "Fit scaling laws to a study or a CSV file.", of=model)
 command("predict:predict", "Predict more workers or another network.", of=model)
 command("store:generate", "Generate text with the best model that a study kept.", of=model)

@@ -20,6 +20,8 @@ from raypar.study.space import Value
 if TYPE_CHECKING:
     from raypar.analysis.laws import Scaling
     from raypar.execution.stored import StoredStudy
+    from raypar.predict.all_reduces import StoredLinks
+    from raypar.predict.calibration import Calibration
     from raypar.predict.network import Network
     from raypar.predict.predict import JobSpec
     from raypar.predict.step_model import Communication, LayerCost
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from raypar.study.workload import Config, Workload
     from raypar.track.store import Store
 
-MEASURED = "measured"  # --network measured: probe this machine
+MEASURED = "measured"  # --network measured: by `raypar model network`, or a probe of this machine
 WITHIN_NODE = "10GB/s,10us"  # by default that of PCI Express 3.0 with 16 lanes (15.8 GB/s nominally)
 NO_MODEL = "without it raypar can't inspect the model: give its size, for example --parameters 25.6M"
 LAYERS_NOT_KNOWN = "the layers are not known: all gradients are there at the end of the backward pass"
@@ -119,26 +121,38 @@ class NetworkFlags:
         return self.algorithm in (None, "ring") and self.has_buckets_of_study(config)
 
     def communication(
-        self, config: Config, fit: Callable[[Communication], tuple[Network, str]]
+        self,
+        config: Config,
+        fit: Callable[[Communication], tuple[Network, str]],
+        stored: StoredLinks | None = None,
     ) -> tuple[Communication, str, list[str]]:
         """Return how gradients are sent, the source of the network, and notes on assumptions.
 
         Args:
             config: that of the study's trials.
             fit: fits the network to the study's trials, for a way of communication; also returns its source.
+            stored: measured links of the study's machines, for `--network measured`.
         """
         from raypar.predict.network import Topology
         from raypar.predict.predict import communication_of
 
         notes: list[str] = []
-        across, origin = _link(self.given, self.network, config, fit)
-        link = across if self.nodes_of == 1 else Topology(self.nodes_of, self.within, across)
-        if self.nodes_of > 1 and self.network_within is None:
+        if stored is None:
+            across, origin = _link(self.given, self.network, config, fit)
+        else:
+            across, origin = stored.across.network, stored.origin
+        of_node = stored.within if stored and self.network_within is None else None
+        within = of_node.network if of_node else self.within
+        link = across if self.nodes_of == 1 else Topology(self.nodes_of, within, across)
+        if self.nodes_of > 1 and self.network_within is None and of_node is None:
             notes.append(f"the links within a node were not given: {WITHIN_NODE} is PCI Express 3.0")
         is_on_cpu = config["device"] == "cpu"
-        # A measured network was fitted as if by rings.
-        usual = "ring" if self.given is None else "gloo" if is_on_cpu and self.nodes_of == 1 else "auto"
-        on_own_cores = self.network == MEASURED and self.overlap is None and is_on_cpu
+        # A network of the study, or of a probe, was fitted as if by rings.
+        usual = (
+            "ring" if self.given is None and stored is None else "gloo" if is_on_cpu and self.nodes_of == 1 else "auto"
+        )
+        is_one_node = self.network == MEASURED and not (stored and stored.between)
+        on_own_cores = is_one_node and self.overlap is None and is_on_cpu
         overlap = False if on_own_cores else self.overlap
         how = communication_of(config, link, self.algorithm or usual, bucket_mb=self.bucket_mb, overlap=overlap)
         if on_own_cores:
@@ -246,6 +260,8 @@ def _step_model(
         RayparError: it doesn't cover the study, or contradicts it.
     """
     from raypar.predict import calibration as fitting
+    from raypar.predict.all_reduces import StoredLinks
+    from raypar.predict.all_reduces import network as NETWORK
     from raypar.predict.predict import predict
     from raypar.reporting.predict import StepModel
 
@@ -253,13 +269,14 @@ def _step_model(
     variation = fitting.variation_of(_with_step_times(store, name, results))
     calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
-    how, origin, notes = network.communication(config, fit_link)
+    stored = StoredLinks.of(store.results(NETWORK.name), results) if network.network == MEASURED else None
+    how, origin, notes = network.communication(config, fit_link, stored)
     sweep = predict(
         calibration,
         training,
         how,
         counts,
-        is_measured_network=network.is_of_study,
+        is_measured_network=network.is_of_study and not (stored and stored.between),
         is_measured_sending=network.sends_as_in_study(config),
     )
     return StepModel(calibration, training, how, sweep, origin), notes
@@ -436,6 +453,20 @@ def _chosen_point(settings: Sequence[str]) -> dict[str, Value]:
         if len(values) > 1:
             raise RayparError(f"--set {key}: several values", hint=f"choose one: --set {key}=VALUE")
     return {key: values[0] for key, values in chosen.items()}
+
+
+def calibrated(name: str, tracking_uri: str) -> tuple[Calibration, JobSpec]:
+    """Return the calibrated step model of a stored study, and its training. Raises RayparError if there are several."""
+    from raypar.execution.stored import results_of
+    from raypar.predict import calibration as fitting
+    from raypar.predict.predict import job_spec_of
+    from raypar.track.store import Store
+
+    store = Store(tracking_uri, Path.cwd())
+    results, _ = fitting.quiet_results(fitting.choose_results(results_of(name, store), {}))
+    layers, _ = _layers(store, name, results[0], None)
+    variation = fitting.variation_of(_with_step_times(store, name, results))
+    return fitting.calibrate(fitting.observed_points(results), layers, variation), job_spec_of(results, {})
 
 
 def _with_step_times(store: Store, name: str, results: Sequence[TrialResult]) -> list[TrialResult]:

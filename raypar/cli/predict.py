@@ -33,7 +33,8 @@ _Network: TypeAlias = Annotated[
     str | None,
     _of_network(
         metavar="TEXT",
-        help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: probe this machine. (default: fitted to the study)",
+        help="100Gbit; 1Gbit,0.5ms; 12GB/s,5us; or measured: by `raypar model network`, else probe this machine. "
+        "(default: fitted to the study)",
     ),
 ]
 _NetworkWithin: TypeAlias = Annotated[

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import least_squares, nnls
 
 from raypar.errors import RayparError
 
@@ -115,12 +115,22 @@ class Algorithm(StrEnum):
     HIERARCHICAL = "hierarchical"
 
 
+# Seconds of a core, by gloo over TCP, for each byte that a worker sends: to copy it there and back, and to add it up.
+# 0.6 to 1.3 ns between namespaces of an x86 machine (2 and 4 workers, messages of 4 to 32 MiB).
+GLOO_HOST_S_PER_BYTE = 0.9e-9
+
+
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of all-reduces for latencies and for bytes, in the broadcast shape of bytes and workers."""
+    """Seconds of all-reduces for latencies and for bytes, in the broadcast shape of bytes and workers.
+
+    Attributes:
+        host_s: time of a worker's core during the transfer, which its computing lacks; 0 on GPUs.
+    """
 
     latency_s: Floats
     transfer_s: Floats
+    host_s: Floats
 
     @property
     def total_s(self) -> Floats:
@@ -141,7 +151,7 @@ def all_reduce_cost(
       receiver has asked for it, which it does after receiving the last but one. So two segments of s bytes can't follow
       two others in less than 2 alpha + s beta. With k segments per part:
       2 (2 alpha + ((N - 1) k / 2 - 1) max(0, 2 alpha - s beta)) + 2 (N - 1) / N n beta
-      (from gloo's source, allreduce.cc and transport/tcp/pair.cc).
+      (from gloo's source, allreduce.cc and transport/tcp/pair.cc). The workers' cores copy and add what is sent.
     - tree: up to a root and down again in pieces, over two trees that share the work (Sanders et al. 2009; NCCL for
       small messages among many workers): 2 ceil(log2 N) alpha + 2 n beta. Over M nodes of K workers, a chain in each
       node and trees between them: 2 (K - 1) alpha_within + 2 ceil(log2 M) alpha_between + 2 n max(beta).
@@ -159,11 +169,13 @@ def all_reduce_cost(
     n, workers = np.broadcast_arrays(np.asarray(num_bytes, np.float64), np.asarray(num_workers, np.float64))
     cost = _COSTS[Algorithm(algorithm)](n, workers, topology)
     alone = (workers <= 1) | (n <= 0)
-    return Cost(np.where(alone, 0.0, cost.latency_s), np.where(alone, 0.0, cost.transfer_s))
+    return Cost(*(np.where(alone, 0.0, part) for part in (cost.latency_s, cost.transfer_s, cost.host_s)))
 
 
-def fit_network(samples: Sequence[tuple[float, float]], num_workers: int) -> Network:
-    """Fit a link to measured ring all-reduces, by least squares of the relative errors.
+def fit_network(
+    samples: Sequence[tuple[float, float]], num_workers: int, algorithm: Algorithm | str = Algorithm.RING
+) -> Network:
+    """Fit a link to measured all-reduces, by least squares of the relative errors.
 
     Args:
         samples: (bytes, seconds) of all-reduces, greater than 0, with at least two different sizes.
@@ -173,7 +185,7 @@ def fit_network(samples: Sequence[tuple[float, float]], num_workers: int) -> Net
         RayparError: time doesn't grow with size.
     """
     sizes, times_s = np.array(samples, dtype=np.float64).T
-    # The cost is linear in alpha and beta; a link of 1 s and 1 byte/s gives their coefficients.
+    # A ring's cost is linear in alpha and beta; a link of 1 s and 1 byte/s gives their coefficients.
     coefficients = all_reduce_cost(sizes, num_workers, Network(1.0, 1.0))
     # Scale bytes by the largest message, so that both columns have similar size.
     unit = float(np.max(sizes))
@@ -183,7 +195,25 @@ def fit_network(samples: Sequence[tuple[float, float]], num_workers: int) -> Net
         raise RayparError(
             "all-reduces of more bytes take no longer: can't fit a bandwidth", hint="measure larger messages"
         )
-    return Network(float(latency_s), unit / float(s_per_unit))
+    by_ring = np.array([latency_s, s_per_unit])
+    if algorithm == Algorithm.RING:
+        return _link_of(by_ring, unit)
+
+    def errors(parameters: Floats) -> Floats:
+        return np.asarray(
+            all_reduce_cost(sizes, num_workers, _link_of(parameters, unit), algorithm).total_s / times_s - 1
+        )
+
+    # Waits of gloo's segments make the cost piecewise linear: start from several shares of the ring's latency.
+    scale = np.maximum(by_ring, 1e-12)
+    fits = [least_squares(errors, by_ring * [share, 1.0], bounds=(0, np.inf), x_scale=scale) for share in (1, 0.5, 0.1)]
+    return _link_of(min(fits, key=lambda fit: float(fit.cost)).x, unit)
+
+
+def _link_of(parameters: Floats, unit: float) -> Network:
+    """Return the link with this alpha, and beta for `unit` bytes."""
+    latency_s, s_per_unit = map(float, parameters)
+    return Network(latency_s, unit / s_per_unit if s_per_unit > 0 else math.inf)
 
 
 def _flat(network: Network) -> Topology:
@@ -193,7 +223,7 @@ def _flat(network: Network) -> Topology:
 def _ring(n: Floats, workers: Floats, topology: Topology) -> Cost:
     latency_s, s_per_byte = _slowest(workers, topology)
     steps = 2 * (workers - 1)
-    return Cost(steps * latency_s, steps / workers * n * s_per_byte)
+    return Cost(steps * latency_s, steps / workers * n * s_per_byte, np.zeros_like(n))
 
 
 def _gloo(n: Floats, workers: Floats, topology: Topology) -> Cost:
@@ -203,7 +233,8 @@ def _gloo(n: Floats, workers: Floats, topology: Topology) -> Cost:
     pairs = (workers - 1) * num_segments / 2  # in sequence, first to reduce, then to gather
     stall_s = np.maximum(0.0, 2 * latency_s - part / num_segments * s_per_byte)
     waited_s = 2 * (2 * latency_s + (pairs - 1) * stall_s)
-    return Cost(waited_s, _ring(n, workers, topology).transfer_s)
+    num_sent = 2 * (workers - 1) / workers * n
+    return Cost(waited_s, num_sent * s_per_byte, np.minimum(s_per_byte, GLOO_HOST_S_PER_BYTE) * num_sent)
 
 
 def _tree(n: Floats, workers: Floats, topology: Topology) -> Cost:
@@ -211,14 +242,14 @@ def _tree(n: Floats, workers: Floats, topology: Topology) -> Cost:
     # A single node has a tree, as a chain would take longer.
     chain = np.where(nodes > 1, local - 1, _height(local)) * topology.within.latency_s
     latency_s = 2 * (chain + _height(nodes) * topology.between.latency_s)
-    return Cost(latency_s, 2 * n * _slowest(workers, topology)[1])
+    return Cost(latency_s, 2 * n * _slowest(workers, topology)[1], np.zeros_like(n))
 
 
 def _hierarchical(n: Floats, workers: Floats, topology: Topology) -> Cost:
     local, nodes = _nodes(workers, topology)
     inside = _ring(n, local, _flat(topology.within))
     across = _fastest(*(cost_of(n, nodes, _flat(topology.between)) for cost_of in (_ring, _tree)))
-    return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s)
+    return Cost(inside.latency_s + across.latency_s, inside.transfer_s + across.transfer_s, inside.host_s)
 
 
 def _height(workers: Floats) -> Floats:
@@ -240,7 +271,8 @@ def _slowest(workers: Floats, topology: Topology) -> tuple[Floats, Floats]:
 
 def _fastest(*costs: Cost) -> Cost:
     which = np.argmin([cost.total_s for cost in costs], axis=0)
-    return Cost(np.choose(which, [c.latency_s for c in costs]), np.choose(which, [c.transfer_s for c in costs]))
+    parts = ("latency_s", "transfer_s", "host_s")
+    return Cost(*(np.choose(which, [getattr(cost, part) for cost in costs]) for part in parts))
 
 
 _COSTS: Mapping[Algorithm, Callable[[Floats, Floats, Topology], Cost]] = {

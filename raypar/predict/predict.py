@@ -100,6 +100,7 @@ def communication_of(
         bucket_bytes=None if bucket_mb is None else bucket_mb * MIB,
         overlap=bool(config.get("overlap", True)) if overlap is None else overlap,
         compression=1.0 if sent_bytes is None else sent_bytes / num_bytes,
+        cores_per_worker=num_cores if isinstance(num_cores := config.get("cpus_per_worker"), int) else 1,
     )
 
 

@@ -98,6 +98,7 @@ class Communication:
             first `FIRST_BUCKET_BYTES`, then `DEFAULT_BUCKET_BYTES`.
         overlap: send buckets during the backward pass, not after it.
         compression: bytes sent for each byte of gradients.
+        cores_per_worker: below 1: workers share a core.
     """
 
     network: Network | Topology
@@ -105,6 +106,7 @@ class Communication:
     bucket_bytes: float | None = None
     overlap: bool = True
     compression: float = 1.0
+    cores_per_worker: float = 1.0
 
     @property
     def num_at_once(self) -> int:
@@ -119,7 +121,8 @@ class Communication:
 class StepTime(Generic[Seconds]):
     """Parts of a step's time in seconds: numbers for one step, or arrays of one shape for many worker counts.
 
-    Exposed communication adds to the step, hidden communication does not.
+    Exposed communication adds to the step, hidden communication does not. Time that a worker's core spends on hidden
+    transfers counts as exposed.
 
     Attributes:
         compute_s: forward and backward pass of a worker.
@@ -207,12 +210,15 @@ def simulate_steps(
     cost, all_there_at_s = _sent(messages, workers, communication)
     exposed_s = np.where(workers > 1, np.clip(all_there_at_s - backward_s, 0.0, cost.total_s), 0.0)
     exposed_share = np.divide(exposed_s, cost.total_s, out=np.zeros_like(compute), where=cost.total_s > 0)
+    # A core that copies gradients doesn't compute: hidden transfers delay the step by their time on the core.
+    delay_s = cost.host_s * (1 - exposed_share) / communication.cores_per_worker
+    exposed_s = exposed_s + delay_s
     busy_s = compute + straggler_s + exposed_s + fixed
     return StepTime(
         compute_s=compute,
         straggler_s=straggler_s,
         exposed_latency_s=cost.latency_s * exposed_share,
-        exposed_transfer_s=cost.transfer_s * exposed_share,
+        exposed_transfer_s=cost.transfer_s * exposed_share + delay_s,
         hidden_communication_s=cost.total_s - exposed_s,
         optimizer_s=fixed,
         data_wait_s=np.maximum(data - busy_s, 0.0),
@@ -223,7 +229,7 @@ def _sent(
     messages: Sequence[tuple[float, Floats]], workers: Floats, communication: Communication
 ) -> tuple[Cost, Floats]:
     """Return the total cost of messages, given as (bytes, ready after seconds), and when the last one has arrived."""
-    total = Cost(np.zeros_like(workers), np.zeros_like(workers))
+    total = Cost(*(np.zeros_like(workers) for _ in range(3)))
     link_free_at_s = all_there_at_s = np.zeros_like(workers)
     there_at_s: list[Floats] = []  # arrival of each message
     for num_bytes, ready_at_s in messages:
@@ -234,7 +240,7 @@ def _sent(
         link_free_at_s = np.maximum(ready_at_s, link_free_at_s) + cost.transfer_s
         there_at_s.append(link_free_at_s + cost.latency_s)
         all_there_at_s = np.maximum(all_there_at_s, there_at_s[-1])
-        total = Cost(total.latency_s + cost.latency_s, total.transfer_s + cost.transfer_s)
+        total = Cost(total.latency_s + cost.latency_s, total.transfer_s + cost.transfer_s, total.host_s + cost.host_s)
     return total, all_there_at_s
 
 

@@ -63,6 +63,7 @@ class RankConditions(CpuConditions, GpuConditions):
     Attributes:
         cores: cores that it was pinned to; empty: not pinned.
         num_node_cores: cores of its machine.
+        transport: what carries messages to the other ranks, see `raypar.train.transport`.
         peak_memory_bytes: peak memory allocated by its training, see `raypar.measure.memory`.
         peak_rss_bytes: peak memory taken from the machine.
         peak_reserved_bytes: peak memory taken from its GPU.
@@ -85,6 +86,7 @@ class RankConditions(CpuConditions, GpuConditions):
     cpu_model: str | None = None
     pid: int | None = None
     num_node_cores: int | None = None
+    transport: str | None = None
     peak_memory_bytes: float | None = None
     peak_rss_bytes: float | None = None
     peak_reserved_bytes: float | None = None

@@ -39,6 +39,7 @@ from raypar.trace import mark
 from raypar.train.affinity import pin
 from raypar.train.job import CHECKPOINT_FOLDER, CheckJob, RankContext, RankOutcome, TrialJob
 from raypar.train.position import Position, PositionWatch, calls
+from raypar.train.transport import transport_of
 from raypar.units import counted
 
 # The errors of torch's collectives after another rank is lost: gloo in a RuntimeError, NCCL and the store by type.
@@ -214,6 +215,7 @@ def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_f
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         cpu_model=cpu_model(),
         pid=os.getpid(),
+        transport=transport_of(device.type, job.log_path(context.rank)) if context.world_size > 1 else None,
     )
     return replace(outcome, wall_s=time.monotonic() - context.requested_at_s, conditions=conditions)
 

@@ -13,7 +13,7 @@ import sys
 import pytest
 import ray
 from harness import digits_study, until
-from netlab import Lab, why_not
+from netlab import Lab, Shape, why_not
 from netlab.ray_cluster import HEAD, RayCluster
 
 WHY_NOT = why_not(with_ssh=True)
@@ -123,6 +123,33 @@ def test_hyperparameters_choose_the_nodes_of_workers(cluster):
     assert {node for row in rows_of(cluster, "labelled") for node in row["environment.node"].split()} == {"node2"}
     refused = cluster.run(HEAD, f"{study}=node9", check=False)
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
+
+
+def test_the_network_within_and_between_nodes_is_measured_and_kept(cluster):
+    rate_bit_per_s = 200e6
+    cluster.lab.shape(Shape(rate_bit_per_s))
+    try:
+        flags = f"--repeats 1 --address auto --tracking-uri {MLFLOW}"
+        printed = cluster.run(HEAD, f"raypar model network --json {flags} 2>network.log || cat network.log")
+    finally:
+        cluster.lab.shape(Shape())
+    found = json.loads(printed)
+    within, between = found["within"], found["between"]
+    assert set(between["nodes"]) == {"node1", "node2"} and len(within["nodes"]) == 1
+    assert (within["transport"], between["transport"]) == ("gloo, TCP sockets on lo", "gloo, TCP sockets on eth0")
+    # Two workers send each byte once, over a link that limits both directions.
+    large = between["messages"][-1]
+    assert 0.5 * rate_bit_per_s / 8 < large["bus_bytes_per_s"] < 1.05 * rate_bit_per_s / 8
+    assert within["messages"][-1]["time_s"] < large["time_s"]
+    assert within["network"]["bandwidth_bytes_per_s"] > between["network"]["bandwidth_bytes_per_s"]
+    assert [row["pays_from_s"] for row in found["by_parameters"]] == sorted(
+        row["pays_from_s"] for row in found["by_parameters"]
+    )
+    assert len(trials_of(cluster, "network")) == 2
+    # The first study ran on these nodes. On a busy machine, its times support no prediction.
+    predict = f"raypar model predict from_head --workers 4 --network measured --tracking-uri {MLFLOW}"
+    text = " ".join(cluster.run(HEAD, f"{predict}; true").split())
+    assert "measured between 2 nodes at" in text or "other load disturbed" in text
 
 
 def test_a_study_submitted_from_outside_adds_only_missing_trials_to_the_same_store(cluster):

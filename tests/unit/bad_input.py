@@ -337,6 +337,12 @@ FLAGS = (
     flags(
         "a recommended GPU of nothing", "recommend s --gpu-memory 0GB", "--gpu-memory 0GB", "write --gpu-memory 80GB"
     ),
+    flags(
+        "more nodes than workers",
+        "model network --nodes 4 --workers 2",
+        "--nodes 4 is more than --workers 2",
+        "write --workers 4",
+    ),
     flags("several values", "model work digits --peak-tflops 1 --set lr=1,2", "lr: several values", "--set key=value"),
     flags("an unknown kind of figure", "report s --figures f --format gif", "--format 'gif'", "svg"),
     *(

@@ -272,3 +272,21 @@ def test_worker_counts_can_be_simulated_together(how):
 def test_a_network_of_known_size_sends_everything_at_the_end():
     step = simulate_step(one_layer(400), 2, replace(SLOW, bucket_bytes=None), compute_s=1.0)
     assert (step.hidden_communication_s, step.exposed_communication_s) == pytest.approx((0, 0.42))
+
+
+def test_cores_that_copy_hidden_gradients_delay_the_step_by_that_time():
+    """By hand: 1e8 bytes between two workers cost each core 0.09 s, also if the network hides behind computing."""
+    link, layers = Network(0.0, 1e8), [LayerCost(f"layer {i}", 10**7, 0.09, 0.01) for i in range(10)]
+
+    def step(algorithm, **how):
+        communication = Communication(link, algorithm, bucket_bytes=0, **how)
+        return simulate_steps(layers, np.array(2), communication, compute_s=np.array(20.0))
+
+    hidden = 0.9  # of ten messages, all but the last, which is sent when computing has ended
+    by_ring, by_gloo, on_two = step("ring"), step("gloo"), step("gloo", cores_per_worker=2)
+    assert float(by_ring.step_time_s) == pytest.approx(20.1)
+    assert float(by_gloo.step_time_s) == pytest.approx(20.1 + hidden * 0.09)
+    assert float(on_two.step_time_s) == pytest.approx(20.1 + hidden * 0.09 / 2)
+    assert float(by_gloo.exposed_communication_s + by_gloo.hidden_communication_s) == pytest.approx(
+        float(by_ring.exposed_communication_s + by_ring.hidden_communication_s)
+    )
