@@ -66,6 +66,7 @@ class StrategyTraits:
         takes_sparse_gradients: combines with sparse gradients.
         needs_same_parameters: all ranks must use the same parameters in a step, because it gathers weights.
         names_collectives: all ranks take part in each collective, so a profile's spans can be matched.
+        recomputes: combines with activation checkpointing.
         sync_every: option with the number of steps between synchronisations; empty: every step has one.
         exchange: way in which workers exchange gradients or parts of the model.
     """
@@ -83,6 +84,7 @@ class StrategyTraits:
     takes_sparse_gradients: bool = False
     needs_same_parameters: bool = False
     names_collectives: bool = True
+    recomputes: bool = True
     sync_every: str = ""
     exchange: Exchange = Exchange.ALL_REDUCE
 
