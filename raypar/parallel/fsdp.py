@@ -12,11 +12,12 @@ sharding, HSDP): such as within a node, so that only gradients cross the network
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raypar.parallel.base import DataParallelism, SplitModel
+from raypar.study.space import Value
 from raypar.study.strategy import Conflict, Exchange, StrategyTraits
 from raypar.study.workload import Config, Option, whole_number
 
@@ -154,6 +155,12 @@ def _uses_of(dtype: torch.dtype) -> Any:
     return Uses()
 
 
+def layouts(num_workers: int) -> Iterator[Mapping[str, Value]]:
+    """Yield the sizes of the groups that have all weights."""
+    yield {}
+    yield from ({"shard_size": size} for size in range(2, num_workers) if not num_workers % size)
+
+
 def conflicts(config: Config, _: Collection[str]) -> Iterator[Conflict]:
     """Yield the conflict of a group's size."""
     size = config["shard_size"]
@@ -174,6 +181,7 @@ STRATEGY = StrategyTraits(
             None, "workers that the weights are split among; None: all. Fewer: hybrid, each group has all weights"
         ),
     },
+    layouts=layouts,
     conflicts=conflicts,
     has_layer_norms=False,
     needs_same_parameters=True,
