@@ -39,6 +39,7 @@ from raypar.parallel import pipeline
 from raypar.parallel.base import SplitModel, Strategy
 from raypar.parallel.loss import Loss, part_of
 from raypar.parallel.strategy import HOST, Batch, DistContext, Task, build_strategy, share_of
+from raypar.parallel.tensor import plan_of
 from raypar.predict.memory import NotPredictable, PeakMemory
 from raypar.study.strategy import pipeline_size, tensor_size
 from raypar.study.workload import Config, Data, Workload, first_tensor
@@ -314,7 +315,7 @@ def replacements() -> Iterator[None]:
     with (
         mock.patch.object(nn.Module, "_apply", _apply),
         mock.patch.object(device_mesh, "init_device_mesh", _real(device_mesh.init_device_mesh)),
-        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", _Buckets),
+        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", Buckets),
         # MemTracker does not count what split tensors do to find shapes, if they do it in a mode of their own.
         mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None),
     ):
@@ -360,6 +361,13 @@ def _stages(
         for layer in layers:
             passed.append(layer(passed[-1]))
     kinds = [(each.shape[1:], each.dtype) for each in passed]
+    if (num_splits := tensor_size(config)) > 1:  # between a pair of split layers, a rank has part of the features
+        plan, is_part = plan_of(workload, model), False
+        for i, name in enumerate(pipeline.names_of(model, layers), start=1):
+            is_part = plan[name] == "column" if name in plan else is_part
+            if is_part:
+                shape, dtype = kinds[i]
+                kinds[i] = torch.Size((*shape[:-1], shape[-1] // num_splits)), dtype
     ranges: list[range] = []
     make: Any = pipelining.PipelineStage
     cut = pipeline.partition
@@ -381,7 +389,7 @@ def _stages(
         yield
 
 
-class _Buckets(nn.Module):
+class Buckets(nn.Module):
     """Memory of torch's DistributedDataParallel with ``gradient_as_bucket_view``: gradients that are always there."""
 
     def __init__(self, module: nn.Module, **_: Any) -> None:
