@@ -23,7 +23,7 @@ from raypar.units import SIZES_BYTES
 if TYPE_CHECKING:
     from raypar.analysis.points import PointAnalysis
     from raypar.execution.results import ExecutionOutcome
-    from raypar.predict.layout import Layout
+    from raypar.predict.layout import StepLayout
     from raypar.predict.network import Network
     from raypar.reporting.layout import RankedLayout
     from raypar.study.loader import LoadedStudy
@@ -94,7 +94,9 @@ def layout(
         legal = legal_layouts(study.workload, fixed, widened, machine, check_compatible, device)
         if not legal:
             problem = f"{file}: no layout on {workers} workers is legal"
-            raise RayparError(problem, hint="`raypar plan FILE --set num_workers=…` says why; try fewer workers")
+            raise RayparError(
+                problem, hint="try fewer workers; `raypar plan FILE --set num_workers=…` shows the reason"
+            )
         if gpu_bytes is not None:
             legal = tuple(_with_memory(study.workload, each, study.seed, gpu_bytes) for each in legal)
         fitting = ranked(legal)
@@ -130,7 +132,7 @@ def layout(
             common.exit_as(outcome)
 
 
-def _with_memory(workload: object, each: Layout, seed: int, gpu_bytes: float) -> Layout:
+def _with_memory(workload: object, each: StepLayout, seed: int, gpu_bytes: float) -> StepLayout:
     from raypar.predict.memory import fit_of
     from raypar.predict.shapes import predict_memory
 
@@ -156,14 +158,14 @@ def _measured_network(num_workers: int, device: str, num_cores: int) -> tuple[Ne
 
 
 def _with_times(
-    workload: object, layouts: Sequence[Layout], seed: int, link: Network, num_cores: float, device: str
-) -> list[Layout]:
+    workload: object, layouts: Sequence[StepLayout], seed: int, link: Network, num_cores: float, device: str
+) -> list[StepLayout]:
     """Return the layouts with their predicted step times."""
     from raypar.predict.layout import step_s, with_time
     from raypar.predict.rank_steps import rank_steps
 
     data = workload.data(layouts[0].config)  # type: ignore[attr-defined]
-    timed: list[Layout] = []
+    timed: list[StepLayout] = []
     logging.disable(logging.ERROR)  # torch logs the schedule of a pipeline whose step failed
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -181,7 +183,7 @@ def _with_times(
 
 
 def _run(
-    loaded: LoadedStudy, flags: RunFlags, fixed: Mapping[str, Value], chosen: Sequence[Layout]
+    loaded: LoadedStudy, flags: RunFlags, fixed: Mapping[str, Value], chosen: Sequence[StepLayout]
 ) -> tuple[dict[int, RankedLayout], ExecutionOutcome]:
     """Run layouts once, and the fastest of them until they are settled; return what was measured of each."""
     from raypar.analysis.comparison import Comparison
@@ -192,7 +194,7 @@ def _run(
     keys = [key for key in chosen[0].settings if len({each.settings[key] for each in chosen}) > 1]
     points = {id(each): {key: each.settings[key] for key in keys} for each in chosen}
 
-    def ask(layouts: Sequence[Layout], first_repeat: int = 0) -> ExecutionOutcome:
+    def ask(layouts: Sequence[StepLayout], first_repeat: int = 0) -> ExecutionOutcome:
         study = _study(loaded, fixed, layouts, keys, chosen[0])
         if not first_repeat:
             study = replace(study, num_repeats=1, until="", budget=None)
@@ -240,7 +242,11 @@ def _time_s(point: PointAnalysis) -> float | None:
 
 
 def _study(
-    loaded: LoadedStudy, fixed: Mapping[str, Value], layouts: Sequence[Layout], keys: Sequence[str], first: Layout
+    loaded: LoadedStudy,
+    fixed: Mapping[str, Value],
+    layouts: Sequence[StepLayout],
+    keys: Sequence[str],
+    first: StepLayout,
 ) -> ListedStudy:
     """Return the study that compares layouts in short trials."""
     from raypar.study.study import ListedStudy

@@ -14,7 +14,7 @@ from raypar.predict.memory import MemoryFit
 from raypar.predict.network import Network, all_reduce_cost
 from raypar.study.options import OPTIONS, has_effect, resolve
 from raypar.study.space import Value
-from raypar.study.strategy import STRATEGIES, layout_of
+from raypar.study.strategy import STRATEGIES, layout_of, pipeline_size
 from raypar.study.study import Study
 from raypar.study.validation import Machines, validate
 from raypar.study.workload import Config, Workload
@@ -48,7 +48,7 @@ class RankStep:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """A way to divide a step.
 
     Attributes:
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def shown(self) -> dict[str, Value]:
-        """Settings that differ from the defaults, besides the strategy."""
+        """Strategy, a pipeline's schedule, and other settings that differ from the defaults."""
         return {
             key: value
             for key, value in self.settings.items()
@@ -81,7 +81,9 @@ class Layout:
         }
 
     def _is_default(self, key: str, value: Value) -> bool:
-        return key not in ("pipeline_schedule", "num_microbatches") and OPTIONS[key].default == value
+        if key in ("pipeline_schedule", "num_microbatches"):
+            return pipeline_size(self.config) == 1
+        return OPTIONS[key].default == value
 
     @property
     def words(self) -> str:
@@ -101,12 +103,12 @@ def question_of_layout(study: Study, num_workers: int) -> tuple[dict[str, Value]
     Raises:
         RayparError: the study sweeps what is not part of a layout.
     """
-    own = layout_keys()
-    fixed = {key: value for key, value in study.config.items() if key not in own}
+    of_layout = layout_keys()
+    fixed = {key: value for key, value in study.config.items() if key not in of_layout}
     widened: dict[str, tuple[Value, ...]] = {}
     for key, domain in study.space.items():
         values = tuple(getattr(domain, "values", ()))
-        if key in own or key == "num_workers":
+        if key in of_layout or key == "num_workers":
             continue
         if len(values) == 1 or key in study.baseline:
             fixed[key] = values[0] if len(values) == 1 else study.baseline[key]
@@ -138,7 +140,7 @@ def legal_layouts(
     machines: Machines,
     check_strategy: Callable[[Workload, Config], tuple[str, str] | None],
     device: str = "cpu",
-) -> tuple[Layout, ...]:
+) -> tuple[StepLayout, ...]:
     """Return every layout that the checks of a plan accept, on enough machines.
 
     Args:
@@ -151,7 +153,7 @@ def legal_layouts(
     num_workers = fixed["num_workers"]
     assert isinstance(num_workers, int)
     keys = layout_keys()
-    found: list[Layout] = []
+    legal: list[StepLayout] = []
     more = {"accumulation_steps": ACCUMULATIONS, "activation_checkpointing": (False, True), **widened}
     for name, way in _ways(num_workers):
         for values in itertools.product(*more.values()):
@@ -162,8 +164,8 @@ def legal_layouts(
             if config["device"] == "auto" or ("device" not in fixed and device != config["device"]):
                 config = {**config, "device": device}
             if _is_legal(workload, config, machines, check_strategy, (*keys, *widened)):
-                found.append(Layout(settings, config))
-    return tuple(found)
+                legal.append(StepLayout(settings, config))
+    return tuple(legal)
 
 
 def _is_legal(
@@ -228,13 +230,13 @@ def step_s(config: Config, steps: Sequence[RankStep], network: Network, num_core
     return max(critical_s, mean_s * crowding) + sent_s * crowding
 
 
-def ranked(layouts: Sequence[Layout]) -> list[Layout]:
+def ranked(layouts: Sequence[StepLayout]) -> list[StepLayout]:
     """Return the layouts that may fit, the fastest predicted one first; those without a prediction last."""
     fitting = [each for each in layouts if each.fit is not MemoryFit.NO]
     return sorted(fitting, key=lambda each: (each.predicted_s is None, each.predicted_s or 0.0))
 
 
-def leading(layouts: Sequence[Layout], most: int) -> list[Layout]:
+def leading(layouts: Sequence[StepLayout], most: int) -> list[StepLayout]:
     """Return the layouts to run: plain data parallelism, the fastest of each family, then the fastest others.
 
     Predictions compare layouts of one family better than families.
@@ -243,7 +245,7 @@ def leading(layouts: Sequence[Layout], most: int) -> list[Layout]:
         layouts: ranked.
         most: at most this many.
     """
-    firsts: dict[tuple[Value, ...], Layout] = {}
+    firsts: dict[tuple[Value, ...], StepLayout] = {}
     for each in layouts:
         firsts.setdefault(each.family, each)
     baseline = [each for each in layouts if each.is_baseline]
@@ -252,6 +254,6 @@ def leading(layouts: Sequence[Layout], most: int) -> list[Layout]:
     return unique[: max(1, most)]
 
 
-def with_time(layout: Layout, predicted_s: float | None, problem: str = "") -> Layout:
+def with_time(layout: StepLayout, predicted_s: float | None, problem: str = "") -> StepLayout:
     """Return the layout with its predicted step time, or why there is none."""
     return replace(layout, predicted_s=predicted_s, problem=problem)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from raypar import units
 from raypar.analysis.comparison import Comparison
-from raypar.predict.layout import Layout
+from raypar.predict.layout import StepLayout
 from raypar.predict.memory import MemoryFit
 from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
@@ -30,7 +30,11 @@ class RankedLayout:
         comparison: of its time with that of plain data parallelism, as a speedup; None: not compared.
     """
 
-    layout: Layout
+    shown = (
+        "settings measured_s predicted_s=layout.predicted_s memory_bytes=layout.memory_bytes fit=layout.fit "
+        "num_trials speedup=comparison.estimate outcome=comparison.outcome problem=layout.problem"
+    )
+    layout: StepLayout
     measured_s: float | None = None
     comparison: Comparison | None = None
     num_trials: int = 0
@@ -116,7 +120,7 @@ def _seconds(value: float | None) -> str:
     return units.MISSING if value is None else units.seconds(value)
 
 
-def _memory(layout: Layout) -> str:
+def _memory(layout: StepLayout) -> str:
     if layout.memory_bytes is None:
         return "unknown"
     fit = layout.fit or MemoryFit.UNCERTAIN
