@@ -145,8 +145,8 @@ def schema() -> dict[str, Any]:
     from raypar.reporting.fit import FitView
     from raypar.reporting.fit_batch import FitBatchView
     from raypar.reporting.improve import ImproveView
-    from raypar.reporting.listings import DoctorView, PlanView, StudiesView, TrialsView, WorkView
     from raypar.reporting.layout import LayoutView
+    from raypar.reporting.listings import DoctorView, PlanView, StudiesView, TrialsView, WorkView
     from raypar.reporting.memory import MemoryView
     from raypar.reporting.predict import PredictView
     from raypar.reporting.recommend import RecommendView
