@@ -115,8 +115,6 @@ command("memory:memory", "Predict the memory of a worker.", of=model)
 command("fit:fit", "Fit scaling laws to a study or a CSV file.", of=model)
 command("predict:predict", "Predict more workers or another network.", of=model)
 command("layout:layout", "Find the fastest way to divide a step among workers.", of=model)
-command("predict:fit", "Fit scaling laws to a study or a CSV file.", of=model)
-command("predict:predict", "Predict more workers or another network from a study.", of=model)
 command("store:generate", "Generate text with the best model that a study kept.", of=model)
 
 

@@ -133,8 +133,8 @@ def layout(
 
 
 def _with_memory(workload: object, each: StepLayout, seed: int, gpu_bytes: float) -> StepLayout:
-    from raypar.predict.memory import fit_of
     from raypar.predict.shapes import predict_memory
+    from raypar.study.memory_fit import fit_of
 
     try:
         peak = predict_memory(workload, each.config, seed)  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raypar.errors import RayparError
-from raypar.predict.memory import MemoryFit
 from raypar.predict.network import Network, all_reduce_cost
+from raypar.study.memory_fit import MemoryFit
 from raypar.study.options import OPTIONS, has_effect, resolve
 from raypar.study.space import Value
 from raypar.study.strategy import STRATEGIES, layout_of, pipeline_size
@@ -92,7 +92,7 @@ class StepLayout:
 
     @property
     def family(self) -> tuple[Value, ...]:
-        """What is split, without schedules and the like: layouts of one family have similar times."""
+        """Split parts, without schedules and the like: layouts of one family have similar times."""
         keys = ("strategy", "shard_size", "tensor_size", "pipeline_size")
         return tuple(self.settings.get(key) for key in keys)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from raypar import units
 from raypar.analysis.comparison import Comparison
 from raypar.predict.layout import StepLayout
-from raypar.predict.memory import MemoryFit
 from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
+from raypar.study.memory_fit import MemoryFit
 from raypar.study.space import Value
 
 if TYPE_CHECKING:

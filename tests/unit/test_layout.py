@@ -8,7 +8,7 @@ from command import refused
 
 from raypar.parallel.strategy import check_compatible
 from raypar.predict.layout import Message, RankStep, StepLayout, leading, legal_layouts, message_s, ranked, step_s
-from raypar.predict.memory import MemoryFit
+from raypar.study.memory_fit import MemoryFit
 from raypar.predict.network import Network
 from raypar.predict.rank_steps import rank_steps
 from raypar.run.cluster import Cluster
