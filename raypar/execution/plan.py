@@ -362,7 +362,12 @@ def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> lis
     """Return the reasons why trials can never run on the cluster, each once."""
     mistakes: dict[str, Mistake] = {}
     checked: dict[str, tuple[str, str] | None] = {}
-    strategy_options = ("strategy", "num_workers", *(key for key, option in OPTIONS.items() if option.strategies))
+    strategy_options = (
+        "strategy",
+        "num_workers",
+        "activation_checkpointing",
+        *(key for key, option in OPTIONS.items() if option.strategies),
+    )
 
     def check_strategy(workload: Workload, config: Config) -> tuple[str, str] | None:
         key = _key(config, (*workload.options, *strategy_options))

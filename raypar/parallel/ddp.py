@@ -174,6 +174,7 @@ STRATEGY = StrategyTraits(
     splits="the batch",
     built_on="torch's `DistributedDataParallel`",
     options=OPTIONS,
+    layouts=lambda _: iter([{}]),
     conflicts=conflicts,
     scales_loss=True,
     takes_sparse_gradients=True,

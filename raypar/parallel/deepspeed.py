@@ -203,5 +203,6 @@ STRATEGY = StrategyTraits(
     conflicts=conflicts,
     check=check_compatible,
     takes_loss_pairs=False,
+    recomputes=False,
     needs_same_parameters=True,
 )

@@ -4,18 +4,22 @@ A layer's weights are gathered just before they are used, and its gradients are 
 (Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
 In mixed precision the weights that autocast would convert are gathered in 16 bits: with half the bytes and to the same
 losses. Gradients are reduced in full precision, as those of other strategies.
+
+With `shard_size`, the weights are split within groups of neighbouring ranks, which average their gradients (hybrid
+sharding, HSDP): such as within a node, so that only gradients cross the network.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raypar.parallel.base import DataParallelism, SplitModel
-from raypar.study.strategy import Exchange, StrategyTraits
-from raypar.study.workload import Option
+from raypar.study.space import Value
+from raypar.study.strategy import Conflict, Exchange, StrategyTraits
+from raypar.study.workload import Config, Option, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +37,11 @@ class FullyShard(SplitModel, DataParallelism):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         super().__init__(task)
-        mesh = init_device_mesh(task.context.device.type, (task.context.world_size,))
+        world_size, size = task.context.world_size, task.config["shard_size"]
+        # With groups, each keeps all weights, and the groups average their gradients.
+        sizes = (world_size,) if size in (None, world_size) else (world_size // size, size)
+        names = ("shard",) if len(sizes) == 1 else ("replicate", "shard")
+        mesh = init_device_mesh(task.context.device.type, sizes, mesh_dim_names=names)
         reshard = task.config["fsdp_reshard"]
         shard = partial(fully_shard, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy_of(task))
         for unit in units_of(task.model):
@@ -147,6 +155,19 @@ def _uses_of(dtype: torch.dtype) -> Any:
     return Uses()
 
 
+def layouts(num_workers: int) -> Iterator[Mapping[str, Value]]:
+    """Yield the sizes of the groups that have all weights."""
+    yield {}
+    yield from ({"shard_size": size} for size in range(2, num_workers) if not num_workers % size)
+
+
+def conflicts(config: Config, _: Collection[str]) -> Iterator[Conflict]:
+    """Yield the conflict of a group's size."""
+    size = config["shard_size"]
+    if size is not None and config["num_workers"] > 1 and config["num_workers"] % size:
+        yield "num_workers", f"must be a multiple of shard_size={size}", f"use a multiple of {size} workers"
+
+
 STRATEGY = StrategyTraits(
     build=FullyShard,
     splits="the batch; each rank keeps a part of all weights, gradients and optimizer state",
@@ -155,8 +176,13 @@ STRATEGY = StrategyTraits(
     options={
         "fsdp_reshard": Option(
             True, bool, "drop gathered weights after the forward pass; False: keep them for backward"
-        )
+        ),
+        "shard_size": whole_number(
+            None, "workers that the weights are split among; None: all. Fewer: hybrid, each group has all weights"
+        ),
     },
+    layouts=layouts,
+    conflicts=conflicts,
     has_layer_norms=False,
     needs_same_parameters=True,
 )

@@ -6,6 +6,7 @@ Ranks that split a layer are neighbours, since they talk most; then come the sta
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from raypar.parallel.base import SplitModel
 from raypar.parallel.ddp import BUCKET_MB
 from raypar.parallel.pipeline import Stages
 from raypar.parallel.tensor import plan_of, split_layers
+from raypar.study.space import Value
 from raypar.study.strategy import Conflict, Exchange, StrategyTraits, WorkLayout
 from raypar.study.workload import Config, Option, Workload, whole_number
 
@@ -37,6 +39,17 @@ def layout(config: Config) -> WorkLayout:
     num_stages, num_splits = int(config["pipeline_size"]), int(config["tensor_size"])
     num_replicas = max(1, int(config["num_workers"]) // (num_stages * num_splits))
     return WorkLayout(num_shares=num_replicas, pipeline_size=num_stages, tensor_size=num_splits)
+
+
+def layouts(num_workers: int) -> Iterator[Mapping[str, Value]]:
+    """Yield the meshes that no other strategy has: not only data, nor a single pipeline or group of split layers."""
+    sizes = [size for size in range(1, num_workers + 1) if not num_workers % size]
+    for num_splits, num_stages in itertools.product(sizes, sizes):
+        size = num_splits * num_stages
+        if size == 1 or num_workers % size or num_workers in (num_splits, num_stages):
+            continue
+        of_pipeline = pipeline.layouts(num_stages) if num_stages > 1 else [{}]
+        yield from ({"tensor_size": num_splits, "pipeline_size": num_stages, **each} for each in of_pipeline)
 
 
 def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
@@ -133,6 +146,7 @@ STRATEGY = StrategyTraits(
     built_on="torch's `parallelize_module` and `distributed.pipelining`",
     exchange=Exchange.MODEL,
     options=OPTIONS,
+    layouts=layouts,
     layout=layout,
     conflicts=conflicts,
     check=check_compatible,

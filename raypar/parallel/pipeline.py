@@ -64,6 +64,13 @@ def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
         yield "stages_per_worker", "has no effect without interleaved stages", 'use pipeline_schedule="interleaved"'
 
 
+def layouts(num_stages: int) -> Iterator[Mapping[str, Value]]:
+    """Yield schedules and numbers of micro-batches. 1F1B takes the time of GPipe, and less memory."""
+    for schedule in ("1f1b", "interleaved"):
+        for rounds in (1, 2, 4):
+            yield {"pipeline_schedule": schedule, "num_microbatches": rounds * num_stages}
+
+
 NUM_TIMED = 3
 # The cost of a layer without multiply-accumulates, per element of its output: enough to break ties.
 COST_PER_ELEMENT = 1
@@ -347,6 +354,7 @@ STRATEGY = StrategyTraits(
     built_on="torch's `distributed.pipelining`",
     exchange=Exchange.MODEL,
     options=OPTIONS,
+    layouts=layouts,
     layout=lambda config: WorkLayout(pipeline_size=config["num_workers"]),
     conflicts=conflicts,
     check=check_compatible,

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Loss, part_of
+from raypar.parallel.recompute import NO_BLOCKS, NO_BLOCKS_HINT, Recomputation
 from raypar.study.strategy import STRATEGIES, num_shares
 from raypar.study.workload import Config, Workload, first_tensor
 
@@ -296,9 +297,12 @@ def build_strategy(task: Task) -> Strategy:
 
 
 def check_compatible(workload: Workload, config: Config) -> tuple[str, str] | None:
-    """Return why a workload can't be trained with a config's strategy, and the fix; None if it can."""
+    """Return why a workload can't be trained as a config's strategy splits it, and the fix; None if it can."""
     check = STRATEGIES[config["strategy"]].check
-    return check(workload, config) if check and config["num_workers"] > 1 else None
+    problem = check(workload, config) if check and config["num_workers"] > 1 else None
+    if problem or not config["activation_checkpointing"]:
+        return problem
+    return None if Recomputation(meta_model(workload, config)).num_blocks else (NO_BLOCKS, NO_BLOCKS_HINT)
 
 
 def meta_model(workload: Workload, config: Config) -> nn.Module:

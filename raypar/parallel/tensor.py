@@ -102,6 +102,7 @@ STRATEGY = StrategyTraits(
     splits="within layers: a pair of linear layers by outputs and by inputs",
     built_on="torch's `parallelize_module`",
     exchange=Exchange.MODEL,
+    layouts=lambda _: iter([{}]),
     layout=lambda config: WorkLayout(tensor_size=config["num_workers"]),
     check=check_compatible,
     has_layer_norms=False,

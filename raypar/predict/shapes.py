@@ -36,9 +36,10 @@ from torch.utils._pytree import tree_leaves
 
 from raypar.measure.memory import NUM_COUNTED_STEPS
 from raypar.parallel import pipeline
-from raypar.parallel.base import SplitModel
+from raypar.parallel.base import SplitModel, Strategy
 from raypar.parallel.loss import Loss, part_of
 from raypar.parallel.strategy import HOST, Batch, DistContext, Task, build_strategy, share_of
+from raypar.parallel.tensor import plan_of
 from raypar.predict.memory import NotPredictable, PeakMemory
 from raypar.study.strategy import pipeline_size, tensor_size
 from raypar.study.workload import Config, Data, Workload, first_tensor
@@ -89,14 +90,19 @@ def predict_memory(workload: Workload, config: Config, seed: int = 0) -> PeakMem
 
 
 def _of_rank(workload: Workload, config: Config, seed: int, rank: int, data: Data) -> PeakMemory:
-    context = _Alone(rank, config["num_workers"], HOST)
-    # Scaling a loss changes no memory. It skips steps whose gradients overflow, which can't be known.
-    numerics = replace(numerics_of(config, HOST), needs_scaling=False)
-    batches = TrainBatches(data, config, seed, share_of(config, context), _Unchanged(numerics))
+    context = Alone(rank, config["num_workers"], HOST)
+    numerics, batches = numerics_and_batches(config, seed, context, data)
     batch = next(batches.full(1))
-    with _group(context), _no_values(workload), warnings.catch_warnings(action="ignore"):
+    with group(context), _no_values(workload), warnings.catch_warnings(action="ignore"):
         peak = _peak_of(workload, config, context, numerics, batch)
     return replace(peak, inputs=peak.inputs + _raw_bytes(data, batch) + INDEX_BYTES * batches.num_samples)
+
+
+def numerics_and_batches(config: Config, seed: int, context: DistContext, data: Data) -> tuple[Numerics, TrainBatches]:
+    """Return the numerics of a rank's steps, and its batches before they are converted to the model's arguments."""
+    # Scaling a loss changes no memory. It skips steps whose gradients overflow, which can't be known.
+    numerics = replace(numerics_of(config, context.device), needs_scaling=False)
+    return numerics, TrainBatches(data, config, seed, share_of(config, context), _Unchanged(numerics))
 
 
 def _raw_bytes(data: Data, batch: Batch) -> int:
@@ -114,7 +120,7 @@ class _Unchanged(Feed):
 
 
 @dataclass(frozen=True)
-class _Alone(DistContext):
+class Alone(DistContext):
     """A rank whose peers have the same values."""
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -122,7 +128,7 @@ class _Alone(DistContext):
 
 
 @contextlib.contextmanager
-def _group(context: DistContext) -> Iterator[None]:
+def group(context: DistContext) -> Iterator[None]:
     """Make this process a rank of a group that exists in name only."""
     if context.world_size == 1:
         yield
@@ -191,29 +197,12 @@ def _workspace_bytes(args: Any) -> int:
 
 
 def _peak_of(workload: Workload, config: Config, context: DistContext, numerics: Numerics, batch: Batch) -> PeakMemory:
-    assert workload.model is not None
     mode, tracker = Shapes(allow_non_fake_inputs=True), Tracker()
     shapes_of = partial(mapped, mode.from_tensor)
-    with contextlib.ExitStack() as stack, mode, replacements(), tracker:
-        model = numerics.convert(workload.model(config))
-        inputs = shapes_of(batch.inputs)
-        few = mapped(Tensor.clone, part_of(inputs, slice(2)))
-        feed = Feed(numerics, model, few)
-        of_batch = batch._replace(
-            inputs=mapped(Tensor.clone, feed(inputs)), targets=feed.targets(shapes_of(batch.targets))
-        )
-        del inputs  # counted because of its view
-        sample = feed(few)
-        loss = workload.loss or functional.cross_entropy
-        is_own = workload.loss is None and own_loss(evaluated(model, sample, feed.numerics), None) is not None
-        model_bytes = _bytes_of((list(model.parameters()), list(model.buffers())))
-        if pipeline_size(config) > 1:
-            stack.enter_context(_stages(workload, config, feed.numerics, model, sample, len(of_batch.targets)))
-        strategy = build_strategy(Task(workload, config, model, sample, context))
+    with mode, replacements(), tracker, prepared_step(workload, config, context, numerics, batch, shapes_of) as made:
+        strategy, stepper, of_batch, model_bytes = made
         host_copy = model_bytes if isinstance(strategy, SplitModel) else 0
         tracker.track_external(strategy.module)
-        of_loss = Loss(own_loss, is_own=True) if is_own else Loss(loss)
-        stepper = Stepper(strategy, feed.numerics, of_loss, config, NUM_COUNTED_STEPS, workload=workload)
         strategy.module.train()
         tracker.forget_peak()  # of building the model, which a trial does not count either
         for _ in range(NUM_COUNTED_STEPS):
@@ -229,6 +218,43 @@ def _peak_of(workload: Workload, config: Config, context: DistContext, numerics:
         weights, results = IN_FLIGHT.get(config["strategy"], IN_FLIGHT["ddp"])
         uncertain += round(weights * model_bytes + results * (peak.activations + peak.temporary))
     return replace(peak, inputs=peak.inputs + _bytes_of(of_batch.targets), uncertain=uncertain)
+
+
+@contextlib.contextmanager
+def prepared_step(
+    workload: Workload,
+    config: Config,
+    context: DistContext,
+    numerics: Numerics,
+    batch: Batch,
+    moved: Callable[[Any], Any],
+) -> Iterator[tuple[Strategy, Stepper, Batch, int]]:
+    """Build the strategy and the step of a rank without its peers.
+
+    Args:
+        moved: returns inputs or targets of the batch as the steps take them.
+
+    Yields:
+        The strategy, its step, the batch for the step, and the bytes of the complete model.
+    """
+    assert workload.model is not None
+    with contextlib.ExitStack() as stack:
+        model = numerics.convert(workload.model(config))
+        inputs = moved(batch.inputs)
+        few = mapped(Tensor.clone, part_of(inputs, slice(2)))
+        feed = Feed(numerics, model, few)
+        of_batch = batch._replace(inputs=mapped(Tensor.clone, feed(inputs)), targets=feed.targets(moved(batch.targets)))
+        del inputs  # counted because of its view
+        sample = feed(few)
+        loss = workload.loss or functional.cross_entropy
+        is_own = workload.loss is None and own_loss(evaluated(model, sample, feed.numerics), None) is not None
+        model_bytes = _bytes_of((list(model.parameters()), list(model.buffers())))
+        if pipeline_size(config) > 1:
+            stack.enter_context(_stages(workload, config, feed.numerics, model, sample, len(of_batch.targets)))
+        strategy = build_strategy(Task(workload, config, model, sample, context))
+        of_loss = Loss(own_loss, is_own=True) if is_own else Loss(loss)
+        stepper = Stepper(strategy, feed.numerics, of_loss, config, NUM_COUNTED_STEPS, workload=workload)
+        yield strategy, stepper, of_batch, model_bytes
 
 
 def _parts(tracker: MemTracker, when: str, input_bytes: int, host_copy: int) -> PeakMemory:
@@ -289,7 +315,7 @@ def replacements() -> Iterator[None]:
     with (
         mock.patch.object(nn.Module, "_apply", _apply),
         mock.patch.object(device_mesh, "init_device_mesh", _real(device_mesh.init_device_mesh)),
-        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", _Buckets),
+        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", Buckets),
         # MemTracker does not count what split tensors do to find shapes, if they do it in a mode of their own.
         mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None),
     ):
@@ -335,6 +361,13 @@ def _stages(
         for layer in layers:
             passed.append(layer(passed[-1]))
     kinds = [(each.shape[1:], each.dtype) for each in passed]
+    if (num_splits := tensor_size(config)) > 1:  # between a pair of split layers, a rank has part of the features
+        plan, is_part = plan_of(workload, model), False
+        for i, name in enumerate(pipeline.names_of(model, layers), start=1):
+            is_part = plan[name] == "column" if name in plan else is_part
+            if is_part:
+                shape, dtype = kinds[i]
+                kinds[i] = torch.Size((*shape[:-1], shape[-1] // num_splits)), dtype
     ranges: list[range] = []
     make: Any = pipelining.PipelineStage
     cut = pipeline.partition
@@ -356,7 +389,7 @@ def _stages(
         yield
 
 
-class _Buckets(nn.Module):
+class Buckets(nn.Module):
     """Memory of torch's DistributedDataParallel with ``gradient_as_bucket_view``: gradients that are always there."""
 
     def __init__(self, module: nn.Module, **_: Any) -> None:

@@ -145,6 +145,7 @@ def schema() -> dict[str, Any]:
     from raypar.reporting.fit import FitView
     from raypar.reporting.fit_batch import FitBatchView
     from raypar.reporting.improve import ImproveView
+    from raypar.reporting.layout import LayoutView
     from raypar.reporting.listings import DoctorView, PlanView, StudiesView, TrialsView, WorkView
     from raypar.reporting.memory import MemoryView
     from raypar.reporting.network import NetworkView
@@ -163,7 +164,7 @@ def schema() -> dict[str, Any]:
     _object.cache_clear()  # an earlier call may have had other quantities
     views: tuple[Any, ...] = (
         *(StudiesView, TrialsView, StudyView, RecommendView, CompareView, AbView, FitView, PredictView, PlanView),
-        *(DoctorView, WorkView, FitBatchView, MemoryView, NetworkView, WhyView, ImproveView),
+        *(DoctorView, WorkView, FitBatchView, MemoryView, NetworkView, LayoutView, WhyView, ImproveView),
     )
     documents: Any = reduce(or_, [_object(view) for view in views])
     made = TypeAdapter(documents).json_schema(mode="serialization", schema_generator=Schema)

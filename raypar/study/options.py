@@ -202,6 +202,9 @@ GENERAL: Mapping[str, Option] = {
         has_effect=lambda config: config["num_threads"] != config["cpus_per_worker"],
     ),
     "compile": Option(False, bool, "torch.compile the model, in the warm-up"),
+    "activation_checkpointing": Option(
+        False, bool, "keep only the inputs of the model's blocks, and compute their activations again for backward"
+    ),
     "channels_last": Option(False, bool, "image tensors as NHWC in memory"),
     "drop_last": Option(False, bool, "drop a smaller last batch"),
     "num_warmup_steps": whole_number(10, "steps run and undone before the clock starts", at_least=0),
@@ -366,6 +369,9 @@ def _training_conflicts(config: Config, workload: Workload) -> Iterator[Conflict
     if config["compile"] and not config["num_warmup_steps"]:
         hint = "leave it out: compile=True compiles in the warm-up"
         yield "num_warmup_steps", "would time the compilation", hint
+    if config["compile"] and config["activation_checkpointing"]:
+        hint = "leave one of them out: compiled code chooses what to compute again"
+        yield "activation_checkpointing", "does not go with compile", hint
     if config["max_memory"] and config["device"] != "cuda" and not config["num_warmup_steps"]:
         hint = "leave it out: memory is measured in the warm-up"
         yield "num_warmup_steps", "does not go with max_memory", hint
@@ -388,5 +394,7 @@ def _strategy_conflicts(config: Config) -> Iterator[Conflict]:
     if config["precision"] == "fp16" and not traits.scales_loss:
         hint = 'use precision="bf16", which needs no scaling, or strategy="ddp"'
         yield "precision", f"scales its loss by rank: {strategy} would mix the scales", hint
+    if config["activation_checkpointing"] and not traits.recomputes:
+        yield "activation_checkpointing", f"is not for strategy={strategy}", 'leave it out, or use strategy="fsdp"'
     if config["compile"] and traits.check is not None:
         yield "compile", f"is not for strategy={strategy}", 'leave it out, or use strategy="ddp" or "fsdp"'

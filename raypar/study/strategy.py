@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from raypar.errors import RayparError
 from raypar.plugins import registered
+from raypar.study.space import Value
 from raypar.study.workload import Config, Option, Workload
 
 Conflict: TypeAlias = tuple[str, str, str]  # option, problem, fix
@@ -56,6 +57,8 @@ class StrategyTraits:
         built_on: library or function that it is built on, for the documentation.
         options: its own options; strategies that share an option have the same object.
         layout: returns how the workers of a complete config share a step.
+        layouts: yields the ways to divide a step among a number of workers: values of its own options. They differ in
+            speed and memory, not in what is computed. None: it is not one of the layouts to choose from.
         conflicts: yields values that can't run under it or have no effect, from a complete config (for any number of
             workers) and the swept hyperparameters. General conflicts follow from the traits below.
         check: returns why a workload's model or this machine rules it out, and the fix, or None. May import torch.
@@ -66,6 +69,7 @@ class StrategyTraits:
         takes_sparse_gradients: combines with sparse gradients.
         needs_same_parameters: all ranks must use the same parameters in a step, because it gathers weights.
         names_collectives: all ranks take part in each collective, so a profile's spans can be matched.
+        recomputes: combines with activation checkpointing.
         sync_every: option with the number of steps between synchronisations; empty: every step has one.
         exchange: way in which workers exchange gradients or parts of the model.
     """
@@ -75,6 +79,7 @@ class StrategyTraits:
     built_on: str
     options: Mapping[str, Option] = field(default_factory=dict)
     layout: Callable[[Config], WorkLayout] = one_share_each
+    layouts: Callable[[int], Iterator[Mapping[str, Value]]] | None = None
     conflicts: Callable[[Config, Collection[str]], Iterator[Conflict]] = lambda *_: iter(())
     check: Callable[[Workload, Config], tuple[str, str] | None] | None = None
     scales_loss: bool = False
@@ -83,6 +88,7 @@ class StrategyTraits:
     takes_sparse_gradients: bool = False
     needs_same_parameters: bool = False
     names_collectives: bool = True
+    recomputes: bool = True
     sync_every: str = ""
     exchange: Exchange = Exchange.ALL_REDUCE
 

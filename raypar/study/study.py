@@ -149,6 +149,11 @@ class Study:
         points = (dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values()))
         return tuple(point for point in points if not leaves_out_nothing({**self.config, **point}))
 
+    @property
+    def num_points(self) -> int:
+        """Number of combinations of the grids."""
+        return math.prod(len(domain.values) for domain in self.space.values() if isinstance(domain, Grid))
+
     def trial(self, point: Mapping[str, Value], repeat: int, *, order: int = 0, auto: Auto = ON_CPU) -> TrialSpec:
         """Return the spec of one point and repeat; `auto` has the values that the study leaves to the machines."""
         return TrialSpec(
@@ -169,6 +174,24 @@ class Study:
         """
         points, repeats = self.points(), range(first_repeat, first_repeat + num_first_blocks(self))
         return tuple(spec for repeat in repeats for spec in block(self, repeat, points, auto=auto))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedStudy(Study):
+    """Study of listed points, instead of every combination of its grids.
+
+    Attributes:
+        listed: assignments of the swept hyperparameters, a subset of the combinations.
+    """
+
+    listed: tuple[Mapping[str, Value], ...] = ()
+
+    @property
+    def num_points(self) -> int:
+        return len(self.listed)
+
+    def points(self) -> tuple[dict[str, Value], ...]:
+        return tuple(map(dict, self.listed))
 
 
 def _mistakes(study: Study) -> list[Mistake]:
@@ -421,7 +444,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _size_mistakes(study: Study) -> list[Mistake]:
     """Return the mistake of too many trials. Their points are not validated, which would take too long."""
-    num_points = math.prod(len(domain.values) for domain in study.space.values() if isinstance(domain, Grid))
+    num_points = study.num_points
     if num_points > MAX_TRIALS:
         hint = "narrow the grids, or search with choice/uniform and num_trials"
         return [Mistake("space", f"{num_points:,} points", f"is more than {MAX_TRIALS:,}", hint=hint)]

@@ -64,6 +64,8 @@ IDENTITY_DEFAULTS = {
     "stop_on_nan": True,
     "max_memory": None,
     "find_unused_parameters": None,
+    "activation_checkpointing": False,
+    "shard_size": None,
 }
 
 

@@ -82,10 +82,12 @@ def validate(
     if cluster is None:
         return mistakes
     mistakes += _unavailable(config, workload, cluster)
-    if check_strategy and isinstance(workload, Workload) and config["num_workers"] > 1:
-        strategy = config["strategy"]
-        if STRATEGIES[strategy].check is not None and (refusal := check_strategy(workload, config)):
-            mistakes.append(Mistake("strategy", strategy, f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
+    if check_strategy and isinstance(workload, Workload):
+        key = "strategy" if config["num_workers"] > 1 and STRATEGIES[config["strategy"]].check else ""
+        if not key and config["activation_checkpointing"]:
+            key = "activation_checkpointing"
+        if key and (refusal := check_strategy(workload, config)):
+            mistakes.append(Mistake(key, config[key], f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
     if must_fit and not mistakes:
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
             hint = "drop the point, ask for less, or give the --address of a larger cluster"

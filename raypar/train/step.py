@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from raypar.parallel.base import Strategy
 from raypar.parallel.loss import Kind, Loss
+from raypar.parallel.recompute import Recomputation
 from raypar.parallel.strategy import Batch, ForwardBackward, Span, no_span
 from raypar.study.workload import Config, Workload
 from raypar.train.checkpoint import optimizer_state, set_optimizer_state
@@ -50,6 +52,9 @@ class Stepper:
         self.skips_overflows = self._scaler is not None
         scaled = self._scaler.scale if self._scaler else lambda loss: loss
         self._pass = ForwardBackward(loss, numerics.autocast, scaled, span)
+        self._recomputing: Callable[[], AbstractContextManager[None]] = nullcontext
+        if config["activation_checkpointing"]:
+            self._recomputing = Recomputation(strategy.module)
         self._is_ratio = loss.kind is Kind.RATIO
         self.lr = float(self._optimizer.param_groups[0]["lr"])
         self._grad_norms: list[Tensor] = []
@@ -57,7 +62,8 @@ class Stepper:
     def step(self, batch: Batch) -> Tensor:
         """Update the weights; return this rank's loss in the form of `Loss.noted`, still on the device."""
         self._optimizer.zero_grad()
-        loss = self._strategy.forward_backward(batch, self._pass)
+        with self._recomputing():
+            loss = self._strategy.forward_backward(batch, self._pass)
         with self._span("combine"):
             self._strategy.sync_gradients()
             if self._is_ratio:

@@ -40,12 +40,21 @@ EXACT = {
     "hybrid of data and tensor": {"strategy": "hybrid", "tensor_size": 2},
     "hybrid of data and pipeline": {"strategy": "hybrid", "pipeline_size": 2},
     "gather_broadcast": {"strategy": "gather_broadcast"},
+    "ddp, activations computed again": {"activation_checkpointing": True},
+    "fsdp, activations computed again": {"strategy": "fsdp", "activation_checkpointing": True},
+    "tensor, activations computed again": {"strategy": "tensor", "activation_checkpointing": True},
+    "pipeline, activations computed again": {"strategy": "pipeline", "activation_checkpointing": True},
 }
 ONLY_2 = {
     "pipeline, two stages a worker": {"strategy": "pipeline", "pipeline_schedule": "interleaved"},
     "pipeline, cut before a named layer": {"strategy": "pipeline", "pipeline_split": ("2",)},
 }
-ONLY_4 = {"hybrid of pipeline and tensor": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2}}
+ONLY_4 = {
+    "hybrid of pipeline and tensor": {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2},
+    "fsdp, in groups of two": {"strategy": "fsdp", "shard_size": 2},
+    "fsdp, in groups of one": {"strategy": "fsdp", "shard_size": 1},
+    "fsdp, in groups, accumulated": {"strategy": "fsdp", "shard_size": 2, "accumulation_steps": 3},
+}
 # Largest allowed relative difference of a loss; there must be a difference.
 LOSSY = {
     "fp16": ({"compression": "fp16"}, 0.03),

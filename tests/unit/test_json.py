@@ -30,7 +30,7 @@ import golden
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
 KINDS = "list", "show", "report", "recommend", "compare", "ab", "fit", "predict", "plan", "doctor", "work"
-KINDS += ("fit-batch", "memory", "network", "why", "improve")
+KINDS += ("fit-batch", "memory", "network", "layout", "why", "improve")
 STUDIES = "quickstart", "scaling", "search"
 SIZE = "--parameters", "1M", "--set", "batch_size=512"
 TABLE = "workers,time\n1,100\n1,101\n2,52\n2,53\n4,29\n4,28\n"
