@@ -64,6 +64,7 @@ IDENTITY_DEFAULTS = {
     "stop_on_nan": True,
     "max_memory": None,
     "find_unused_parameters": None,
+    "noise_scale": False,
 }
 
 
