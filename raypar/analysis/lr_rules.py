@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +28,20 @@ RULE = "lr_scaling"
 MAX_LINES = 4
 
 
+class Missed(NamedTuple):
+    """Trials of a rule that missed the target.
+
+    Attributes:
+        metric: its metric at the end against the best rule's.
+        is_confirmed: whether it is shown to miss it more often than the best rule.
+    """
+
+    num_missed: int
+    num_trials: int
+    metric: Comparison
+    is_confirmed: bool
+
+
 @dataclass(frozen=True)
 class RuleComparison:
     """Rules at one setting of all other hyperparameters.
@@ -35,7 +51,7 @@ class RuleComparison:
         best: the best rule.
         target: value of the metric that it reaches with the fewest samples; None: it has the best metric.
         others: the other rules compared with it, by the ratio of samples or the difference of metrics.
-        missed: how many of its trials missed the target, of how many, by rule.
+        missed: rules of which a trial missed the target.
         diverged: rules with a trial that diverged.
     """
 
@@ -43,13 +59,14 @@ class RuleComparison:
     best: str
     target: Target | None
     others: Mapping[str, Comparison]
-    missed: Mapping[str, tuple[int, int]]
+    missed: Mapping[str, Missed]
     diverged: tuple[str, ...]
 
     @property
     def leaders(self) -> set[str]:
         """The best rule, and those that are not shown to be worse."""
-        return {self.best, *(rule for rule, comparison in self.others.items() if not comparison.differs)}
+        tied = [rule for rule, comparison in self.others.items() if not comparison.differs]
+        return {self.best, *tied, *(rule for rule, missed in self.missed.items() if not missed.is_confirmed)}
 
 
 def compare_rules(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[RuleComparison]:
@@ -78,11 +95,11 @@ def _compared(question: Question, rules: Mapping[str, PointAnalysis], family: Fa
     margin = question.judged_by.margin(metrics[best])
     target = replace(target, value=gain(question.mode, gain(question.mode, target.value) - margin))
     runs = {rule: of for rule in metrics if (of := runs_to_target(rules[rule], target))}
-    missed = {rule: _missed(rules[rule], target) for rule in metrics.keys() - runs.keys()}
     best = min(runs, key=lambda rule: float(np.median([run[0] for run in runs[rule].values()])), default="")
     if not best:  # the samples are unknown
         return None
     others = {rule: Comparison(ratio, TIME_RATIO) for rule, ratio in needed_ratios(runs, best, family).items()}
+    missed = {rule: _missed(rules[rule], rules[best], target, family) for rule in metrics if rule not in runs}
     return RuleComparison(rest, best, target, others, missed, diverged)
 
 
@@ -91,9 +108,14 @@ def _reported(question: Question, p: PointAnalysis) -> tuple[object, ...]:
     return tuple(tuple(report.get(question.metric) for report in result.reports) for result in trials)
 
 
-def _missed(p: PointAnalysis, target: Target) -> tuple[int, int]:
+def _missed(p: PointAnalysis, best: PointAnalysis, target: Target, family: Family) -> Missed:
     trials = time_to_target(p, target).trials
-    return sum(trial.status is TargetStatus.MISSED for trial in trials), len(trials)
+    num_missed = sum(trial.status is TargetStatus.MISSED for trial in trials)
+    metric, num_best = family.compare_metrics(best, p), len(best.measured)
+    # Fisher's exact test: all misses fall to this rule by chance.
+    p_value = comb(len(trials), num_missed) / comb(len(trials) + num_best, num_missed)
+    level = family.time_level(min(len(trials), num_best))
+    return Missed(num_missed, len(trials), metric, metric.differs or p_value < 1 - level)
 
 
 def rule_lines(question: Question, points: Sequence[PointAnalysis], family: Family) -> list[str]:
@@ -126,8 +148,11 @@ def _sentence(question: Question, of: RuleComparison) -> str:
             parts.append(f"{rule} needs {units.ratio_interval(estimate)} as many{_note(comparison)}")
         elif estimate is not None:
             parts.append(f"{rule} ends {question.judged_by.show_change(estimate)}{_note(comparison)}")
-    counts = [(rule, units.count(part), units.counted(total, "trial")) for rule, (part, total) in of.missed.items()]
-    parts += [f"{rule} misses it in {part} of {total}" for rule, part, total in sorted(counts)]
+    for rule, (num_missed, num_trials, metric, is_confirmed) in of.missed.items():
+        parts.append(f"{rule} misses it in {units.count(num_missed)} of {units.counted(num_trials, 'trial')}")
+        if metric.estimate is not None:
+            parts[-1] += f" and ends {question.judged_by.show_change(metric.estimate)}"
+        parts[-1] += "" if is_confirmed else " (inconclusive)"
     parts += [f"{rule} diverges" for rule in of.diverged]
     goal = f"has the best {question.metric}"
     if of.target is not None:
