@@ -79,10 +79,10 @@ CASES = (
     Case("mnist_mlp", SGD, 0.25, (2048, 1024, 512, 256, 128, 64, 32, 16), 0.5, 128),
     Case(
         "transformer",
-        {**MOMENTUM, "width": 32, "num_blocks": 1, "sequence_length": 8},
-        0.5,
-        (256, 128, 64, 32, 16, 8, 4),
-        0.1,
+        {**SGD, "width": 32, "num_blocks": 1, "sequence_length": 8},
+        0.8,
+        (128, 64, 32, 16, 8, 4),
+        0.7,
         16,
     ),
 )

@@ -92,7 +92,7 @@ class AllReduce(DataParallelism):
     def __init__(self, task: Task) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from raypar.parallel.gradient_norms import NotedBuckets
+        from raypar.parallel.gradient_norms import GradientNorms, NotedBuckets
 
         super().__init__(task)
         config, context = task.config, task.context
@@ -116,8 +116,8 @@ class AllReduce(DataParallelism):
         if config["noise_scale"]:
             if task.gradients.are_sparse:
                 raise WorkloadError.of(task.workload.name, [_SPARSE])
-            hook = self._noted = NotedBuckets(hook, config["batch_size"])
-            self.gradient_norms = self._noted.norms
+            self.gradient_norms = GradientNorms(config["batch_size"], context.device)
+            hook = self._noted = NotedBuckets(hook, self.gradient_norms)
         if self._noted or config["compression"] != "none" or not config["overlap"]:
             self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 

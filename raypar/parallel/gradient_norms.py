@@ -5,9 +5,10 @@ The parts are the workers' shares of a batch, or the micro-batches of a single w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +22,38 @@ if TYPE_CHECKING:
 Hook: TypeAlias = Callable[["GradBucket"], "torch.futures.Future[Tensor]"]
 
 
+class _Part(NamedTuple):
+    """Part of a step: the squares of its gradients' norms, which add up, and their common factor."""
+
+    squares: Sequence[Tensor]
+    weight: float
+    num_samples: int
+
+
+class _Step(NamedTuple):
+    parts: Sequence[_Part]
+    squares: Sequence[Tensor]  # of the batch's gradients
+    scale: Tensor  # of the loss
+
+
 class GradientNorms:
     """Squared norms of the gradients of each step and of its parts on this rank.
 
-    They stay on the device: nothing here waits for it, sends anything or changes a gradient.
+    They stay on the device until `take`: nothing else waits for it, sends anything or changes a gradient.
 
     Args:
         full_size: samples of a step that counts; shorter batches at the end of an epoch do not.
     """
 
-    def __init__(self, full_size: int) -> None:
-        self._full_size = full_size
+    def __init__(self, full_size: int, device: torch.device) -> None:
+        self._full_size, self._one = full_size, torch.ones((), device=device)
         self.clear()
 
     def clear(self) -> None:
         """Forget all steps."""
         self._squares: list[Tensor] = []  # of the current part
-        self._parts: list[tuple[Tensor, float]] = []  # of the current step: |g|² and 1 / samples
-        self._steps: list[tuple[Tensor, float]] = []  # |g|² of its parts and of it, and 1 / samples of its parts
+        self._parts: list[_Part] = []  # of the current step
+        self._steps: list[_Step] = []
 
     def note(self, gradient: Tensor) -> None:
         """Note some of the gradients of the current part."""
@@ -48,22 +63,18 @@ class GradientNorms:
         """End a part: its gradients have been noted, and are those of `Loss.objective`."""
         squares, self._squares = self._squares, []
         if part.num_samples and squares:
-            self._parts.append((torch.stack(squares).sum() / part.weight**2, 1 / part.num_samples))
+            self._parts.append(_Part(squares, part.weight, part.num_samples))
 
     def end_step(self, gradients: Iterable[Tensor], batch: Batch, scaled: Callable[[Tensor], Tensor]) -> None:
         """End a step.
 
         Args:
             gradients: of the batch: the mean of its parts' over all ranks.
-            scaled: factor of the loss, for fp16.
+            scaled: scales a loss, for fp16.
         """
         parts, self._parts = self._parts, []
-        squares = [_square(gradient) for gradient in gradients]
-        if batch.num_global != self._full_size or not parts or not squares:
-            return
-        both = torch.stack([torch.stack([square for square, _ in parts]).mean(), torch.stack(squares).sum()])
-        factor = scaled(torch.ones((), device=both.device))
-        self._steps.append((both / factor**2, sum(share for _, share in parts) / len(parts)))
+        if batch.num_global == self._full_size and parts:
+            self._steps.append(_Step(parts, [_square(gradient) for gradient in gradients], scaled(self._one)))
 
     def take(self) -> Tensor:
         """Return the steps since the last call, and forget them.
@@ -73,17 +84,29 @@ class GradientNorms:
             ``(steps, 4)``, on the CPU.
         """
         steps, self._steps = self._steps, []
-        if not steps:
-            return torch.empty(0, 4, dtype=torch.float64)
-        norms = torch.stack([both for both, _ in steps]).cpu().double()
-        shares = torch.tensor([[share, 1 / self._full_size] for _, share in steps], dtype=torch.float64)
-        return torch.cat([norms, shares], dim=1)
+        groups = [squares for step in steps for squares in (*(part.squares for part in step.parts), step.squares)]
+        scalars = [scalar for squares in groups for scalar in squares] + [step.scale for step in steps]
+        values = iter(torch.stack(scalars).tolist() if scalars else ())  # read at once
+        sums = iter([sum(islice(values, len(squares))) for squares in groups])
+        rows = []
+        for step, scale in zip(steps, values, strict=True):
+            small = [next(sums) / part.weight**2 for part in step.parts]
+            per_sample = [1 / part.num_samples for part in step.parts]
+            norms = (_mean(small) / scale**2, next(sums) / scale**2)
+            rows.append((*norms, _mean(per_sample), 1 / self._full_size))
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _square(gradient: Tensor) -> Tensor:
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=dtype)
-    return norm.square()
+    """Return |g|² in at least single precision; as a dot product, whose sums are accurate."""
+    flat = gradient.flatten()
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()
+    return flat.dot(flat)
 
 
 class NotedBuckets:
@@ -93,8 +116,8 @@ class NotedBuckets:
         norms: of the gradients.
     """
 
-    def __init__(self, hook: Hook, full_size: int) -> None:
-        self.norms, self._hook = GradientNorms(full_size), hook
+    def __init__(self, hook: Hook, norms: GradientNorms) -> None:
+        self.norms, self._hook = norms, hook
         self._buffers: list[Tensor] = []
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -114,7 +137,7 @@ class NotedParts(Strategy):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.gradient_norms: GradientNorms = GradientNorms(task.config["batch_size"])
+        self.gradient_norms: GradientNorms = GradientNorms(task.config["batch_size"], task.context.device)
         self._trained = [p for p in task.model.parameters() if p.requires_grad]
         for parameter in self._trained:  # a hook gets the gradient of one backward pass, before it is added
             parameter.register_hook(self.gradient_norms.note)  # type: ignore[no-untyped-call]
