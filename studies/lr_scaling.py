@@ -1,8 +1,8 @@
 """How should the learning rate grow with the batch: not at all, with its square root, or linearly?
 
 Goyal et al. 2017 (arXiv:1706.02677) scale it linearly, Krizhevsky 2014 (arXiv:1404.5997) with the square root; the rate
-is meant for 32 samples a step. Expect the linear rule to need the fewest samples at 128, and to fail at 512, where the
-square root is best. Takes less than a minute on two cores.
+is meant for 32 samples a step. Expect the linear rule to lead at 128 and to fail at 512, the square root to be beaten
+at neither, and a constant rate to be too slow at both. Takes half a minute on two cores.
 """
 
 from raypar import Study, grid
