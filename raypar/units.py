@@ -65,6 +65,11 @@ def count(value: int | None) -> str:
     return MISSING if value is None or _is_missing(value) else f"{value:,.0f}"
 
 
+def whole(value: float) -> str:
+    """Return a number of things as a whole number: ``1,234``."""
+    return count(round(value))
+
+
 def and_more(num_left: int, word: str = "and") -> str:
     """`` and 3 more``: the number of omitted entries; empty for none."""
     return f" {word} {count(num_left)} more" if num_left > 0 else ""

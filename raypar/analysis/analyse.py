@@ -12,6 +12,8 @@ from raypar.analysis.effects import Effects, Importances, effects_of, importance
 from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.finding import Finding
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
+from raypar.analysis.gradient_noise import noise_scale_lines
+from raypar.analysis.lr_rules import rule_lines
 from raypar.analysis.pairwise import Family, trial_speedup
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
@@ -36,6 +38,7 @@ class StudyAnalysis:
         points: sorted by their values, or by their metric in a search, the best first.
         warnings: caveats, the gravest first.
         statements: sentences on what else the numbers show.
+        answers: those of them that an option of the study asks for; brief reports show these, too.
         worker_groups: points that differ only in ``num_workers``. If times can't be trusted, there are no groups,
             effects or batches.
         profiles: profiled points with their profile.
@@ -50,6 +53,7 @@ class StudyAnalysis:
     warnings: tuple[Finding, ...]
     verdict: Verdict
     statements: tuple[str, ...]
+    answers: tuple[str, ...] = ()
     worker_groups: tuple[WorkerGroup, ...] = ()
     profiles: tuple[tuple[Mapping[str, Value], Profile], ...] = ()
     effects: Effects | None = None
@@ -116,6 +120,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         why, is_disturbed = stopped or of.stopped, bool(doubt)
         ending = (stop_sentence(of, why, is_disturbed=is_disturbed),)
         status = stop_status(why, is_disturbed=is_disturbed)
+    answers = (*noise_scale_lines(points), *rule_lines(question, points, family))
     sorted_points = tuple(sorted(points, key=lambda p: _rank(question, p))) if question.is_search else points
     verdict = verdict_of(question, sorted_points, family, recommendation if has_choice else None, doubt)
     return StudyAnalysis(
@@ -123,7 +128,8 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         points=sorted_points,
         warnings=run_checks(evidence),
         verdict=replace(verdict, status=status),
-        statements=(*ending, *statements(question, sorted_points, family, doubt)),
+        statements=(*ending, *statements(question, sorted_points, family, doubt), *answers),
+        answers=answers,
         worker_groups=worker_groups(question, points, family=family) if not doubt else (),
         profiles=tuple(_profiles(points)),
         effects=effects_of(question, points, family) if not doubt else None,

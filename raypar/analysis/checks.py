@@ -20,6 +20,7 @@ from raypar import units
 from raypar.analysis import observed_checks
 from raypar.analysis.evidence import Evidence, LogTime
 from raypar.analysis.finding import Check, Finding, check, named
+from raypar.analysis.gradient_noise import noise_scale_of, noise_scale_text
 from raypar.analysis.load import MAX_BUSY, disturbing_loads
 from raypar.analysis.pairwise import TREND_ERROR, against_baseline, same_work, worker_metrics
 from raypar.analysis.question import OF_EQUAL_WORK, WALL_TIME, PointKey, excluded_subject, point_key, settings_text
@@ -494,6 +495,23 @@ def batch_norm_in_parts(evidence: Evidence) -> Iterator[Finding]:
     if len(parts) > 1:
         labels = [f"{units.counted(number, 'part')} at {parts[number]}" for number in sorted(parts)]
         yield Finding("Batch norm normalises over each part of a batch separately, so that losses differ", labels)
+
+
+@check(
+    "A larger batch cuts hardly any steps there. Divide a batch of up to the noise scale among workers, and compare "
+    "the time to a target (`raypar recommend STUDY --target VALUE`)."
+)
+def beyond_noise_scale(evidence: Evidence) -> Iterator[Finding]:
+    """Points whose batch is larger than their gradient noise scale: over half of each further sample is wasted."""
+    measured = [(p, scale) for p in evidence.points if (scale := noise_scale_of(p)) is not None]
+    beyond = []
+    for p, scale in measured:
+        batch_size = p.measured[0].spec.config.get("batch_size")
+        if isinstance(batch_size, int) and scale.high is not None and batch_size > scale.high:
+            sizes = f"{units.count(batch_size)} samples, noise scale {noise_scale_text(scale)}"
+            beyond.append(f"{point_label(p.point)} ({sizes})")
+    if beyond:
+        yield Finding(f"{_share(beyond, measured, 'point')} had a batch beyond the gradient noise scale", beyond)
 
 
 @check(

@@ -11,14 +11,14 @@ reached, so intervals of the progress and of the product are wider by half an ev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from raypar.analysis.pairwise import BATCH_KEYS, Family
+from raypar.analysis.pairwise import BATCH_KEYS, Family, prior_of
 from raypar.analysis.question import PointKey, PointSamples, Question, point_key
 from raypar.analysis.stats import NO_PRIOR, Estimate, reference
 from raypar.analysis.time_to_target import Start, Target, time_to_target
@@ -59,18 +59,19 @@ class BatchGroup:
     base: int
 
 
-_Run: TypeAlias = tuple[float, float, int]  # until the target: samples, seconds, evaluations
+T = TypeVar("T", bound=Hashable)
+Run: TypeAlias = tuple[float, float, int]  # until the target: samples, seconds, evaluations
 
 
 def batch_groups(
     gathered: Sequence[PointSamples], target: Target, family: Family, baseline: Mapping[str, Value] | None = None
 ) -> tuple[BatchGroup, ...]:
     """Return every group of two or more batch sizes that reached the target in all their trials."""
-    groups: dict[tuple[str, PointKey], tuple[dict[str, Value], dict[int, dict[int, _Run]]]] = {}
+    groups: dict[tuple[str, PointKey], tuple[dict[str, Value], dict[int, dict[int, Run]]]] = {}
     for samples in gathered:
         key = next((k for k in BATCH_KEYS if k in samples.point), None)
         size = samples.point.get(key) if key else None
-        if key is None or not isinstance(size, int) or not (runs := _runs(samples, target)):
+        if key is None or not isinstance(size, int) or not (runs := runs_to_target(samples, target)):
             continue
         rest = {k: v for k, v in samples.point.items() if k != key}
         groups.setdefault((key, point_key(rest)), (rest, {}))[1][size] = runs
@@ -82,14 +83,18 @@ def batch_groups(
 
 
 def common_target(question: Question, gathered: Sequence[PointSamples]) -> Target | None:
-    """Return the best value of the study's metric that all finished trials of points with a batch size reached.
+    """Return the best value of the study's metric that all finished trials of points with a batch size reached."""
+    return best_reached(question, [p for p in gathered if any(key in p.point for key in BATCH_KEYS)])
+
+
+def best_reached(question: Question, points: Sequence[PointSamples]) -> Target | None:
+    """Return the best value of the study's metric that all finished trials of these points reached.
 
     None if a trial reported no value, or if all had reached it at their first report.
     """
     reports = [
         [report[question.metric] for report in result.reports if question.metric in report]
-        for samples in gathered
-        if any(key in samples.point for key in BATCH_KEYS)
+        for samples in points
         for result in samples.measured
     ]
     values = [[v for v in series if math.isfinite(v)] for series in reports]
@@ -101,8 +106,8 @@ def common_target(question: Question, gathered: Sequence[PointSamples]) -> Targe
     return None if all(target.is_reached_by(series[0]) for series in values) else target
 
 
-def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
-    """Return the runs by repeat; empty if a trial missed the target."""
+def runs_to_target(samples: PointSamples, target: Target) -> dict[int, Run]:
+    """Return samples, seconds and evaluations until the target by repeat; empty if a trial missed it."""
     reached = time_to_target(samples, target, Start.FIRST_STEP)
     counts, times = reached.samples, reached.times
     if not reached.is_always_reached or counts.keys() != times.keys():
@@ -114,7 +119,7 @@ def _runs(samples: PointSamples, target: Target) -> dict[int, _Run]:
 def _group(
     key: str,
     rest: Mapping[str, Value],
-    by_size: Mapping[int, Mapping[int, _Run]],
+    by_size: Mapping[int, Mapping[int, Run]],
     baseline: Mapping[str, Value],
     family: Family,
 ) -> BatchGroup:
@@ -128,8 +133,8 @@ def _group(
     return BatchGroup(key, rest, tuple(batches), base)
 
 
-def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run], family: Family) -> Goodput:
-    def ratio(value: Callable[[_Run], float]) -> Estimate:
+def _goodput(size: int, runs: Mapping[int, Run], base: Mapping[int, Run], family: Family) -> Goodput:
+    def ratio(value: Callable[[Run], float]) -> Estimate:
         slow, fast = ({repeat: value(run) for repeat, run in side.items()} for side in (base, runs))
         return family.secondary.ratio(slow, fast, NO_PRIOR)
 
@@ -140,6 +145,18 @@ def _goodput(size: int, runs: Mapping[int, _Run], base: Mapping[int, _Run], fami
         progress=_widened(ratio(lambda run: run[0]), rounding),
         goodput=_widened(ratio(lambda run: run[1]), rounding),
     )
+
+
+def needed_ratios(runs: Mapping[T, Mapping[int, Run]], base: T, family: Family) -> dict[T, Estimate]:
+    """Estimate how many times as many samples as the base each of the others needs to the target."""
+    needed = {key: {repeat: run[0] for repeat, run in of.items()} for key, of in runs.items()}
+    prior = prior_of([{repeat: math.log(number) for repeat, number in of.items()} for of in needed.values()])
+    evaluations = {key: [run[2] for run in of.values()] for key, of in runs.items()}
+    return {
+        key: _widened(family.ratio(of, needed[base], prior), _rounding(evaluations[key]) + _rounding(evaluations[base]))
+        for key, of in needed.items()
+        if key != base
+    }
 
 
 def _rounding(evaluations: Sequence[int]) -> float:

@@ -244,9 +244,9 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     """Return the family of a study's comparisons.
 
     Each point is compared with its baseline, and one-sided with the fastest point; metrics are compared with the best
-    one. Secondary comparisons are between worker counts (unless these are the baseline comparisons), between batch
-    sizes (three each, if trials report during training), and between the levels of each hyperparameter (if several are
-    swept).
+    one; rules of the learning rate are compared with the best rule. Secondary comparisons are between worker counts
+    (unless these are the baseline comparisons), between batch sizes (three each, if trials report during training), and
+    between the levels of each hyperparameter (if several are swept).
     """
     timed = [p for p in gathered if p.times]
     scored = [p for p in gathered if p.by_repeat("metric")]
@@ -259,12 +259,13 @@ def family_of(question: Question, gathered: Sequence[PointSamples]) -> Family:
     is_followed = any(len(result.reports) > 1 for p in timed for result in p.results)
     num_batches = 3 * sum(_num_grouped(timed, key) for key in BATCH_KEYS) if is_followed else 0
     levels = [len({point_key({k: p.point.get(k)}) for p in timed}) - 1 for k in question.space_keys]
+    num_rules = _num_grouped(timed, "lr_scaling")
     num_effects = sum(levels) if sum(n > 0 for n in levels) > 1 else 0
     return Family(
-        max(1.0, num_base + num_best + SECONDARY * (num_scaling + num_batches + 2 * num_effects)),
-        max(1.0, (len(scored) - 1) / 2 + SECONDARY * (_num_grouped(scored, "num_workers") + num_effects)),
-        variance_prior(_table([{r: math.log(t) for r, t in p.times.items()} for p in timed])),
-        variance_prior(_table([p.by_repeat("metric") for p in gathered])),
+        max(1.0, num_base + num_best + num_rules + SECONDARY * (num_scaling + num_batches + 2 * num_effects)),
+        max(1.0, (len(scored) - 1) / 2 + SECONDARY * (_num_grouped(scored, "num_workers") + num_effects) + num_rules),
+        prior_of([{r: math.log(t) for r, t in p.times.items()} for p in timed]),
+        prior_of([p.by_repeat("metric") for p in gathered]),
         question.max_repeats,
     )
 
@@ -275,11 +276,12 @@ def _num_grouped(points: Sequence[PointSamples], key: str) -> int:
     return len(grouped) - len(set(grouped))
 
 
-def _table(values: Sequence[Mapping[int, float]]) -> Floats:
-    """Return ``[point, block]`` for the points with any values and the blocks that all of these have."""
+def prior_of(values: Sequence[Mapping[int, float]]) -> VariancePrior:
+    """Return the prior of the points' variances from their values by block."""
     points = [each for each in values if each]
     blocks = sorted(set.intersection(*map(set, points))) if points else []
-    return np.array([[each[block] for block in blocks] for each in points]).reshape(len(points), len(blocks))
+    table = np.array([[each[block] for block in blocks] for each in points]).reshape(len(points), len(blocks))
+    return variance_prior(table)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Method(StrEnum):
     PROFILE = "profile likelihood, Student t"
     BOOTSTRAP = "bootstrap over blocks, assumes no distribution"
     CENSORED = "order statistics, what was not reached counts as longer"
+    FIELLER = "ratio of means (Fieller), assumes normal means of blocks"
     REFERENCE = "1 by definition"
     PUBLISHED = "Gaussian process over published trainings and the measured worker counts"
 

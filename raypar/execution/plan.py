@@ -382,7 +382,14 @@ def _validate(study: Study, specs: Sequence[TrialSpec], cluster: Cluster) -> lis
             continue
         # A search learns draw by draw which values are too large.
         must_fit = not study.is_search
-        every = validate(spec.config, study.workload, cluster, must_fit=must_fit, check_strategy=check_strategy)
+        every = validate(
+            spec.config,
+            study.workload,
+            cluster,
+            swept=study.space,
+            must_fit=must_fit,
+            check_strategy=check_strategy,
+        )
         mistakes |= {str(mistake): mistake for mistake in every}
     return list(mistakes.values())
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from raypar.parallel.gradient_norms import GradientNorms
     from raypar.parallel.strategy import Batch, ForwardBackward, StepOptimizer, Task
 
 
@@ -25,6 +26,7 @@ class Strategy:
 
     Attributes:
         module: the model as this rank runs it; may be replaced by its compiled form.
+        gradient_norms: norms of the steps' gradients; None unless ``noise_scale`` asks for them.
         share: this rank's share of every global batch, and the number of shares.
         counts_samples: this rank's samples and losses count; true for one of the ranks with the same share.
         runs_optimizer: this rank runs the optimizer.
@@ -32,6 +34,7 @@ class Strategy:
     """
 
     module: nn.Module
+    gradient_norms: GradientNorms | None = None
     share = (0, 1)
     counts_samples = True
     runs_optimizer = True

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch._C._distributed_c10d import GradBucket
 
+    from raypar.parallel.gradient_norms import Hook, NotedBuckets
     from raypar.parallel.strategy import Batch, ForwardBackward, Task
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
@@ -39,11 +40,14 @@ OPTIONS: Mapping[str, Option] = {
         optional=True,
     ),
     "static_graph": Option(False, bool, "let DDP rely on every step using the same weights"),
+    "noise_scale": Option(False, bool, "measure the gradient noise scale: up to which batch a larger one pays"),
 }
 
 
 def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
-    """Yield the conflicts of static graphs and PowerSGD."""
+    """Yield the conflicts of static graphs, PowerSGD and the noise scale."""
+    if config["noise_scale"]:
+        yield from _noise_conflicts(config, swept)
     if config["compression"] != "powersgd" and "powersgd_rank" in swept and "compression" not in swept:
         yield "powersgd_rank", "has no effect without PowerSGD", 'use compression="powersgd"'
     if config["num_workers"] == 1:
@@ -57,6 +61,21 @@ def conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
         yield "checkpoint_every_epochs", problem, "leave one of them out"
 
 
+def _noise_conflicts(config: Config, swept: Collection[str]) -> Iterator[Conflict]:
+    keys = ("num_workers", "accumulation_steps")
+    if all(config[key] == 1 and key not in swept for key in keys):
+        problem = "compares the gradients of parts of a batch, and one worker without accumulation has only one part"
+        yield "noise_scale", problem, "use num_workers or accumulation_steps of at least 2"
+    if config["compression"] == "powersgd" and config["num_workers"] > 1:
+        yield "noise_scale", "does not go with PowerSGD, which changes the mean gradient", "leave one of them out"
+
+
+_SPARSE = Mistake(
+    "noise_scale",
+    True,
+    "needs the norms of all gradients, and the model has sparse ones",
+    "leave it out, or use torch.nn.Embedding(…, sparse=False)",
+)
 _UNFINISHED = Mistake(
     "model(config)",
     None,
@@ -72,6 +91,8 @@ class AllReduce(DataParallelism):
 
     def __init__(self, task: Task) -> None:
         from torch.nn.parallel import DistributedDataParallel
+
+        from raypar.parallel.gradient_norms import GradientNorms, NotedBuckets
 
         super().__init__(task)
         config, context = task.config, task.context
@@ -90,8 +111,14 @@ class AllReduce(DataParallelism):
         )
         self.module: nn.Module = self._ddp
         self._compression = _Compression(config)
-        if config["compression"] != "none" or not config["overlap"]:
-            hook = self._compression if config["overlap"] else AfterBackward(self._compression, context.device)
+        self._noted: NotedBuckets | None = None
+        hook: Hook = self._compression if config["overlap"] else AfterBackward(self._compression, context.device)
+        if config["noise_scale"]:
+            if task.gradients.are_sparse:
+                raise WorkloadError.of(task.workload.name, [_SPARSE])
+            self.gradient_norms = GradientNorms(config["batch_size"], context.device)
+            hook = self._noted = NotedBuckets(hook, self.gradient_norms)
+        if self._noted or config["compression"] != "none" or not config["overlap"]:
             self._ddp.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
     def forward_backward(self, batch: Batch, do: ForwardBackward) -> Tensor:
@@ -100,6 +127,8 @@ class AllReduce(DataParallelism):
             self._ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
         except RuntimeError:  # else this rank would wait in its next collective for others, which wait in this one
             raise WorkloadError.of(self._workload_name, [_UNFINISHED]) from None
+        if self._noted is not None:
+            self._noted.end_step(batch, do.scaled)
         return loss
 
     def full_model(self) -> nn.Module:
@@ -132,7 +161,7 @@ class _Compression:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         hooks = {
-            "none": default_hooks.allreduce_hook,
+            "none": _mean,
             "fp16": default_hooks.fp16_compress_hook,
             "bf16": default_hooks.bf16_compress_hook,
             "powersgd": powerSGD_hook.powerSGD_hook,
@@ -143,6 +172,15 @@ class _Compression:
             # would send in different orders, or wait for each other forever.
             sent.wait()
         return sent
+
+
+def _mean(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Send a bucket as DDP does without a hook, bit by bit: torch's own hook divides, which rounds differently."""
+    import torch.distributed as dist
+
+    sent = dist.all_reduce(bucket.buffer().mul_(1 / dist.get_world_size()), async_op=True)
+    done: torch.futures.Future[Tensor] = sent.get_future().then(lambda future: future.value()[0])
+    return done
 
 
 class AfterBackward:

@@ -67,6 +67,8 @@ def _parts(view: StudyView, width: int, encoding: str, *, verbose: bool) -> Iter
         yield from paragraph(view.legend if verbose else view.brief_legend, style="dim")
     if not verbose:
         yield Text("")
+        for line in analysis.answers:
+            yield from paragraph(line)
         if view.caveats:
             yield from paragraph(view.caveats)
         yield from paragraph(f"More: raypar report {view.name} --verbose | --open | raypar ui", style="dim")

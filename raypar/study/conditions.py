@@ -78,6 +78,7 @@ class RankConditions(CpuConditions, GpuConditions):
         not_resumed: why it could not continue from a checkpoint.
         not_observed: why the steps of its script were not observed.
         quantities: values measured by monitors, by `Quantity.key`.
+        gradient_noise: `raypar.study.gradient_noise.Moments` of blocks of steps, of all ranks; only on the first.
     """
 
     cores: tuple[int, ...] | None = None
@@ -101,6 +102,7 @@ class RankConditions(CpuConditions, GpuConditions):
     not_observed: str | None = None
     is_untrained: bool | None = None
     quantities: Mapping[str, float] | None = None
+    gradient_noise: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

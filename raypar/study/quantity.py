@@ -17,6 +17,7 @@ from typing import Protocol
 from raypar import units
 from raypar.errors import RayparError
 from raypar.plugins import registered
+from raypar.study.gradient_noise import measured_blocks, noise_scale
 from raypar.study.trial import TrialResult
 
 GROUP = "raypar.quantities"
@@ -291,6 +292,16 @@ MEMORY = Quantity(
     legend="peak of a worker's training",
     min_ratio=1.1,
 )
+NOISE_SCALE = Quantity(
+    key="noise_scale_samples",
+    about="gradient noise scale of a trial, weighted by progress, see `raypar.study.gradient_noise`.",
+    head="noise scale",
+    show=units.whole,
+    views=View.PAGE | View.RECORD | View.MLFLOW | View.POINTS,
+    of_trial=lambda r: noise_scale(measured_blocks(r.conditions)),
+    legend="gradient noise scale in samples: larger batches make little more progress per step",
+    page_head="noise scale",
+)
 
 
 def _largest(key: str, about: str, views: View) -> Quantity:
@@ -322,6 +333,7 @@ BUILT_IN = (
         View.RECORD | View.MLFLOW,
     ),
     MEMORY,
+    NOISE_SCALE,
 )
 
 

@@ -64,6 +64,7 @@ REPORTED = (
     "eval_samples_per_s",
     "eval_steps_per_s",
     "grad_norm",
+    "noise_scale",
 )
 
 

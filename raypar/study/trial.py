@@ -66,6 +66,7 @@ IDENTITY_DEFAULTS = {
     "find_unused_parameters": None,
     "activation_checkpointing": False,
     "shard_size": None,
+    "noise_scale": False,
 }
 
 

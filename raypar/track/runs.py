@@ -51,6 +51,7 @@ SECTIONS = {
     "train_loss": "train/loss",
     "lr": "train/learning_rate",
     "grad_norm": "train/grad_norm",
+    "noise_scale": "train/noise_scale",
     "val_loss": "eval/loss",
 }
 UNPLOTTED = frozenset(

@@ -18,6 +18,7 @@ from raypar.measure.telemetry import Telemetry
 from raypar.parallel.loss import Kind
 from raypar.parallel.strategy import Batch, DistContext, on_device
 from raypar.study.conditions import RankConditions
+from raypar.study.gradient_noise import NOISE_SCALE, Moments, in_blocks, moments_of, noise_scale
 from raypar.study.options import memory_limit_bytes
 from raypar.study.workload import Config, Workload
 from raypar.trace import mark
@@ -44,6 +45,7 @@ class TrainTotals:
     num_samples: int = 0
     num_steps: int = 0
     step_times_s: list[float] = field(default_factory=list)
+    gradient_noise: list[tuple[float, ...]] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -195,6 +197,8 @@ class TimedTraining:
         loss_sum, loss_weight, count = context.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         if is_sum:
             loss_weight /= strategy.share[1]  # every share counts each step
+        noise = _moments(strategy.gradient_norms.take(), context) if strategy.gradient_norms else []
+        totals.gradient_noise += map(tuple, noise)  # torch reloads no named tuples
         slowest_s, slowest_eval_s = context.max([timer.total_s, eval_time_s])
         epoch = totals.num_steps / training.batches.steps_per_epoch
         report = {
@@ -204,6 +208,7 @@ class TimedTraining:
             **scores,
             "lr": stepper.lr,
             **stepper.take_grad_norm(),
+            **({NOISE_SCALE: scale} if (scale := noise_scale(in_blocks(noise))) else {}),
             "train_time_s": slowest_s,
             "eval_time_s": slowest_eval_s,
             "throughput_samples_per_s": count / slowest_s,
@@ -220,6 +225,9 @@ class TimedTraining:
         if not totals.num_steps:
             return RankOutcome(data_time_s=training.data_time_s, conditions=conditions)
         conditions, counters = replace(conditions, **self._telemetry.summary()), self._telemetry.counters()
+        if totals.gradient_noise and training.context.rank == 0:
+            steps = [Moments(*step) for step in totals.gradient_noise]
+            conditions = replace(conditions, gradient_noise=in_blocks(steps))
         if self.num_resumed_steps:
             conditions = replace(conditions, resumed_at_epoch=self.num_resumed_steps / training.batches.steps_per_epoch)
             counters = replace(counters, package_j=None, gpu_j=None, no_energy=(NO_ENERGY,))
@@ -254,6 +262,12 @@ class TimedTraining:
         set_generator_states(state["generators"], self._training.context.device)
         self.totals = TrainTotals(**state["timed"])
         self.num_resumed_steps = self.totals.num_steps
+
+
+def _moments(norms: Tensor, context: DistContext) -> list[Moments]:
+    """Return the moments of each step from the norms on every rank; a step whose gradients overflowed has none."""
+    means = context.sum(norms) / context.world_size
+    return [moments_of(*step) for step in means[means.isfinite().all(1)].tolist()]
 
 
 def _evaluated(evaluation: Evaluation, model: nn.Module, device: torch.device) -> tuple[dict[str, float], float]:

@@ -166,5 +166,7 @@ class Training:
         # Every share of a batch has a separate random stream, for dropout for example.
         seed_torch(self._seed * 7919 + self.strategy.share[0] + 1, self.context.device.type)
         self.strategy.reset_state()
+        if self.strategy.gradient_norms is not None:
+            self.strategy.gradient_norms.clear()
         workload, config, num_steps = self.workload, self.config, self.num_steps
         return Stepper(self.strategy, self.numerics, self.loss, config, num_steps, span, workload=workload)

@@ -211,7 +211,16 @@ def verdict_cases():
         times = (8 / p["num_workers"] ** 0.8 * (1 + i / 1e3) for i, p in enumerate(points))
         return [make_result(p, r, t * NEARLY[r]) for p, t in zip(points, times, strict=True) for r in range(3)]
 
+    noise = [[[960.0 + 9 * (i % 3 - 1), 2.0, 6.0] for i in range(10)], None]
+    workers = Question("s", {"num_workers": 1}, ("num_workers",))
     studies = {
+        "a noise scale": (
+            workers,
+            [
+                *(make_result({"num_workers": 1}, r, 4.0) for r in range(3)),
+                *(make_result({"num_workers": 2}, r, 2.0, environment={"gradient_noise": noise}) for r in range(3)),
+            ],
+        ),
         "a clear speedup": (
             sizes,
             trials("num_workers", {1: (4.0, 4.04, 4.0), 2: (2.0, 2.0, 2.04)}, 0.95, batch_size=64),

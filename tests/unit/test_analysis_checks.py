@@ -81,6 +81,7 @@ def nodes(*names, model="EPYC 1", cores=8):
     return {"node": names, "cpu_model": [model] * len(names), "num_node_cores": [cores] * len(names)}
 
 
+NOISE = [[[80.0 + 8 * (i % 3 - 1), 2.0, 3.0] for i in range(10)], None]  # of two ranks, by block: tr(Σ), |G|², |g|²
 ALONE = {"node": ["a"], "num_beside": 3, "num_sharing": 0}  # other trials ran on other machines
 SPREAD = {**ALONE, "node": ["a", "b"], "num_sharing_network": 0}
 NOT_RUN = Failure(FailureKind.SKIPPED, "not run")
@@ -136,6 +137,15 @@ CASES = {
         ),
         (on({"batch_norm_parts": [2]}), None),
         (on({"batch_norm_parts": "?"}), None),
+    ],
+    "beyond_noise_scale": [
+        (
+            on({"gradient_noise": NOISE}),
+            "2 of 2 points had a batch beyond the gradient noise scale: num_workers=1 (64 samples, noise scale 40 "
+            "*), num_workers=2 (*).",
+        ),
+        (on({"gradient_noise": [[[8 * trace, 2.0, 3.0] for trace, _, _ in NOISE[0]], None]}), None),
+        (on({"gradient_noise": [[[80.0, 2.0, 3.0]], None]}), None),
     ],
     "without_gradient": [
         (

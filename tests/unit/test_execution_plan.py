@@ -260,6 +260,18 @@ def test_impossible_trials_are_one_mistake(cluster, config, problem):
     assert len(refused.value.mistakes) == 1 and problem in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("space", "config"),
+    [
+        ({"num_workers": grid(1, 2)}, {"noise_scale": True}),
+        ({"strategy": grid("ddp", "tensor"), "num_workers": grid(2)}, {"static_graph": True}),
+    ],
+)
+def test_a_fixed_option_may_be_meant_for_some_of_the_points(space, config):
+    study = Study(workload=digits, space=space, config=config, num_repeats=1)
+    assert make_plan(study, TWO_CORES, ()).num_missing == 2
+
+
 def test_trials_that_may_become_possible_are_planned():
     growing = Cluster(({"CPU": 2},), is_own=False, node_types=(NodeType(0, 1, {"CPU": 4}),))
     assert plan_of(growing, num_workers=4).num_missing == 2

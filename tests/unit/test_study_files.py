@@ -69,7 +69,7 @@ def test_a_study_of_another_projects_script_loads_and_names_the_command_that_bri
 
 
 ON_CPU, ON_BOTH = ("cpu_affinity", "iris_threads", "quickstart"), ("cpu_vs_gpu", "mnist_cnn_device")
-ONE_WORKER = ("epochs", "large_batch_lars", "learning_rate", "loader_workers", "optimizer")
+ONE_WORKER = ("epochs", "large_batch_lars", "learning_rate", "loader_workers", "lr_scaling", "optimizer")
 
 
 def devices_of(name, num_gpus):
