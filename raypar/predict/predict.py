@@ -219,13 +219,11 @@ class Sweep:
         predictions: in order of worker count.
         most_workers: samples of the global batch, which limit the workers; None: no limit.
         fastest: smallest worker count with the highest throughput, up to the largest requested.
-        curve: every worker count up to the largest requested, and its throughput.
     """
 
     predictions: tuple[Prediction, ...]
     most_workers: int | None
     fastest: int
-    curve: tuple[Floats, Floats]
 
 
 def worker_counts(largest: Sequence[int], measured: Sequence[int] = ()) -> tuple[int, ...]:
@@ -276,7 +274,6 @@ def predict(
         ),
         most_workers=most_workers(job),
         fastest=int(every[np.argmax(rates)]),
-        curve=(every.astype(np.float64), rates),
     )
 
 

@@ -268,9 +268,10 @@ def test_workers_without_a_sample_are_excluded():
 
 
 def test_the_fastest_count_is_searched_up_to_the_largest():
-    sweep = predict(calibrate(points(), LAYERS), strong(), replace(HOW, network=Network(5e-3, 1e9)), [1, 64])
-    assert len(sweep.curve[0]) == 64 and 1 < sweep.fastest < 64
-    assert sweep.curve[1][sweep.fastest - 1] == max(sweep.curve[1])
+    given = calibrate(points(), LAYERS), strong(), replace(HOW, network=Network(5e-3, 1e9))
+    sweep, every = predict(*given, [1, 64]), predict(*given, range(1, 65)).predictions
+    assert 1 < sweep.fastest < 64
+    assert max(every, key=lambda p: p.throughput_samples_per_s.value).num_workers == sweep.fastest
 
 
 @given(st.integers(2, 4096), st.floats(0, 0.5), st.sampled_from(list(Scaling)))
