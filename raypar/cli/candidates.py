@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raypar.predict.all_reduces import StoredLinks
     from raypar.predict.calibration import Calibration
     from raypar.predict.network import Network
+    from raypar.predict.overhead import Facts
     from raypar.predict.predict import JobSpec
     from raypar.predict.step_model import Communication, LayerCost
     from raypar.reporting.predict import CandidateView, StepModel
@@ -55,6 +56,17 @@ class PredictRequest:
     num_parameters: float | None
     input_rate: float | None
     network: NetworkFlags
+
+    def facts(self, **others: Any) -> Facts:
+        """Return the facts of a candidate: what the user gives, and others as for `facts_of`."""
+        from raypar.predict.facts import facts_of
+
+        return facts_of(
+            num_parameters=self.num_parameters,
+            within=self.network.within if self.network.network_within else None,
+            latency_s=self.network.latency_s,
+            **others,
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +192,6 @@ def of_study(name: str, asked: PredictRequest, tracking_uri: str) -> CandidateVi
     if any(r.conditions.is_foreign for r in study.analysis.evidence.results):
         return _of_group(name, study, chosen, asked)
     from raypar.predict import calibration as fitting
-    from raypar.predict.facts import facts_of
     from raypar.predict.outlook import look_ahead, rates_by_model
     from raypar.predict.predict import job_spec_of, possible_counts, worker_counts
     from raypar.reporting.predict import CandidateView
@@ -216,14 +227,11 @@ def of_study(name: str, asked: PredictRequest, tracking_uri: str) -> CandidateVi
         raise RayparError(
             f"study `{name}`: no trial has this batch, and the step model can't replace it: {why_no_bound}"
         )
-    facts = facts_of(
+    facts = asked.facts(
         config=config,
         scaling=training.scaling,
         layers=layers,
-        num_parameters=asked.num_parameters,
         step_time_s=training.batch_of(rates.base) / statistics.median(rates.rates[rates.base]),
-        within=network.within if network.network_within else None,
-        latency_s=network.latency_s,
     )
     sends_alike = network.sends_as_in_study(config) if model is not None else True
     outlook = look_ahead(
@@ -285,7 +293,6 @@ def _step_model(
 def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked: PredictRequest) -> CandidateView:
     """Return the prediction from a study of training code whose steps raypar doesn't run itself."""
     from raypar.analysis.scaling import worker_groups
-    from raypar.predict.facts import facts_of
     from raypar.predict.outlook import MeasuredRates, look_ahead
     from raypar.predict.predict import worker_counts
     from raypar.reporting.predict import CandidateView
@@ -302,12 +309,7 @@ def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked:
         raise RayparError(f"the trials differ in {key}: {texts}", hint=f"choose: --set {key}={kept[0].point[key]}")
     (group,) = kept
     rates = MeasuredRates.of_runs(group.runs, group.scaling, group.unit)
-    facts = facts_of(
-        scaling=asked.scaling,
-        num_parameters=asked.num_parameters,
-        within=asked.network.within if asked.network.network_within else None,
-        latency_s=asked.network.latency_s,
-    )
+    facts = asked.facts(scaling=asked.scaling)
     counts = worker_counts(asked.workers, list(rates.rates))
     network = asked.network
     label = f" {point_label(group.point)}" if group.point else ""
@@ -330,7 +332,6 @@ def of_table(path: Path, asked: PredictRequest) -> CandidateView:
         RayparError: the file can't be read, or has several groups.
     """
     from raypar.analysis.table import Asked, read_table
-    from raypar.predict.facts import facts_of
     from raypar.predict.outlook import MeasuredRates, look_ahead
     from raypar.predict.predict import worker_counts
     from raypar.reporting.predict import CandidateView
@@ -340,12 +341,7 @@ def of_table(path: Path, asked: PredictRequest) -> CandidateView:
     table = read_table(path, (), Asked(scaling=asked.scaling))
     (runs,) = table.runs.values()
     rates = MeasuredRates.of_runs(runs, table.scaling)
-    facts = facts_of(
-        scaling=asked.scaling,
-        num_parameters=asked.num_parameters,
-        within=asked.network.within if asked.network.network_within else None,
-        latency_s=asked.network.latency_s,
-    )
+    facts = asked.facts(scaling=asked.scaling)
     counts = worker_counts(asked.workers, list(rates.rates))
     return CandidateView(
         name=path.name,
@@ -364,7 +360,6 @@ def of_rate(workload_name: str, samples_per_s: float, asked: PredictRequest) -> 
     """
     from raypar.analysis.laws import Scaling
     from raypar.predict.calibration import ObservedPoint, calibrate
-    from raypar.predict.facts import facts_of
     from raypar.predict.outlook import look_ahead, rates_by_model
     from raypar.predict.predict import JobSpec, possible_counts, predict, worker_counts
     from raypar.reporting.predict import CandidateView, StepModel
@@ -396,14 +391,11 @@ def of_rate(workload_name: str, samples_per_s: float, asked: PredictRequest) -> 
     how, origin, notes = network.communication(config, _no_fit)
     counts = possible_counts(training, worker_counts(asked.workers))
     sweep = predict(calibration, training, how, counts)
-    facts = facts_of(
+    facts = asked.facts(
         config=config,
         scaling=training.scaling,
         layers=layers,
-        num_parameters=asked.num_parameters,
         step_time_s=batch / samples_per_s,
-        within=network.within if network.network_within else None,
-        latency_s=network.latency_s,
     )
     return CandidateView(
         name=workload.name,
