@@ -92,8 +92,6 @@ class AllReduce(DataParallelism):
     def __init__(self, task: Task) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from raypar.parallel.gradient_norms import GradientNorms, NotedBuckets
-
         super().__init__(task)
         config, context = task.config, task.context
         self._context, self._workload_name = context, task.workload.name
@@ -114,6 +112,8 @@ class AllReduce(DataParallelism):
         self._noted: NotedBuckets | None = None
         hook: Hook = self._compression if config["overlap"] else AfterBackward(self._compression, context.device)
         if config["noise_scale"]:
+            from raypar.parallel.gradient_norms import GradientNorms, NotedBuckets
+
             if task.gradients.are_sparse:
                 raise WorkloadError.of(task.workload.name, [_SPARSE])
             self.gradient_norms = GradientNorms(config["batch_size"], context.device)

@@ -291,10 +291,11 @@ def share_of(config: Config, context: DistContext) -> tuple[int, int]:
 def build_strategy(task: Task) -> Strategy:
     """Build the strategy that the config names."""
     if task.context.world_size == 1:
+        if not (task.config["noise_scale"] and task.config["accumulation_steps"] > 1):
+            return Strategy(task)
         from raypar.parallel.gradient_norms import NotedParts
 
-        notes = task.config["noise_scale"] and task.config["accumulation_steps"] > 1
-        return NotedParts(task) if notes else Strategy(task)
+        return NotedParts(task)
     built: Strategy = STRATEGIES[task.config["strategy"]].build(task)
     return built
 

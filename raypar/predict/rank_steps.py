@@ -72,10 +72,15 @@ def _num_members(args: Any) -> int:
 
 def rank_steps(workload: Workload, config: Config, seed: int, data: Data) -> tuple[RankStep, ...]:
     """Return the step of a rank; with a pipeline, that of a rank of each stage."""
+    num_threads = torch.get_num_threads()
     torch.set_flush_denormal(True)  # weights that nobody sends may be any bytes
     torch.set_num_threads(config["num_threads"])
-    ranks = [stage * tensor_size(config) for stage in range(pipeline_size(config))]
-    return tuple(_of_rank(workload, config, seed, rank, data) for rank in ranks)
+    try:
+        ranks = [stage * tensor_size(config) for stage in range(pipeline_size(config))]
+        return tuple(_of_rank(workload, config, seed, rank, data) for rank in ranks)
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(num_threads)
 
 
 def _of_rank(workload: Workload, config: Config, seed: int, rank: int, data: Data) -> RankStep:

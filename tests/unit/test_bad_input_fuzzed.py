@@ -27,6 +27,7 @@ ARGUMENTS = {
     "store export": "s t.csv",
     "model generate": "s --prompt x",
     "model predict": "s --workers 4",
+    "model network": "--for gone",
     **dict.fromkeys(("report", "store show", "store resume", "recommend", "model fit"), "s"),
     "init": "gone.py",
 }

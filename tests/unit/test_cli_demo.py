@@ -43,7 +43,7 @@ def test_no_view_needs_torch_or_ray(tmp_path):
     assert "Does a second worker pay off?" in shown["report"]
     assert shown["recommend"].startswith("Study quickstart: the fastest whose accuracy is within 0.5 points")
     assert "Where to stop" in shown["fit"]
-    assert "8 workers, batch 768: at best" in shown["predict"]
+    assert "8 workers, batch 768: efficiency " in shown["predict"]
     assert "finished" in shown["show"]
     assert not list(Path.cwd().iterdir())
 
