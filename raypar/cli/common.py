@@ -400,6 +400,11 @@ def complete_workload(incomplete: str) -> list[str]:
     return []
 
 
+def is_table(source: str) -> bool:
+    """Return whether an argument names a file of measurements, rather than a study."""
+    return source.lower().endswith(".csv") or Path(source).is_file()
+
+
 StudyName = Annotated[
     str,
     typer.Argument(metavar="STUDY", help="Name of the study; `raypar list` shows it.", autocompletion=complete_study),

@@ -76,7 +76,7 @@ def fit(
     from raypar.analysis.laws import Scaling
     from raypar.analysis.table import Asked, Role
 
-    if source.lower().endswith(".csv") or Path(source).is_file():
+    if common.is_table(source):
         columns = {Role.WORKERS: workers_column, Role.TIME: time_column, Role.THROUGHPUT: throughput_column}
         asked = Asked(
             {role: name for role, name in columns.items() if name is not None},

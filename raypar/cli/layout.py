@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from raypar.study.space import Value
     from raypar.study.study import ListedStudy
     from raypar.study.trial import TrialResult
+    from raypar.study.workload import Workload
 
 SUFFIX = "_layout"
 NUM_STEPS = 30  # of a trial
@@ -132,12 +133,12 @@ def layout(
             common.exit_as(outcome)
 
 
-def _with_memory(workload: object, each: StepLayout, seed: int, gpu_bytes: float) -> StepLayout:
+def _with_memory(workload: Workload, each: StepLayout, seed: int, gpu_bytes: float) -> StepLayout:
     from raypar.predict.shapes import predict_memory
     from raypar.study.memory_fit import fit_of
 
     try:
-        peak = predict_memory(workload, each.config, seed)  # type: ignore[arg-type]
+        peak = predict_memory(workload, each.config, seed)
     except Exception:  # a model whose shapes depend on values: unknown
         return each
     needed = peak.range_bytes(int(each.config["num_workers"]), on_gpu=True)
@@ -158,20 +159,21 @@ def _measured_network(num_workers: int, device: str, num_cores: int) -> tuple[Ne
 
 
 def _with_times(
-    workload: object, layouts: Sequence[StepLayout], seed: int, link: Network, num_cores: float, device: str
+    workload: Workload, layouts: Sequence[StepLayout], seed: int, link: Network, num_cores: float, device: str
 ) -> list[StepLayout]:
     """Return the layouts with their predicted step times."""
     from raypar.predict.layout import step_s, with_time
     from raypar.predict.rank_steps import rank_steps
 
-    data = workload.data(layouts[0].config)  # type: ignore[attr-defined]
+    assert workload.data is not None  # a model has data, see check_is_model
+    data = workload.data(layouts[0].config)
     timed: list[StepLayout] = []
     logging.disable(logging.ERROR)  # torch logs the schedule of a pipeline whose step failed
     try:
         with warnings.catch_warnings(action="ignore"):
             for each in layouts:
                 try:
-                    steps = rank_steps(workload, each.config, seed, data)  # type: ignore[arg-type]
+                    steps = rank_steps(workload, each.config, seed, data)
                 except Exception as error:  # such as a model that can't take what nobody has sent
                     timed.append(with_time(each, None, shortened(f"{type(error).__name__}: {error}")))
                 else:

@@ -126,7 +126,7 @@ def predict(
     )
     views = [
         candidates.of_table(Path(source), request)
-        if source.lower().endswith(".csv") or Path(source).is_file()
+        if common.is_table(source)
         else candidates.of_study(source, request, common.uri_of(tracking_uri))
         for source in sources or ()
     ]

@@ -149,11 +149,15 @@ def legal_layouts(
         machines: whose size does not matter.
         check_strategy: whether a strategy can split the model.
         device: the meaning of ``device="auto"``.
+
+    Raises:
+        RayparError: the data can't be prepared for any layout, for example because its files are missing.
     """
     num_workers = fixed["num_workers"]
     assert isinstance(num_workers, int)
     keys = layout_keys()
     legal: list[StepLayout] = []
+    unprepared: list[RayparError] = []
     more = {"accumulation_steps": ACCUMULATIONS, "activation_checkpointing": (False, True), **widened}
     for name, way in _ways(num_workers):
         for values in itertools.product(*more.values()):
@@ -163,8 +167,15 @@ def legal_layouts(
             config = resolve(workload, {**fixed, **settings})
             if config["device"] == "auto" or ("device" not in fixed and device != config["device"]):
                 config = {**config, "device": device}
-            if _is_legal(workload, config, machines, check_strategy, (*keys, *widened)):
+            try:
+                is_legal = _is_legal(workload, config, machines, check_strategy, (*keys, *widened))
+            except RayparError as error:
+                unprepared.append(error)
+                continue
+            if is_legal:
                 legal.append(StepLayout(settings, config))
+    if unprepared and not legal:
+        raise unprepared[0]
     return tuple(legal)
 
 
@@ -177,10 +188,7 @@ def _is_legal(
 ) -> bool:
     if config["num_workers"] * config["accumulation_steps"] > config["batch_size"]:
         return False  # parts without samples
-    try:
-        workload.prepare(config)
-    except RayparError:
-        return False
+    workload.prepare(config)
     return not validate(config, workload, machines, swept=swept, must_fit=False, check_strategy=check_strategy)
 
 

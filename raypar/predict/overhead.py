@@ -33,7 +33,7 @@ from raypar.study.strategy import Exchange
 
 PRIOR_FILE = Path(__file__).with_name("overhead.json")
 LEVEL = 0.9  # of the ranges
-# Overheads below this are not told apart: figures are printed with two or three digits.
+# Smaller overheads can't be distinguished: published figures have two or three digits.
 LEAST_OVERHEAD = 0.01
 LEAST_NOISE_OVERHEAD = 0.02  # below it, the noise of an efficiency says nothing more about the logarithm
 USUAL_STEP_TIME_S = 0.22  # geometric means of the published trainings, for those where it is not known

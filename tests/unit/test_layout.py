@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from command import refused
 
+from raypar.errors import RayparError
 from raypar.parallel.strategy import check_compatible
 from raypar.predict.layout import Message, RankStep, StepLayout, leading, legal_layouts, message_s, ranked, step_s
 from raypar.predict.network import Network
@@ -57,6 +59,14 @@ KEYS = (
 def test_a_model_that_can_not_be_split_has_only_data_parallel_layouts():
     heads = layouts(transformer, num_heads=3, width=48, num_workers=2)  # 3 heads can't be split by 2
     assert {each.settings["strategy"] for each in heads} == {"ddp", "fsdp", "pipeline"}
+
+
+def test_missing_data_are_named_instead_of_a_lack_of_layouts():
+    def prepare(config):
+        raise RayparError("train.csv: no such file")
+
+    with pytest.raises(RayparError, match=r"train\.csv: no such file"):
+        layouts(replace(wide_mlp, prepare=prepare), **SMALL)
 
 
 def test_messages_cost_what_rings_do():
