@@ -9,7 +9,6 @@ libraries allocate themselves are not included.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import sys
@@ -19,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C import _autograd, _profiler
 from torch.nn.parameter import is_lazy
 
 from raypar.errors import DoesNotFit
+from raypar.measure.allocations import allocations
 from raypar.units import size
 
 NUM_COUNTED_STEPS = 2  # the second one starts with the optimizer's state
@@ -37,8 +36,14 @@ class MemoryMonitor:
     region counts, so memory that an evaluation leaves behind does not.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, is_alone: bool = True) -> None:
+        """Set up.
+
+        Args:
+            device: of the training.
+            is_alone: whether the rank has no others, whose collectives free memory in threads of their own.
+        """
+        self._device, self._is_alone = device, is_alone
         self._on_gpu, self._on_cpu = device.type == "cuda", device.type == "cpu"
         self._held_bytes: int | None = 0  # counted and still allocated; None: can't be counted
         self._allocated_bytes = self._excluded_bytes = 0
@@ -62,9 +67,12 @@ class MemoryMonitor:
             yield
             self._allocated_bytes = max(0, torch.cuda.max_memory_allocated(self._device) - self._excluded_bytes)
             return
-        with _allocations(self._on_cpu and self._held_bytes is not None) as changes:
+        if not self._on_cpu or self._held_bytes is None:
             yield
-        if changes is None or self._held_bytes is None:
+            return
+        with allocations(of_all_threads=not self._is_alone) as changes:
+            yield
+        if changes is None:
             self._held_bytes = None
             return
         for change in changes:
@@ -184,40 +192,3 @@ def children_peak_bytes() -> int | None:
     unit = 1 if sys.platform == "darwin" else 1024
     mine, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return largest * unit if largest > mine else None
-
-
-@contextlib.contextmanager
-def _allocations(is_wanted: bool) -> Iterator[list[int] | None]:
-    """Yield a list that holds, after the block, the bytes that torch allocated or freed (negative), in order.
-
-    Yields None if that can't be recorded.
-    """
-    profiler = _new_profiler() if is_wanted else None
-    if profiler is None:
-        yield None
-        return
-    changes: list[int] = []
-    collects = gc.isenabled()
-    gc.disable()  # it would free memory that was allocated before, and not counted
-    try:
-        yield changes
-    finally:
-        if collects:
-            gc.enable()
-        threads: Any = _autograd._disable_profiler_legacy()  # the events of each thread, in order
-        start = next(event for events in threads for event in events)
-        events = [event for events in threads for event in events if event.kind() == "memory_alloc"]
-        events.sort(key=start.cpu_elapsed_us)
-        changes.extend(event.cpu_memory_usage() for event in events)
-
-
-def _new_profiler() -> object | None:
-    """Start torch's profiler for allocations only; None if it already runs, or has another interface."""
-    try:
-        # Kineto, which torch.profiler uses, would leave a thread behind in the rank.
-        options = (False, True, False, False, False, _profiler._ExperimentalConfig())
-        config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, *options)
-        _autograd._enable_profiler_legacy(config)
-    except (AttributeError, TypeError, RuntimeError):
-        return None
-    return config

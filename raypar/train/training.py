@@ -65,7 +65,7 @@ class Training:
     ) -> None:
         assert workload.model is not None and workload.data is not None
         self.workload, self.config, self._seed, self.context = workload, config, seed, context
-        self.memory = MemoryMonitor(context.device)
+        self.memory = MemoryMonitor(context.device, is_alone=context.world_size == 1)
         self.numerics = numerics_of(config, context.device)
         loaded = (shared or SharedData("", address="")).load(workload, config, seed, context)
         self.data, self.data_time_s, self.digests = loaded.data, loaded.load_s, loaded.digests

@@ -1,7 +1,9 @@
 """Peak memory of a rank against what its model needs, computed by hand."""
 
+import contextlib
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,19 @@ def by_hand():
 )
 def test_the_peak_is_that_of_weights_optimizer_and_activations(config):
     assert conditions_of(**config).peak_memory_bytes == pytest.approx(by_hand(), rel=0.1)
+
+
+def test_memory_that_a_thread_of_its_own_frees_does_not_add_up():
+    monitor = MemoryMonitor(torch.device("cpu"), is_alone=False)
+    with monitor.building():
+        weights = torch.ones(250_000)
+    with monitor.counting():
+        for _ in range(3):
+            messages = [torch.ones(1_000_000)]
+            thread = threading.Thread(target=messages.clear)  # not profiled, as gloo's threads are not
+            thread.start()
+            thread.join()
+    assert monitor.peak_bytes == pytest.approx(weights.nbytes + 4e6, rel=1e-3)
 
 
 def test_nothing_is_counted_without_warm_up():
@@ -160,6 +175,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def uncounted_block(**_):
+    yield None
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_counting_does_not_change_losses(monkeypatch):
     workload = Workload(name="stochastic", model=stochastic, data=data, defaults={"batch_size": 64, "lr": 1e-2})
@@ -171,7 +191,7 @@ def test_counting_does_not_change_losses(monkeypatch):
         return values, outcome.conditions.peak_memory_bytes is not None
 
     counted, was_counted = losses()
-    monkeypatch.setattr(memory_module, "_new_profiler", lambda: None)
+    monkeypatch.setattr(memory_module, "allocations", uncounted_block)
     uncounted, is_counted = losses()
     assert counted == uncounted and len(counted) == 4
     assert (was_counted, is_counted) == (True, False)
@@ -187,9 +207,9 @@ def trained_threads():
     is_counted = tests.conditions_of().peak_memory_bytes is not None
     return is_counted, len(os.listdir("/proc/self/task"))
 
-new, memory._new_profiler = memory._new_profiler, lambda: None
+counted, memory.allocations = memory.allocations, tests.uncounted_block
 print(*trained_threads())
-memory._new_profiler = new
+memory.allocations = counted
 print(*trained_threads(), torch.autograd._profiler_enabled())
 """
 
