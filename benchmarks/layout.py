@@ -2,7 +2,8 @@
 
 Three models. The command's parts run as they are: it lists the legal layouts, predicts their steps one rank at a time,
 and measures the leading third. Here every layout is measured as well, in short trials without Ray, and the choice among
-the leading third is made from other trials than the comparison. On fewer than four cores the workers share them.
+the leading third is made from other trials than the comparison. A layout that takes 1.3 times as long as the fastest in
+the first round is measured once. On fewer than four cores the workers share them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from raypar.study.workload import Workload
 
 NUM_WORKERS = 4
 MAX_RATIO, MAX_SHARE = 1.10, 1 / 3
+MAX_FIRST = 1.3  # times the fastest of the first round: slower ones are not measured again
 LOOPBACK = Network(50e-6, 1e9)
 MODELS = {
     "wide_mlp": {"width": 512, "num_points": 2560},
@@ -62,6 +64,8 @@ def main() -> None:
         for repeat in range(args.rounds):
             for each in measured:
                 seconds[each.words].append(measured_s(name, each, repeat))
+            fastest_s = min(values[0] for values in seconds.values())
+            measured = [each for each in measured if seconds[each.words][0] <= MAX_FIRST * fastest_s]
         # The first round chooses, as in the command; the others compare.
         choice = min(chosen, key=lambda each: seconds[each.words][0])
         later = {words: statistics.median(values[1:] or values) for words, values in seconds.items()}

@@ -18,7 +18,7 @@ from raypar.errors import RayparError, check_for_training, shortened
 from raypar.execution.flags import RunFlags
 from raypar.signals import handle_signals
 from raypar.study.space import Grid
-from raypar.units import SIZES_BYTES
+from raypar.units import SIZES_BYTES, counted
 
 if TYPE_CHECKING:
     from raypar.analysis.points import PointAnalysis
@@ -98,10 +98,10 @@ def layout(
             raise RayparError(
                 problem, hint="try fewer workers; `raypar plan FILE --set num_workers=…` shows the reason"
             )
+        notes: list[str] = []
         if gpu_bytes is not None:
-            legal = tuple(_with_memory(study.workload, each, study.seed, gpu_bytes) for each in legal)
+            legal, notes = _with_memory(study.workload, legal, study.seed, gpu_bytes)
         fitting = ranked(legal)
-        notes = []
         if fitting:
             link, note = (given, "") if given else _measured_network(workers, device, len(machine.cores or ()))
             notes += [note] if note else []
@@ -133,16 +133,28 @@ def layout(
             common.exit_as(outcome)
 
 
-def _with_memory(workload: Workload, each: StepLayout, seed: int, gpu_bytes: float) -> StepLayout:
+def _with_memory(
+    workload: Workload, layouts: Sequence[StepLayout], seed: int, gpu_bytes: float
+) -> tuple[tuple[StepLayout, ...], list[str]]:
+    """Return the layouts with their predicted memory, and a note on those that have no prediction."""
+    from raypar.predict.memory import problem_of
     from raypar.predict.shapes import predict_memory
     from raypar.study.memory_fit import fit_of
 
-    try:
-        peak = predict_memory(workload, each.config, seed)
-    except Exception:  # a model whose shapes depend on values: unknown
-        return each
-    needed = peak.range_bytes(int(each.config["num_workers"]), on_gpu=True)
-    return replace(each, memory_bytes=needed, fit=fit_of(needed, gpu_bytes))
+    predicted: list[StepLayout] = []
+    problems: dict[str, int] = {}
+    for each in layouts:
+        try:
+            peak = predict_memory(workload, each.config, seed)
+        except Exception as error:  # from the user's data, model or loss
+            problem = problem_of(error)
+            problems[problem] = problems.get(problem, 0) + 1
+            predicted.append(each)
+        else:
+            needed = peak.range_bytes(int(each.config["num_workers"]), on_gpu=True)
+            predicted.append(replace(each, memory_bytes=needed, fit=fit_of(needed, gpu_bytes)))
+    notes = [f"The memory of {counted(num, 'layout')} is unknown: {problem}." for problem, num in problems.items()]
+    return tuple(predicted), notes
 
 
 def _measured_network(num_workers: int, device: str, num_cores: int) -> tuple[Network, str]:

@@ -104,9 +104,8 @@ def predict_study_memory(study: Study, folder: Path, gpu_bytes: float | None) ->
         try:
             parts = _peak_memory(study, spec.config, spec.seed, folder)
         except Exception as error:  # from the user's data, model or loss
-            problem = error.message if isinstance(error, RayparError) else _described(error)
             errors.append(error)
-            predicted.append(PointMemory(point, spec.placement.num_workers, None, problem=problem))
+            predicted.append(PointMemory(point, spec.placement.num_workers, None, problem=problem_of(error)))
         else:
             predicted.append(PointMemory.of(point, spec.placement.num_workers, parts, gpu_bytes))
     problems = {each.problem for each in predicted}
@@ -117,8 +116,9 @@ def predict_study_memory(study: Study, folder: Path, gpu_bytes: float | None) ->
     return tuple(predicted)
 
 
-def _described(error: Exception) -> str:
-    return cut(f"{type(error).__name__}: {message_of(error)}")
+def problem_of(error: Exception) -> str:
+    """Return why there is no prediction, from what was raised by it, or by the user's functions."""
+    return error.message if isinstance(error, RayparError) else cut(f"{type(error).__name__}: {message_of(error)}")
 
 
 def _peak_memory(study: Study, config: Config, seed: int, folder: Path) -> PeakMemory:

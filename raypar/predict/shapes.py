@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed import device_mesh, pipelining
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _RefType
 from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -58,11 +59,9 @@ PARTS: Mapping[str, str] = {
     "OPT": "optimizer",
     "ACT": "activations",
 }
-# What gloo holds of messages, which depends on other load: shares of the model's bytes, and of activations and
-# temporary results. Up to 1.0, 2.1 and 0.24 were measured on a busy machine. A message also counts after one of gloo's
-# threads has freed it, because torch's profiler sees only what the main thread frees. For "tensor", these are the
-# copies of the weights that the first rank scatters, too.
-IN_FLIGHT: Mapping[str, tuple[float, float]] = {"ddp": (1.0, 0.0), "fsdp": (2.5, 0.0), "tensor": (1.0, 0.5)}
+# What gloo may hold of messages that wait for a peer, as a share of the model's bytes. On a busy machine, up to 1.0 was
+# measured with ddp, 0.5 with fsdp, and 0.3 with tensor.
+IN_FLIGHT = 1.0
 SCRATCH_SHARE = 0.5  # of what oneDNN keeps of a recurrent layer; 0.17 to 0.41 were measured
 TOTAL = "Total"  # of MemTracker's categories
 VALUES = "its shapes depend on values, and the prediction runs without any"
@@ -140,6 +139,7 @@ def group(context: DistContext) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it names this group, whose ranks are of another
 
 
 @contextlib.contextmanager
@@ -215,8 +215,7 @@ def _peak_of(workload: Workload, config: Config, context: DistContext, numerics:
     peak = max(in_step, between, key=lambda peak: peak.total)
     uncertain = mode.scratch_bytes
     if context.world_size > 1:
-        weights, results = IN_FLIGHT.get(config["strategy"], IN_FLIGHT["ddp"])
-        uncertain += round(weights * model_bytes + results * (peak.activations + peak.temporary))
+        uncertain += round(IN_FLIGHT * model_bytes)
     return replace(peak, inputs=peak.inputs + _bytes_of(of_batch.targets), uncertain=uncertain)
 
 

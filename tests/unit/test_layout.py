@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from command import refused
 
+from raypar.cli.layout import _with_memory
 from raypar.errors import RayparError
 from raypar.parallel.strategy import check_compatible
 from raypar.predict.layout import Message, RankStep, StepLayout, leading, legal_layouts, message_s, ranked, step_s
@@ -19,6 +20,7 @@ from raypar.study.validation import validate
 from raypar.workloads import transformer, wide_mlp
 
 MACHINE = Cluster(({"CPU": 4.0},), is_own=True, cores=None)
+SPLIT_TWICE = {"strategy": "hybrid", "tensor_size": 2, "pipeline_size": 2, "num_microbatches": 2}
 SMALL = {"width": 16, "num_features": 8, "num_points": 64, "batch_size": 16, "depth": 3}
 
 
@@ -123,6 +125,31 @@ def test_a_rank_alone_has_the_messages_of_its_gang(settings, kind, num_bytes):
         assert sum(m.num_bytes for m in sent) == pytest.approx(num_bytes * num, rel=0.02)
     else:  # an activation forward and its gradient backward, for each micro-batch
         assert [m.num_bytes for m in sent] == [4 * SMALL["batch_size"] // 2 * SMALL["width"]] * 4
+
+
+def test_each_stage_of_split_layers_sends_to_the_ranks_of_its_own_group():
+    config = resolve(wide_mlp, {**SMALL, "num_workers": 4, "device": "cpu", **SPLIT_TWICE})
+    steps = rank_steps(wide_mlp, config, 0, wide_mlp.data(config))
+    assert len(steps) == 2
+    for step in steps:
+        assert {m.num_ranks for m in step.messages if m.kind == "all_reduce"} == {2}
+
+
+def test_a_memory_without_a_prediction_is_named_and_not_judged():
+    config = resolve(wide_mlp, {**SMALL, "num_workers": 2, "device": "cpu"})
+    layouts = [
+        StepLayout({"strategy": "ddp"}, config),
+        StepLayout({"strategy": "fsdp"}, {**config, "strategy": "fsdp"}),
+    ]
+
+    def model(config):
+        if config["strategy"] == "fsdp":
+            raise ValueError("no such width")
+        return wide_mlp.model(config)
+
+    predicted, notes = _with_memory(replace(wide_mlp, model=model), layouts, 0, 80e9)
+    assert [each.fit for each in predicted] == [MemoryFit.YES, None]
+    assert notes == ["The memory of 1 layout is unknown: ValueError: no such width."]
 
 
 def test_bad_numbers_are_refused():

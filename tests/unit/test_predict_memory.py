@@ -104,16 +104,8 @@ def test_strategies_split_or_copy_the_model(num_workers):
     least = NUM_LAYERS * 4 * (WIDTH + 1)  # the first rank has at least a row of each layer
     assert fsdp.parameters == max(MLP_BYTES // num_workers, least) and fsdp.host_copy == MLP_BYTES
     assert fsdp.temporary + fsdp.activations > 0  # gathered layers
-    assert fsdp.uncertain > ddp.uncertain == MLP_BYTES  # messages that may wait
+    assert fsdp.uncertain == ddp.uncertain == MLP_BYTES  # messages that may wait
     assert not dist.is_initialized()
-
-
-def test_messages_of_tensor_parallelism_may_wait():
-    peak = predicted(workload(), strategy="tensor", num_workers=2, batch_size=64)
-    results_bytes = peak.activations + peak.temporary
-    assert results_bytes > 0 and peak.uncertain == MLP_BYTES + round(
-        results_bytes / 2
-    )  # scattered weights, and results
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -271,7 +263,7 @@ def test_the_command_names_the_largest_point_and_what_fits(tmp_path, monkeypatch
     (tmp_path / "study.py").write_text(STUDY)
     code, out, err = raypar("model", "memory", "study.py", width=120)
     assert code == 0, err
-    assert "at strategy=fsdp" in out and "optimizer" in out
+    assert "at strategy=ddp" in out and "optimizer" in out
     code, out, _ = raypar("model", "memory", "study.py", "--gpu-memory", "2GB", "--json")
     document = json.loads(out)
     assert [point["fit"] for point in document["points"]] == ["fits"] * 3
