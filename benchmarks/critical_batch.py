@@ -8,7 +8,7 @@ The noise scale: `noise_scale_samples` of trials of two workers at one batch siz
 learning rate tuned for it. Trials end soon after the target; blocks of steps after it do not count. It is weighted by
 progress, as in the paper's appendix D, where B_crit = E_min / S_min is the mean over optimal steps.
 
-The theory is that of SGD. One workload is trained with momentum, too, and does not count; perhaps its weights swing
+The theory is that of SGD. The transformer is trained with momentum, too, which does not count; perhaps its weights swing
 along steep directions at its best rates, which would lengthen the mean gradient without progress.
 
 The last rows are the cost of measuring it: trials with it / without, interleaved.
@@ -91,6 +91,7 @@ TRANSFORMER = {"width": 32, "num_blocks": 1, "sequence_length": 8}
 CASES = (
     Case("digits", {**SGD, "hidden_size": 128}, 0.3, (512, 256, 128, 64, 32, 16, 8), 0.7, 32),
     Case("mnist_mlp", SGD, 0.25, (2048, 1024, 512, 256, 128, 64, 32, 16), 0.5, 128),
+    Case("fashion_mlp", {**SGD, "activation": "relu"}, 0.42, (2048, 1024, 512, 256, 128, 64, 32, 16), 0.3, 128),
     Case("transformer", {**SGD, **TRANSFORMER}, 0.8, (128, 64, 32, 16, 8, 4), 0.7, 16),
     Case("transformer", {**MOMENTUM, **TRANSFORMER}, 0.5, (256, 128, 64, 32, 16, 8, 4), 0.1, 16),
 )
@@ -218,6 +219,7 @@ def noise_of(sweep: Sweep, folder: Path) -> Estimate | None:
         "num_samples": num_samples // epochs // batch * batch,
         "eval_every_steps": max(1, round(steps / 20)),
         "device": "cpu",
+        "keep_model": False,
     }
     trials = [local_trial(case.workload, config, folder / f"{case.workload}{i}", i) for i in range(sweep.num_seeds)]
     return noise_scale_estimate([until_target(result, case.target) for result in trials])

@@ -1,10 +1,11 @@
 """Step times that raypar predicts for slower networks, against measured ones.
 
 Workers train three networks by DDP in network namespaces of this machine, each a host whose link has a limited rate
-and a delay. Predictions are those of `raypar model predict --network 1Gbit,1ms`. Their compute time is measured right
-before and after, with as many workers at once that do not communicate and so share the cores in the same way. Nothing
-about the network is measured: gradients are sent as gloo does, at the share of the link's rate that TCP leaves
-(1448/1538), with the one-way delay of a frame.
+and a delay. Predictions are those of `raypar model predict --network 1Gbit,1ms`: the step model's bound, and the range
+that takes in what published trainings lose beyond it. Their compute time is measured right before and after, with as
+many workers at once that do not communicate and so share the cores in the same way. Nothing about the network is
+measured: gradients are sent as gloo does, at the share of the link's rate that TCP leaves (1448/1538), with the one-way
+delay of a frame.
 
 A machine of few cores can't carry every network. Before each case, the hosts time all-reduces as `raypar model network`
 does, and a case counts if a large one takes at most `MAX_SLOWER` of its nominal time. The others are listed. By
@@ -46,12 +47,15 @@ from netlab import Lab, Shape, why_not
 
 from raypar import Study, Workload, units
 from raypar.analysis.laws import Scaling
+from raypar.analysis.stats import Estimate
 from raypar.errors import RayparError
 from raypar.predict import all_reduces
 from raypar.predict.calibration import calibrate, observed_points, variation_of
+from raypar.predict.facts import facts_of
 from raypar.predict.layers import layer_costs
 from raypar.predict.network import Algorithm, Network, all_reduce_cost, fit_network, parse_network
-from raypar.predict.predict import JobSpec, Prediction, communication_of, predict
+from raypar.predict.outlook import look_ahead, rates_by_model
+from raypar.predict.predict import JobSpec, Prediction, Sweep, communication_of, predict
 from raypar.run.ranks import ALLOCATOR, RankEnd, trial_result
 from raypar.study.trial import TrialResult, TrialSpec
 from raypar.study.workload import Config
@@ -259,6 +263,7 @@ class Pair:
         predicted: with gloo's all-reduce on the nominal network.
         by_ring: with a plain ring all-reduce, without gloo's segments.
         by_probe: on the network fitted to the timed all-reduces.
+        expected: median and 90 % range.
         slower: time of the largest all-reduce by its time on the nominal network.
         drift: relative difference of the compute times before and after.
         cpu_wait_share: share of their runnable time that the workers without communication waited for a core.
@@ -268,6 +273,7 @@ class Pair:
     predicted: Prediction
     by_ring: Prediction
     by_probe: Prediction
+    expected: Estimate
     slower: float
     drift: float
     cpu_wait_share: float
@@ -282,6 +288,11 @@ class Pair:
     @property
     def ratio(self) -> float:
         return self.ratio_of(self.predicted)
+
+    @property
+    def is_held(self) -> bool:
+        """True if the range holds the measured time."""
+        return not self.expected.excludes(self.measured_s)
 
     @property
     def ratio_by_ring(self) -> float:
@@ -333,19 +344,33 @@ def measure(hosts: Hosts, case: Case, *, is_quick: bool) -> Pair:
     calibration = calibrate(observed_points(compute_only), layers, variation_of(compute_only))
     training = JobSpec(Scaling.STRONG, batch_size, num_samples=num_steps * batch_size)
 
-    def predicted(network: Network, algorithm: Algorithm) -> Prediction:
+    def sweep_of(network: Network, algorithm: Algorithm) -> Sweep:
         shared = min(1.0, len(allowed_cores()) / num_workers)
         how = replace(communication_of(spec.config, network, algorithm), cores_per_worker=shared)
-        (prediction,) = predict(calibration, training, how, [num_workers]).predictions
-        return prediction
+        return predict(calibration, training, how, [1, num_workers])
+
+    sweep = sweep_of(network, Algorithm.GLOO)
+    alone_s = sweep.predictions[0].step_time_s.value
+    facts = facts_of(
+        config=spec.config,
+        scaling=Scaling.STRONG,
+        layers=layers,
+        step_time_s=alone_s,
+        latency_s=network.latency_s,
+    )
+    rates = rates_by_model(training, sweep, {})
+    outlook = look_ahead(rates, facts, [1, num_workers], nodes_of=1, sweep=sweep)
+    expected_s = outlook.expected[-1].time_s
+    assert expected_s is not None
 
     rate = result.throughput_samples_per_s
     assert rate is not None
     return Pair(
         measured_s=batch_size / rate,
-        predicted=predicted(network, Algorithm.GLOO),
-        by_ring=predicted(network, Algorithm.RING),
-        by_probe=predicted(fit_network(samples, num_workers, Algorithm.GLOO), Algorithm.GLOO),
+        predicted=sweep.predictions[-1],
+        by_ring=sweep_of(network, Algorithm.RING).predictions[-1],
+        by_probe=sweep_of(fit_network(samples, num_workers, Algorithm.GLOO), Algorithm.GLOO).predictions[-1],
+        expected=expected_s,
         slower=samples[-1][1] / nominal_s,
         drift=max(took_s) / min(took_s) - 1,
         cpu_wait_share=statistics.median(max(each.conditions.of_ranks("cpu_wait_share")) for each in compute_only),
@@ -398,6 +423,7 @@ def main() -> None:
                         pairs.setdefault(case, []).append(pair)
                         loads.append(os.getloadavg()[0])
                         text = f"{pair.ratio:.2f}x, probe {pair.ratio_by_probe:.2f}x, link {pair.slower:.2f}x"
+                        text += f", range {pair.expected.low:.3g} to {pair.expected.high:.3g} s: {pair.is_held}"
                         text += f", drift {pair.drift:.0%}"
                         progress(f"{case.name}, {case.setting.name}, round {i + 1}/{args.rounds}: {text}")
     show(pairs)
@@ -450,6 +476,12 @@ def show(pairs: Mapping[Case, Sequence[Pair]]) -> None:
     if errors[True]:
         print_bar("step time, median error", statistics.median(errors[True]), units.percent, at_most=MEDIAN_BAR)
         print_bar("step time, worst error", max(errors[True]), units.percent, at_most=WORST_BAR)
+    expected = [pair for rounds in pairs.values() for pair in rounds if pair.slower <= MAX_SLOWER]
+    if expected:
+        held = statistics.fmean(pair.is_held for pair in expected)
+        print_row("range of `model predict` holds the step time", f"{units.percent(held)} of {len(expected)}")
+        off = statistics.median(abs(pair.expected.value / pair.measured_s - 1) for pair in expected)
+        print_row("its median: median error", units.percent(off))
     print_row("all cases, from the timed all-reduces: median error", units.percent(statistics.median(by_probe)))
     print_row("all cases, from the timed all-reduces: worst error", units.percent(max(by_probe)))
 

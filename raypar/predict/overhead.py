@@ -32,6 +32,7 @@ from raypar.predict.network import Floats
 from raypar.study.strategy import Exchange
 
 PRIOR_FILE = Path(__file__).with_name("overhead.json")
+BOUND_ERROR = 0.05  # of what a step model explains, either way (benchmarks/networks.py)
 LEVEL = 0.9  # of the ranges
 # Smaller overheads can't be distinguished: published figures have two or three digits.
 LEAST_OVERHEAD = 0.01
@@ -233,6 +234,7 @@ def predict_efficiency(
     z = float(ndtri((1 + LEVEL) / 2))
     overheads = np.exp(means + np.outer([0.0, z, -z], deviations))
     is_base = np.array([gang.num_workers == base.num_workers for gang in gangs])
+    explained = np.outer([1.0, 1 + BOUND_ERROR, 1 - BOUND_ERROR], explained)
     rows = np.where(is_base, 1.0, 1 / (1 + explained + overheads))
     return tuple(EfficiencyRange(*map(float, row)) for row in rows.T)
 
