@@ -8,8 +8,8 @@ The noise scale: `noise_scale_samples` of trials of two workers at one batch siz
 learning rate tuned for it. Trials end soon after the target; blocks of steps after it do not count. It is weighted by
 progress, as in the paper's appendix D, where B_crit = E_min / S_min is the mean over optimal steps.
 
-The theory is that of SGD. The transformer is trained with momentum, too, which does not count; perhaps its weights swing
-along steep directions at its best rates, which would lengthen the mean gradient without progress.
+The theory is that of SGD. The transformer is trained with momentum, too, and that does not count; perhaps its weights
+swing along steep directions at its best rates, which would lengthen the mean gradient without progress.
 
 The last rows are the cost of measuring it: trials with it / without, interleaved.
 """

@@ -10,14 +10,17 @@ workers; from two, the line through their efficiencies over the logarithm of the
 errors.
 
 --series FILE.csv judges another file with the columns of `published/scaling.csv` by the prior that raypar ships,
-without fitting. --fit fits the shipped prior to all series and writes it.
+without fitting. --stored FOLDER judges the stored studies of a folder: each worker count but the smallest is left out
+and predicted from the others, as `raypar model predict STUDY` does. networks.py judges emulated networks. --fit fits
+the shipped prior to all series and writes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -26,7 +29,10 @@ import numpy as np
 from common import begin, parser_for, print_row, times
 from published_series import Series, fit_prior, read_series
 
+from raypar.cli.candidates import NetworkFlags, PredictRequest, of_study
+from raypar.errors import RayparError
 from raypar.predict.overhead import LEVEL, PRIOR_FILE, EfficiencyRange, Prior, predict_efficiency
+from raypar.track.store import default_tracking_uri, study_names
 
 POINTS = 100
 QUANTILES = ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2)
@@ -38,26 +44,23 @@ Predictor: TypeAlias = Callable[[Series, int], EfficiencyRange]
 
 @dataclass(frozen=True)
 class Case:
-    """A predicted figure beside the published one."""
+    """A predicted efficiency beside the measured one."""
 
-    series: Series
+    name: str
+    measured: float
     predicted: EfficiencyRange
 
     @property
     def error(self) -> float:
-        return abs(self.predicted.median - self.published)
-
-    @property
-    def published(self) -> float:
-        return self.series.efficiencies[-1]
+        return abs(self.predicted.median - self.measured)
 
     @property
     def is_held(self) -> bool:
-        return self.predicted.low <= self.published <= self.predicted.high
+        return self.predicted.low <= self.measured <= self.predicted.high
 
     @property
     def score(self) -> float:
-        miss = max(0.0, self.predicted.low - self.published, self.published - self.predicted.high)
+        miss = max(0.0, self.predicted.low - self.measured, self.measured - self.predicted.high)
         return self.predicted.width + MISS_FACTOR * miss
 
 
@@ -114,7 +117,11 @@ def halves(series: Sequence[Series]) -> tuple[list[str], list[str]]:
 
 def judged(series: Sequence[Series], predict: Predictor, num_measured: int) -> list[Case]:
     """Return the cases of the series that have a larger count than those measured."""
-    return [Case(s, predict(s, num_measured)) for s in series if len(s.gangs) > num_measured]
+    larger = [s for s in series if len(s.gangs) > num_measured]
+    return [
+        Case(f"{s.name}, {s.gangs[-1].num_workers} workers", s.efficiencies[-1], predict(s, num_measured))
+        for s in larger
+    ]
 
 
 def print_cases(title: str, cases: Sequence[Case], worst: int) -> None:
@@ -124,14 +131,38 @@ def print_cases(title: str, cases: Sequence[Case], worst: int) -> None:
     width = POINTS * np.median([c.predicted.width for c in cases])
     print_row(
         title,
-        f"{len(cases)} series: off by {np.median(errors):.1f} points in the median, {np.quantile(errors, 0.9):.1f} at "
+        f"{len(cases)} cases: off by {np.median(errors):.1f} points in the median, {np.quantile(errors, 0.9):.1f} at "
         f"the 90th percentile, {errors.max():.1f} at most; the range holds {held:.0%}, median width {width:.0f} "
         f"points, score {score(cases):.0f}",
     )
     for case in sorted(cases, key=lambda c: -c.score)[:worst]:
         low, high = case.predicted.low, case.predicted.high
-        text = f"{case.published:.0%}, predicted {case.predicted.median:.0%} [{low:.0%}, {high:.0%}]"
-        print_row(f"  {case.series.name}, {case.series.gangs[-1].num_workers} workers", text)
+        text = f"{case.measured:.0%}, predicted {case.predicted.median:.0%} [{low:.0%}, {high:.0%}]"
+        print_row(f"  {case.name}", text)
+
+
+def left_out(folder: Path) -> Iterator[Case]:
+    """Yield each count of a folder's stored studies, predicted from the others."""
+    network = NetworkFlags(None, 1, None, None, None, None)
+    with contextlib.chdir(folder):
+        uri = default_tracking_uri(Path())
+        for name in study_names(uri, Path()):
+            try:
+                every = of_study(name, PredictRequest((), (), None, None, None, network), uri).outlook.measured
+            except RayparError as error:
+                print_row(name, f"skipped: {error}")
+                continue
+            for n in sorted(every.rates)[1:]:
+                asked = PredictRequest((n,), (), None, None, None, network)
+                outlook = of_study(name, asked, uri, left_out=(n,)).outlook
+                predicted = next(each.efficiency for each in outlook.expected if each.num_workers == n)
+                assert predicted.low is not None and predicted.high is not None
+                truth = np.median(every.rates[n]) / np.median(every.rates[outlook.base]) * outlook.base / n
+                yield Case(
+                    f"{name}, {n} workers",
+                    float(truth),
+                    EfficiencyRange(predicted.value, predicted.low, predicted.high),
+                )
 
 
 def score(cases: Sequence[Case]) -> float:
@@ -142,6 +173,7 @@ def score(cases: Sequence[Case]) -> float:
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--series", type=Path, metavar="FILE", help="judge these series by the shipped prior")
+    parser.add_argument("--stored", type=Path, metavar="FOLDER", help="judge the stored studies of a folder")
     parser.add_argument("--fit", action="store_true", help=f"fit the shipped prior and write {PRIOR_FILE.name}")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N worst series")
     args = begin(parser)
@@ -150,6 +182,10 @@ def main() -> None:
         for number, words in ((1, "one count"), (2, "two counts")):
             if cases := judged(series, by_prior(Prior.shipped()), number):
                 print_cases(f"{args.series.name}, from {words}", cases, args.worst)
+        return
+    if args.stored:
+        if cases := list(left_out(args.stored)):
+            print_cases(f"stored studies of {args.stored}, a count left out", cases, args.worst)
         return
     series = read_series()
     if args.fit:

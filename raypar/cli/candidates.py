@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -179,8 +179,11 @@ def num_parameters_of(text: str | None) -> float | None:
     return common.parse_quantity("--parameters", text, _UNITS, "number of parameters", "25.6M")
 
 
-def of_study(name: str, asked: PredictRequest, tracking_uri: str) -> CandidateView:
+def of_study(name: str, asked: PredictRequest, tracking_uri: str, left_out: Container[int] = ()) -> CandidateView:
     """Return the prediction from a stored study.
+
+    Args:
+        left_out: worker counts whose trials do not count.
 
     Raises:
         RayparError: there is no such study, or it has no trials to predict from.
@@ -190,13 +193,14 @@ def of_study(name: str, asked: PredictRequest, tracking_uri: str) -> CandidateVi
     chosen = _chosen_point(asked.settings)
     study = read_study(name, tracking_uri, Path.cwd())
     if any(r.conditions.is_foreign for r in study.analysis.evidence.results):
-        return _of_group(name, study, chosen, asked)
+        return _of_group(name, study, chosen, asked, left_out)
     from raypar.predict import calibration as fitting
     from raypar.predict.outlook import look_ahead, rates_by_model
     from raypar.predict.predict import job_spec_of, possible_counts, worker_counts
     from raypar.reporting.predict import CandidateView
 
-    results, excluded = fitting.quiet_results(fitting.choose_results(study.analysis.evidence.results, chosen))
+    seen = [r for r in study.analysis.evidence.results if r.spec.config["num_workers"] not in left_out]
+    results, excluded = fitting.quiet_results(fitting.choose_results(seen, chosen))
     training = job_spec_of(results, chosen, asked.scaling, asked.input_rate)
     points = fitting.observed_points(results)
     counts = possible_counts(training, worker_counts(asked.workers, [p.num_workers for p in points]))
@@ -290,7 +294,9 @@ def _step_model(
     return StepModel(calibration, training, how, sweep, origin), notes
 
 
-def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked: PredictRequest) -> CandidateView:
+def _of_group(
+    name: str, study: StoredStudy, chosen: Mapping[str, Value], asked: PredictRequest, left_out: Container[int]
+) -> CandidateView:
     """Return the prediction from a study of training code whose steps raypar doesn't run itself."""
     from raypar.analysis.scaling import worker_groups
     from raypar.predict.outlook import MeasuredRates, look_ahead
@@ -308,7 +314,8 @@ def _of_group(name: str, study: StoredStudy, chosen: Mapping[str, Value], asked:
         texts = ", ".join(str(g.point[key]) for g in kept)
         raise RayparError(f"the trials differ in {key}: {texts}", hint=f"choose: --set {key}={kept[0].point[key]}")
     (group,) = kept
-    rates = MeasuredRates.of_runs(group.runs, group.scaling, group.unit)
+    every = MeasuredRates.of_runs(group.runs, group.scaling, group.unit)
+    rates = replace(every, rates={n: values for n, values in every.rates.items() if n not in left_out})
     facts = asked.facts(scaling=asked.scaling)
     counts = worker_counts(asked.workers, list(rates.rates))
     network = asked.network

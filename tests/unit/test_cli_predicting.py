@@ -10,7 +10,9 @@ from results import make_result, stored_conditions
 
 from raypar import workloads
 from raypar.analysis.question import Question
+from raypar.cli.candidates import NetworkFlags, PredictRequest, of_study
 from raypar.study.options import resolve
+from raypar.track.store import default_tracking_uri
 
 STEP_S = {(1, 64): 0.0104, (1, 256): 0.0296, (2, 64): 0.009, (2, 256): 0.0186, (4, 256): 0.0142}
 LOST = {"workload": "of a file that is gone"}
@@ -213,6 +215,15 @@ def test_a_published_rate_of_one_worker_gets_a_bound_and_a_range_below_it():
     assert one["rate"]["value"] == pytest.approx(5000)
     assert all(e["efficiency"]["high"] <= e["at_best"]["efficiency"]["value"] for e in more)
     assert [e["num_nodes"] for e in more] == [1, 1, 1, 2, 4, 8]
+
+
+def test_a_count_that_is_left_out_does_not_narrow_its_own_range(project):
+    network = NetworkFlags(None, 1, None, None, None, None)
+    asked = PredictRequest((4,), ("batch_size=256",), None, None, None, network)
+    every, others = (of_study("scaled", asked, default_tracking_uri(project), out).outlook for out in ((), (4,)))
+    assert (every.num_measured, others.num_measured) == (3, 2)
+    wide, narrow = (outlook.expected[-1].efficiency for outlook in (others, every))
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low) and others.expected[-1].measured is None
 
 
 def test_candidates_are_compared_at_the_largest_count(project):
