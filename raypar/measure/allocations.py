@@ -1,4 +1,4 @@
-"""What torch allocates on the CPU within a block, by its profilers."""
+"""Allocations of torch on the CPU within a block, from its profilers."""
 
 from __future__ import annotations
 
