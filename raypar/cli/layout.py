@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from raypar.study.loader import LoadedStudy
     from raypar.study.space import Value
     from raypar.study.study import ListedStudy
-    from raypar.study.trial import TrialResult
     from raypar.study.workload import Workload
 
 SUFFIX = "_layout"
@@ -218,9 +217,7 @@ def _run(
         with executed(replace(loaded, study=study), options, shows_trials=True) as (_, outcome):
             return outcome
 
-    results: dict[str, TrialResult] = {}
     last = ask(chosen)
-    results |= last.results
     by_key = _by_point(last)
     done = [each for each in chosen if (p := by_key.get(point_key(points[id(each)]))) and _time_s(p) is not None]
     fastest = sorted(done, key=lambda each: _time_s(by_key[point_key(points[id(each)])]) or 0.0)[:MAX_REPEATED]
@@ -230,6 +227,7 @@ def _run(
         last = ask(best, first_repeat=1)
         again = _by_point(last)
     measured: dict[int, RankedLayout] = {}
+    has_baseline = any(each.is_baseline for each in best)
     for each in chosen:
         key = point_key(points[id(each)])
         repeated = again.get(key) if each in best else None
@@ -237,7 +235,7 @@ def _run(
         if point is None or _time_s(point) is None:
             continue
         compared = None
-        if repeated is not None and again is not by_key and repeated.speedup is not None and best[0].is_baseline:
+        if repeated is not None and again is not by_key and has_baseline and not each.is_baseline and repeated.speedup:
             compared = Comparison(repeated.speedup, doubt=last.analysis.evidence.doubt)
         measured[id(each)] = RankedLayout(each, _time_s(point), compared, len(point.results))
     return measured, last

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raypar import units
-from raypar.analysis.comparison import Comparison
+from raypar.analysis.comparison import Comparison, Outcome
 from raypar.predict.layout import StepLayout
 from raypar.reporting.documents import Document
 from raypar.reporting.text import Column, print_line, print_paragraph, print_table
@@ -80,16 +80,27 @@ class LayoutView(Document):
             size = "" if self.gpu_bytes is None else f" into {units.size(self.gpu_bytes)}"
             return f"No layout on {self.num_workers} workers fits{size}." if self.num_legal else "No layout is legal."
         best = self.layouts[0]
-        words = best.layout.words.replace(" ", " and ")
+        words = best.layout.words.replace(" ", ", ")
         if best.measured_s is None:
             if best.layout.predicted_s is None:
                 return "No step time can be predicted."
             return f"Try {words}: predicted {units.seconds(best.layout.predicted_s)} a step. Nothing has run."
-        text = f"Use {words}: {units.seconds(best.measured_s)} a step"
-        if best.layout.is_baseline or best.comparison is None or best.comparison.estimate is None:
-            return f"{text}."
-        ratio = units.ratio_interval(best.comparison.estimate)
-        return f"{text}, {ratio} of ddp ({best.comparison.outcome})."
+        chosen, time = self.chosen, units.seconds(best.measured_s)
+        if best.comparison is None or best.comparison.estimate is None:
+            return f"Use {words}: {time} a step."
+        ratio = f"{units.ratio_interval(best.comparison.estimate)} as fast as ddp"
+        if chosen is best:
+            return f"Use {words}: {time} a step, {ratio}."
+        plain = f"No layout is shown to be faster than strategy=ddp, {units.seconds(chosen.measured_s)} a step."
+        return f"{plain} The fastest, {words}, takes {time}, {ratio} ({best.comparison.outcome})."
+
+    @property
+    def chosen(self) -> RankedLayout:
+        """The fastest layout if it is shown to be faster than plain data parallelism, and that otherwise."""
+        best = self.layouts[0]
+        if best.comparison is None or best.comparison.outcome is Outcome.FASTER:
+            return best
+        return next((each for each in self.layouts if each.layout.is_baseline and each.measured_s is not None), best)
 
 
 def print_layouts(console: Console, view: LayoutView) -> None:
@@ -113,7 +124,7 @@ def print_layouts(console: Console, view: LayoutView) -> None:
     for note in view.notes:
         print_paragraph(console, note)
     if shown:
-        print_paragraph(console, f"To use it: --set num_workers={view.num_workers} {shown[0].words}")
+        print_paragraph(console, f"To use it: --set num_workers={view.num_workers} {view.chosen.layout.words}")
 
 
 def _seconds(value: float | None) -> str:

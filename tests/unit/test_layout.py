@@ -7,12 +7,25 @@ from dataclasses import replace
 import pytest
 from command import refused
 
+from raypar.analysis.comparison import Comparison
+from raypar.analysis.stats import Estimate, Method
 from raypar.cli.layout import _with_memory
 from raypar.errors import RayparError
 from raypar.parallel.strategy import check_compatible
-from raypar.predict.layout import Message, RankStep, StepLayout, leading, legal_layouts, message_s, ranked, step_s
+from raypar.predict.layout import (
+    BASELINE,
+    Message,
+    RankStep,
+    StepLayout,
+    leading,
+    legal_layouts,
+    message_s,
+    ranked,
+    step_s,
+)
 from raypar.predict.network import Network
 from raypar.predict.rank_steps import rank_steps
+from raypar.reporting.layout import LayoutView, RankedLayout
 from raypar.run.cluster import Cluster
 from raypar.study.memory_fit import MemoryFit
 from raypar.study.options import OPTIONS, resolve
@@ -150,6 +163,37 @@ def test_a_memory_without_a_prediction_is_named_and_not_judged():
     predicted, notes = _with_memory(replace(wide_mlp, model=model), layouts, 0, 80e9)
     assert [each.fit for each in predicted] == [MemoryFit.YES, None]
     assert notes == ["The memory of 1 layout is unknown: ValueError: no such width."]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "answer", "chosen"),
+    [
+        (
+            [("fsdp", 0.01, 2.0, 1.8, 2.2), ("ddp", 0.02)],
+            "Use strategy=fsdp: 10.0 ms a step, 2.00× [1.80, 2.20] as fast as ddp.",
+            "fsdp",
+        ),
+        (
+            [("fsdp", 0.019, 1.05, 0.9, 1.2), ("ddp", 0.02)],
+            "No layout is shown to be faster than strategy=ddp, 20.0 ms a step. The fastest, strategy=fsdp, takes "
+            "19.0 ms, 1.05× [0.90, 1.20] as fast as ddp (inconclusive).",
+            "ddp",
+        ),
+        ([("ddp", 0.02), ("fsdp", 0.03, 0.7, 0.6, 0.8)], "Use strategy=ddp: 20.0 ms a step.", "ddp"),
+        ([("fsdp", 0.03)], "Use strategy=fsdp: 30.0 ms a step.", "fsdp"),
+        ([("fsdp", None)], "Try strategy=fsdp: predicted 1.00 s a step. Nothing has run.", "fsdp"),
+    ],
+)
+def test_a_layout_is_advised_if_it_is_shown_to_be_faster_than_plain_data_parallelism(layouts, answer, chosen):
+    def ranked_layout(strategy, step_s, speedup=None, low=None, high=None):
+        config = resolve(wide_mlp, {"strategy": strategy, "num_workers": 2})
+        layout = StepLayout({**BASELINE, "strategy": strategy}, config, predicted_s=1.0)
+        compared = None if speedup is None else Comparison(Estimate(speedup, low, high, 3, 0.95, Method.PUBLISHED))
+        return RankedLayout(layout, step_s, compared, 3)
+
+    view = LayoutView("study", 2, [ranked_layout(*each) for each in layouts])
+    assert view.answer == answer
+    assert view.chosen.settings["strategy"] == chosen
 
 
 def test_bad_numbers_are_refused():
