@@ -208,12 +208,11 @@ def _run(
     points = {id(each): {key: each.settings[key] for key in keys} for each in chosen}
 
     def ask(layouts: Sequence[StepLayout], first_repeat: int = 0) -> ExecutionOutcome:
-        study = _study(loaded, fixed, layouts, keys, chosen[0])
+        study, asked = _study(loaded, fixed, layouts, keys, chosen[0]), replace(flags, fresh=False)
         if not first_repeat:
             study = replace(study, num_repeats=1, until="", budget=None)
-        options = options_here(
-            replace(flags, fresh=flags.fresh and not first_repeat), source=source_of(study, first_repeat)
-        )
+            asked = replace(flags, budget=None)
+        options = options_here(asked, source=source_of(study, first_repeat))
         with executed(replace(loaded, study=study), options, shows_trials=True) as (_, outcome):
             return outcome
 
