@@ -79,8 +79,9 @@ def layout(
 
     given = parse_network(network) if network else None
     with handle_signals():
-        loaded = load(file, flags)
-        study = loaded.study
+        loaded = load(file, replace(flags, budget=None))
+        study = loaded.study if flags.budget is None else replace(loaded.study, until="settled", budget=flags.budget)
+        loaded = replace(loaded, study=study)
         check_is_model(study, "raypar model layout")
         if study.is_search:
             raise RayparError(f"{file}: a search has no fixed points", hint="give its space values: --set lr=0.1")
@@ -208,11 +209,12 @@ def _run(
     points = {id(each): {key: each.settings[key] for key in keys} for each in chosen}
 
     def ask(layouts: Sequence[StepLayout], first_repeat: int = 0) -> ExecutionOutcome:
-        study, asked = _study(loaded, fixed, layouts, keys, chosen[0]), replace(flags, fresh=False)
+        study = _study(loaded, fixed, layouts, keys, chosen[0])
         if not first_repeat:
             study = replace(study, num_repeats=1, until="", budget=None)
-            asked = replace(flags, budget=None)
-        options = options_here(asked, source=source_of(study, first_repeat))
+        options = options_here(
+            replace(flags, fresh=flags.fresh and not first_repeat), source=source_of(study, first_repeat)
+        )
         with executed(replace(loaded, study=study), options, shows_trials=True) as (_, outcome):
             return outcome
 
