@@ -64,6 +64,7 @@ def main() -> None:
         for repeat in range(args.rounds):
             for each in measured:
                 seconds[each.words].append(measured_s(name, each, repeat))
+            progress(f"{name}: round {repeat + 1}/{args.rounds}, {len(measured)} layouts")
             fastest_s = min(values[0] for values in seconds.values())
             measured = [each for each in measured if seconds[each.words][0] <= MAX_FIRST * fastest_s]
         # The first round chooses, as in the command; the others compare.
