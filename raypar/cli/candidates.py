@@ -215,7 +215,9 @@ def of_study(name: str, asked: PredictRequest, tracking_uri: str, left_out: Cont
     model, why_no_bound = None, ""
     try:
         layers, source = _layers(study.store, name, results[0], asked.num_parameters)
-        model, notes = _step_model(layers, study.store, name, results, training, counts, asked)
+        variation = fitting.variation_of(_with_step_times(study.store, name, results))
+        calibration = fitting.calibrate(points, layers, variation)
+        model, notes = _step_model(calibration, config, study.store, results, training, counts, asked)
         sources += [source, *notes]
     except NotForTraining:
         raise
@@ -258,9 +260,9 @@ def of_study(name: str, asked: PredictRequest, tracking_uri: str, left_out: Cont
 
 
 def _step_model(
-    layers: tuple[LayerCost, ...],
+    calibration: Calibration,
+    config: Config,
     store: Store,
-    name: str,
     results: Sequence[TrialResult],
     training: JobSpec,
     counts: Sequence[int],
@@ -277,9 +279,7 @@ def _step_model(
     from raypar.predict.predict import predict
     from raypar.reporting.predict import StepModel
 
-    network, config = asked.network, results[0].spec.config
-    variation = fitting.variation_of(_with_step_times(store, name, results))
-    calibration = fitting.calibrate(fitting.observed_points(results), layers, variation)
+    network = asked.network
     fit_link = partial(fitting.fit_study_network, calibration, accumulation_steps=training.accumulation_steps)
     stored = StoredLinks.of(store.results(NETWORK.name), results) if network.network == MEASURED else None
     how, origin, notes = network.communication(config, fit_link, stored)
@@ -299,8 +299,10 @@ def _of_group(
 ) -> CandidateView:
     """Return the prediction from a study of training code whose steps raypar doesn't run itself."""
     from raypar.analysis.scaling import worker_groups
+    from raypar.predict.calibration import calibrate
+    from raypar.predict.observed_steps import ASSUMPTIONS, observed_training
     from raypar.predict.outlook import MeasuredRates, look_ahead
-    from raypar.predict.predict import worker_counts
+    from raypar.predict.predict import possible_counts, worker_counts
     from raypar.reporting.predict import CandidateView
     from raypar.study.trial import point_label
 
@@ -316,18 +318,46 @@ def _of_group(
     (group,) = kept
     every = MeasuredRates.of_runs(group.runs, group.scaling, group.unit)
     rates = replace(every, rates={n: values for n, values in every.rates.items() if n not in left_out})
-    facts = asked.facts(scaling=asked.scaling)
     counts = worker_counts(asked.workers, list(rates.rates))
+    results = [
+        r
+        for r in study.analysis.evidence.results
+        if r.is_measured
+        and r.spec.placement.num_workers in rates.rates
+        and all(r.spec.config.get(key) == value for key, value in group.point.items())
+    ]
+    model, why_no_bound, facts = None, "", asked.facts(scaling=asked.scaling)
+    notes: list[str] = []
+    try:
+        seen = observed_training(results, asked.scaling, asked.input_rate)
+        counts = tuple(possible_counts(seen.job, counts))
+        calibration = calibrate(seen.points, seen.layers)
+        model, notes = _step_model(calibration, seen.config, study.store, results, seen.job, counts, asked)
+        notes = [ASSUMPTIONS, *notes]
+        facts = asked.facts(
+            config=seen.config,
+            scaling=seen.job.scaling,
+            layers=seen.layers,
+            step_time_s=statistics.median(seen.points[0].step_times_s),
+        )
+    except RayparError as error:
+        why_no_bound = error.message
     network = asked.network
     label = f" {point_label(group.point)}" if group.point else ""
     return CandidateView(
         name=name,
         title=f"Study {name}{label}",
         outlook=look_ahead(
-            rates, facts, counts, nodes_of=network.workers_per_node, is_comparable=network.is_comparable
+            rates,
+            facts,
+            counts,
+            nodes_of=network.workers_per_node,
+            sweep=model.sweep if model else None,
+            is_comparable=network.is_comparable,
         ),
-        why_no_bound="raypar does not know the layers of other training code",
-        sources=tuple(filter(None, [study.analysis.evidence.excluded.rstrip(".")])),
+        model=model,
+        why_no_bound=why_no_bound,
+        sources=tuple(filter(None, [study.analysis.evidence.excluded.rstrip("."), *notes])),
         caveats=tuple(warning.detail for warning in study.analysis.warnings),
     )
 

@@ -234,14 +234,14 @@ def _sentence(e: Expected, view: CandidateView) -> str:
     if measured.unit:
         parts.append(f"{_range(e.rate, units.compact)} {measured.unit}")
     if e.time_s is not None:
-        parts.append(f"{_range(e.time_s, units.seconds)} per step" if model else _range(e.time_s, units.seconds))
+        parts.append(_range(e.time_s, units.seconds) + (" per step" if measured.time_name == "step" else ""))
     text = f"{units.counted(e.num_workers, 'worker')}{nodes}{batch}: {', '.join(filter(None, parts))}."
     if model is not None and e.at_best is not None:
         step, training_s, epochs = e.at_best.step_time_s, e.at_best.training_s, model.training.epochs
-        take = "take" if epochs > 1 else "takes"
+        take = f"{units.counted(epochs, 'epoch')} take" if epochs > 1 else "the training takes"
         text += (
             f" At best {units.percent(e.at_best.efficiency.value, 1)}, {units.seconds(step.value)} per step, "
-            f"{units.counted(epochs, 'epoch')} {take} {units.seconds(training_s.value)}."
+            f"{take} {units.seconds(training_s.value)}."
         )
         if beyond := e.at_best.extrapolated:
             text += f" Extrapolated (*): {', '.join(_BEYOND[what] for what in beyond)}."
