@@ -39,6 +39,7 @@ QUANTILES = ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2)
 MISS_FACTOR = 2 / (1 - LEVEL)
 MIN_ALIKE = 5  # series of a naive prediction; with fewer, all with as many or as few nodes count
 COUNT_CLASSES = (2, 4, 8)
+MANY = 1024  # workers: more than a stored study has
 Predictor: TypeAlias = Callable[[Series, int], EfficiencyRange]
 
 
@@ -148,7 +149,7 @@ def left_out(folder: Path) -> Iterator[Case]:
         uri = default_tracking_uri(Path())
         for name in study_names(uri, Path()):
             try:
-                every = of_study(name, PredictRequest((), (), None, None, None, network), uri).outlook.measured
+                every = of_study(name, PredictRequest((MANY,), (), None, None, None, network), uri).outlook.measured
             except RayparError as error:
                 print_row(name, f"skipped: {error}")
                 continue
