@@ -32,8 +32,8 @@ class PeakMemory:
         temporary: everything else: results in use, gathered weights, messages.
         inputs: batches, before and after the data's transform, and the order of the epoch.
         host_copy: complete copy of the model in host memory, which strategies that split the model keep.
-        uncertain: bytes that may be needed as well, on CPUs: messages that wait for a peer, scratch memory of oneDNN
-            for an LSTM's backward pass, and what the data of a script take.
+        uncertain: bytes that may be needed as well, on CPUs: messages that wait for a peer, and what the data of a
+            script take.
     """
 
     parameters: int = 0

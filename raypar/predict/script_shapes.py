@@ -89,9 +89,9 @@ class _Steps:
 
     def _end(self) -> NoReturn:
         parts = parts_of_snapshot(self._tracker.get_tracker_snapshot("peak"))
+        parts["temporary"] += self._mode.scratch_bytes
         peak = PeakMemory(**parts, inputs=self._tracker.input_bytes)
-        uncertain = self._mode.scratch_bytes + round(DATA_SHARE * peak.total)
-        self._result.write_text(json.dumps(asdict(replace(peak, uncertain=uncertain))))
+        self._result.write_text(json.dumps(asdict(replace(peak, uncertain=round(DATA_SHARE * peak.total)))))
         os._exit(0)
 
 

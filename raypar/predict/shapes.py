@@ -35,6 +35,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from raypar.measure.allocations import allocations
 from raypar.measure.memory import NUM_COUNTED_STEPS
 from raypar.parallel import pipeline
 from raypar.parallel.base import SplitModel, Strategy
@@ -62,7 +63,6 @@ PARTS: Mapping[str, str] = {
 # What gloo may hold of messages that wait for a peer, as a share of the model's bytes. On a busy machine, up to 1.0 was
 # measured with ddp, 0.5 with fsdp, and 0.3 with tensor.
 IN_FLIGHT = 1.0
-SCRATCH_SHARE = 0.5  # of what oneDNN keeps of a recurrent layer; 0.17 to 0.41 were measured
 TOTAL = "Total"  # of MemTracker's categories
 VALUES = "its shapes depend on values, and the prediction runs without any"
 
@@ -158,7 +158,7 @@ class Shapes(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Tensors without numbers; a fraction that is read is 1, because optimizers read the number of their step.
 
     Attributes:
-        scratch_bytes: what oneDNN may need to run the backward pass of a recurrent layer.
+        scratch_bytes: what oneDNN needs to run the backward pass of a recurrent layer.
     """
 
     scratch_bytes = 0
@@ -168,15 +168,15 @@ class Shapes(FakeTensorMode):  # type: ignore[no-untyped-call]
             return 1.0
         result: Any = super().dispatch(func, types, args, kwargs or {})
         if func is _aten.mkldnn_rnn_layer.default:  # torch does not know the size of what oneDNN keeps of an LSTM
-            num_bytes = _workspace_bytes(args)
-            self.scratch_bytes = max(self.scratch_bytes, round(SCRATCH_SHARE * num_bytes))
+            num_bytes, scratch_bytes = _of_recurrent_layer(args)
+            self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
             with self:
                 return (*result[:3], torch.empty(num_bytes, dtype=torch.uint8))
         return result
 
 
-def _workspace_bytes(args: Any) -> int:
-    """Return the bytes that oneDNN keeps of a recurrent layer for its backward pass.
+def _of_recurrent_layer(args: Any) -> tuple[int, int]:
+    """Return the bytes that oneDNN keeps of a recurrent layer for its backward pass, and the scratch memory of that.
 
     They are proportional to steps and samples, so a few of them are run.
 
@@ -190,10 +190,28 @@ def _workspace_bytes(args: Any) -> int:
         inputs = torch.zeros(few_steps, few_samples, args[0].shape[2])
         weights = [torch.zeros(each.shape) for each in args[1:5]]
         states = [torch.zeros(*each.shape[:-2], few_samples, each.shape[-1]) for each in args[5:7]]
-        workspace = _aten.mkldnn_rnn_layer(inputs, *weights, *states, *args[7:])[3]
-    if workspace is None:  # in evaluation
-        return 0
-    return int(workspace.nbytes * num_steps * num_samples / (few_steps * few_samples))
+        *results, workspace = _aten.mkldnn_rnn_layer(inputs, *weights, *states, *args[7:])
+        if workspace is None:  # in evaluation
+            return 0, 0
+        reverse, batch_sizes, mode, width, num_layers, has_biases, is_bidirectional, is_batch_first, is_trained = args[
+            7:
+        ]
+        settings = (
+            reverse,
+            mode,
+            width,
+            num_layers,
+            has_biases,
+            is_trained,
+            is_bidirectional,
+            batch_sizes,
+            is_batch_first,
+        )
+        gradients = map(torch.zeros_like, results)
+        with allocations(of_all_threads=False) as changes:
+            _aten.mkldnn_rnn_layer_backward(inputs, *weights, *states, *results, *gradients, *settings, workspace)
+    factor = num_steps * num_samples / (few_steps * few_samples)
+    return int(workspace.nbytes * factor), int(max(changes or [0]) * factor)
 
 
 def _peak_of(workload: Workload, config: Config, context: DistContext, numerics: Numerics, batch: Batch) -> PeakMemory:
@@ -209,13 +227,12 @@ def _peak_of(workload: Workload, config: Config, context: DistContext, numerics:
             stepper.step(of_batch)
         input_bytes = _bytes_of(of_batch.inputs)
         in_step = _parts(tracker, "peak", input_bytes, host_copy)
+        in_step = replace(in_step, temporary=in_step.temporary + mode.scratch_bytes)
         # The next batch is made while the last one, and its gradients, are still there.
         between = _parts(tracker, "current", input_bytes, host_copy)
     between = replace(between, inputs=2 * input_bytes)
     peak = max(in_step, between, key=lambda peak: peak.total)
-    uncertain = mode.scratch_bytes
-    if context.world_size > 1:
-        uncertain += round(IN_FLIGHT * model_bytes)
+    uncertain = round(IN_FLIGHT * model_bytes) if context.world_size > 1 else 0
     return replace(peak, inputs=peak.inputs + _bytes_of(of_batch.targets), uncertain=uncertain)
 
 

@@ -245,8 +245,10 @@ def test_recurrent_layers(kind):
     rows_of_images = Split(torch.randn(64, 28, 28), torch.zeros(64, dtype=torch.long))
     data = Data(train=rows_of_images, val=rows_of_images)
     of = Workload(name="w", model=lambda config: Recurrent(kind), data=lambda config: data)
-    least, most = predicted(of, batch_size=64).range_bytes(1, on_gpu=False)
-    assert 0.98 * least <= measured(of, batch_size=64) <= most
+    peak, needed = predicted(of, batch_size=64), measured(of, batch_size=64)
+    least, most = peak.range_bytes(1, on_gpu=False)
+    assert 0.98 * least <= needed <= most
+    assert peak.total == pytest.approx(needed, rel=0.05)
 
 
 STUDY = """
