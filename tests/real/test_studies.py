@@ -46,6 +46,7 @@ SHRUNK = {
     "large_batch_lars": (*SMALL, "batch_size=64,256", "lr=0.1"),
     "learning_rate": (*SMALL, "lr=0.01,0.1"),
     "loader_workers": (*SMALL, "num_loader_workers=0,1", "batch_size=64"),
+    "lr_scaling": (*SMALL, "batch_size=32,64"),
     "mnist_cnn_device": (*SMALL, "device=cpu"),
     "optimizer": (*SMALL, "lr=0.01"),
     "overlap": ("width=32", "num_points=256", "bucket_mb=0.001,100"),
