@@ -299,7 +299,7 @@ def _of_group(
 ) -> CandidateView:
     """Return the prediction from a study of training code whose steps raypar doesn't run itself."""
     from raypar.analysis.scaling import worker_groups
-    from raypar.predict.calibration import calibrate
+    from raypar.predict.calibration import calibrate, quiet_results
     from raypar.predict.observed_steps import ASSUMPTIONS, observed_training
     from raypar.predict.outlook import MeasuredRates, look_ahead
     from raypar.predict.predict import possible_counts, worker_counts
@@ -329,11 +329,12 @@ def _of_group(
     model, why_no_bound, facts = None, "", asked.facts(scaling=asked.scaling)
     notes: list[str] = []
     try:
-        seen = observed_training(results, asked.scaling, asked.input_rate)
+        quiet, excluded = quiet_results(results)
+        seen = observed_training(quiet, asked.scaling, asked.input_rate)
         counts = tuple(possible_counts(seen.job, counts))
         calibration = calibrate(seen.points, seen.layers)
-        model, notes = _step_model(calibration, seen.config, study.store, results, seen.job, counts, asked)
-        notes = [ASSUMPTIONS, *notes]
+        model, notes = _step_model(calibration, seen.config, study.store, quiet, seen.job, counts, asked)
+        notes = [excluded, ASSUMPTIONS, *notes]
         facts = asked.facts(
             config=seen.config,
             scaling=seen.job.scaling,

@@ -113,9 +113,8 @@ def quiet_results(results: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ..
     return kept, f"{num_excluded} of {trials} were disturbed by other load and are not used" if num_excluded else ""
 
 
-def _counted(result: TrialResult) -> tuple[int, int]:
-    config: Mapping[str, Any] = result.spec.config
-    return config["num_workers"], config["batch_size"]
+def _counted(result: TrialResult) -> tuple[int, Value]:
+    return result.spec.placement.num_workers, result.spec.config.get("batch_size")  # a script may have no such option
 
 
 def observed_points(results: Sequence[TrialResult]) -> tuple[ObservedPoint, ...]:

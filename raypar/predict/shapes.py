@@ -139,7 +139,7 @@ def group(context: DistContext) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it names this group, whose ranks are of another
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # its entries name this group, and the next has others
 
 
 @contextlib.contextmanager
@@ -193,20 +193,8 @@ def _of_recurrent_layer(args: Any) -> tuple[int, int]:
         *results, workspace = _aten.mkldnn_rnn_layer(inputs, *weights, *states, *args[7:])
         if workspace is None:  # in evaluation
             return 0, 0
-        reverse, batch_sizes, mode, width, num_layers, has_biases, is_bidirectional, is_batch_first, is_trained = args[
-            7:
-        ]
-        settings = (
-            reverse,
-            mode,
-            width,
-            num_layers,
-            has_biases,
-            is_trained,
-            is_bidirectional,
-            batch_sizes,
-            is_batch_first,
-        )
+        reverse, batch_sizes, *kind, is_bidirectional, is_batch_first, is_trained = args[7:]
+        settings = reverse, *kind, is_trained, is_bidirectional, batch_sizes, is_batch_first
         gradients = map(torch.zeros_like, results)
         with allocations(of_all_threads=False) as changes:
             _aten.mkldnn_rnn_layer_backward(inputs, *weights, *states, *results, *gradients, *settings, workspace)

@@ -10,7 +10,7 @@ from results import make_result, stored_conditions
 from raypar.analysis.laws import Scaling
 from raypar.analysis.question import Question
 from raypar.errors import RayparError
-from raypar.predict.calibration import calibrate
+from raypar.predict.calibration import calibrate, quiet_results
 from raypar.predict.network import Network
 from raypar.predict.observed_steps import observed_training
 from raypar.predict.predict import communication_of, predict
@@ -61,6 +61,16 @@ def test_buckets_and_halved_batches_are_those_of_the_script():
     assert (seen.job.scaling, seen.job.batch_size, seen.config["bucket_mb"]) == (Scaling.STRONG, SAMPLES, 1)
     assert sum(part.num_gradient_bytes for part in seen.layers) == pytest.approx(3e6, rel=1e-3)
     assert observed_training([trial(1), of_two], Scaling.WEAK).job.batch_size == SAMPLES
+
+
+def test_a_disturbed_trial_of_a_script_does_not_count_beside_a_quiet_one():
+    busy = stored_conditions({"steps_from": ["optimizer steps"], "cores": [[0]], "foreign_cpu_share": [0.5]})
+    disturbed = replace(trial(1, 0.2, repeat=1), conditions=busy)
+    kept, excluded = quiet_results([trial(1), disturbed, trial(2)])
+    assert [r.train_time_s for r in kept] == [trial(1).train_time_s, trial(2).train_time_s]
+    assert excluded == "1 of 3 trials were disturbed by other load and are not used"
+    with pytest.raises(RayparError, match="disturbed all trials of one worker"):
+        quiet_results([disturbed, trial(2)])
 
 
 @pytest.mark.parametrize(
