@@ -1,5 +1,7 @@
 """Largest batch that fits: sizes that are run, compared with an exhaustive search."""
 
+import math
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -85,7 +87,9 @@ def test_any_prediction_leads_to_a_measured_answer(problem, start, expected):
         else:
             assert (1 - TOLERANCE) * largest - rules["unit"] <= size <= largest
     assert found is None or tried[found].fits
-    assert len(tried) <= len(tried_blindly) + 4  # two for the prediction, and its traces in the interval
+    # Two trials for the prediction; then its traces in the interval, or a bisection from it to the first size.
+    num_sizes = 1 + abs(math.log(start / expected)) / -math.log(1 - TOLERANCE)
+    assert len(tried) <= len(tried_blindly) + 2 + max(2, math.ceil(math.log2(num_sizes)))
 
 
 @given(problems(), st.integers(1, 8192), st.floats(0.9, 1.1))
