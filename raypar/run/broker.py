@@ -13,15 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ray
+
+from raypar.run.agent import AgentAddress, Message, Moved, News, Ready, Reported, Welcome
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
 from raypar.run.gang_pool import GangPool
-from raypar.run.pool import Greeting, Turn
-from raypar.run.ranks import RankEnd
+from raypar.run.pool import Gang, Greeting
 from raypar.run.runner import Event
 from raypar.run.scheduler import GangPhase
 from raypar.study.trial import TrialSpec
 from raypar.trace import mark
-from raypar.train.position import Position
 
 POLL_S = 10.0  # timeout of a call that waits for news; the caller then repeats it
 CHECK_S = 5.0
@@ -35,6 +36,7 @@ class Broker:
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config
         self._changed = asyncio.Event()
+        self._agents: dict[tuple[str, int], asyncio.Future[AgentAddress | None]] = {}  # by gang and number of the node
         # Importing TorchTrainer takes seconds, so it runs in parallel with the rest of the start.
         threading.Thread(target=_import_trainer, daemon=True).start()
 
@@ -44,6 +46,7 @@ class Broker:
         Returns:
             The number of trials that can run at a time. A `ClusterChanged` event reports changes.
         """
+        self._run = [ray.put((self._config.settings, self._config.workload))]  # each worker fetches it once
         self._pool = GangPool(self._config.settings, self._config.gangs)
         later = asyncio.get_running_loop().call_later
         self._dispatcher = Dispatcher(self._config, self._pool, specs, call_later=later, on_change=self._notify)
@@ -97,70 +100,43 @@ class Broker:
 
     # ---- for the gangs' workers
 
-    async def hello(self, gang_id: str, greeting: Greeting) -> str:
-        """Register a worker. Returns the address of its node's fork server (empty if ranks are fresh interpreters)."""
-        address = await self._pool.fork_address(gang_id, greeting)
+    async def hello(self, gang_id: str, greeting: Greeting, agent: AgentAddress | None) -> Welcome:
+        """Register a worker, and the agent that it owns for the other workers of its node."""
+        context = greeting.context
+        ready = self._agents.setdefault((gang_id, context.node_rank), asyncio.get_running_loop().create_future())
+        if context.local_rank == 0:
+            ready.set_result(agent)
+        fork_address = await self._pool.fork_address(gang_id, greeting)
         self._dispatcher.worker_is_up(gang_id, greeting)
-        return address
+        reached_at = await ready if context.local_rank else None
+        return Welcome(fork_address, reached_at, self._run)
 
-    async def next_turn(
-        self,
-        gang_id: str,
-        rank: int,
-        num_turns: int,
-        master_address: tuple[str, int] | None,
-        ended: tuple[str, int, RankEnd] | None,
-    ) -> Turn | None:
-        """Wait for a worker's next trial after `num_turns` trials. None: there are no more, so the worker leaves.
+    async def tell(self, gang_id: str, messages: Sequence[Message]) -> None:
+        """Accept what an agent's ranks have done, in order."""
+        if (gang := self._pool.gangs.get(gang_id)) is not None:
+            with self._dispatcher.one_decision():
+                for message in messages:
+                    self._note(gang, message)
+
+    async def news(self, gang_id: str, ranks: range, known: News) -> News:
+        """Wait for and return what an agent doesn't know yet.
 
         Args:
-            ended: its last trial's uid, attempt and end; None: this is its first turn.
+            ranks: the agent's.
         """
-        with self._dispatcher.one_decision():
-            if ended is not None:
-                uid, attempt, end = ended
-                self._finish(uid, attempt, rank, end)
-            gang = self._dispatcher.worker_is_ready(gang_id, rank, master_address)
-        await self._until(lambda: gang.num_turns > num_turns or gang.phase is GangPhase.CLOSING)
-        return gang.turn if gang.num_turns > num_turns else None
+        gang = self._pool.gangs[gang_id]
+        await self._until(lambda: self._has_news(gang, known))
+        is_closing = gang.phase is GangPhase.CLOSING
+        if gang.num_turns != known.number and gang.turn is not None:
+            return News(gang.num_turns, gang.turn.of(ranks))
+        if (running := self._dispatcher.attempt_in(gang, known.number)) is None:
+            return replace(known, verdicts=(), is_closing=is_closing)
+        verdicts = running.verdicts(len(known.verdicts), self._config.in_lockstep)
+        return News(known.number, None, verdicts, running.rest, running.kill_requested, is_closing)
 
-    async def note_position(self, uid: str, attempt: int, rank: int, position: Position) -> None:
-        """Note that a rank stands still, has moved again, or has left its loop."""
-        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
-            self._dispatcher.note_position(running, rank, position)
-
-    async def report(
-        self,
-        uid: str,
-        attempt: int,
-        rank: int,
-        index: int,
-        metrics: Mapping[str, float] | None,
-        position: Position,
-    ) -> bool:
-        """Accept a rank's report. Returns whether to continue: the same for all ranks, decided on rank 0's report."""
-        if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
-            return False
-        if rank == 0 and metrics is not None:
-            self._dispatcher.report(running, metrics)
-        if not running.is_reported(index):
-            self._dispatcher.note_position(running, rank, replace(position, is_out=True))
-            await self._until(lambda: running.is_reported(index))
-        self._dispatcher.note_position(running, rank, position)
-        if self._config.in_lockstep:
-            await self._until(lambda: running.is_decided(index))
-        return running.continues(index)
-
-    async def wait_for_kill(self, uid: str, attempt: int) -> bool:
-        """Return True when a rank has to be killed, False when its trial ends without that."""
-        if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
-            return False
-        await self._until(lambda: running.kill_requested or running.is_over)
-        return running.kill_requested
-
-    async def wait_until_over(self, uid: str, attempt: int) -> None:
-        """Wait until the ends of all ranks of an attempt are known."""
-        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
+    async def wait_until_over(self, gang_id: str, turn: int) -> None:
+        """Wait until the ends of all ranks of a gang's trial are known."""
+        if (running := self._dispatcher.attempt_in(self._pool.gangs[gang_id], turn)) is not None:
             await self._until(lambda: running.is_over)
 
     async def notify(self, text: str) -> None:
@@ -184,15 +160,30 @@ class Broker:
         await self._until(lambda: running.artifacts.num_pieces <= max_sent or not running.takes_artifacts)
         return running.takes_artifacts
 
-    async def finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
-        """Note the end of a rank."""
-        self._finish(uid, attempt, rank, end)
-
     # ---- inside
 
-    def _finish(self, uid: str, attempt: int, rank: int, end: RankEnd) -> None:
-        if (running := self._dispatcher.trials.attempt(uid, attempt)) is not None:
-            self._dispatcher.rank_ended(running, rank, end)
+    def _note(self, gang: Gang, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._dispatcher.worker_is_ready(gang.id, message.rank, message.master_address)
+        elif (running := self._dispatcher.attempt_in(gang, message.turn)) is None:
+            return
+        elif isinstance(message, Reported):
+            self._dispatcher.rank_reported(running, message.rank, message.index, message.metrics, message.position)
+        elif isinstance(message, Moved):
+            self._dispatcher.note_position(running, message.rank, message.position)
+        else:
+            self._dispatcher.rank_ended(running, message.rank, message.end)
+
+    def _has_news(self, gang: Gang, known: News) -> bool:
+        if gang.phase is GangPhase.CLOSING or (gang.num_turns > known.number and gang.turn is not None):
+            return True
+        if (running := self._dispatcher.attempt_in(gang, known.number)) is None:
+            return False
+        return (
+            running.kill_requested > known.is_killed
+            or running.num_decided(self._config.in_lockstep) > len(known.verdicts)
+            or running.rest != known.rest
+        )
 
     def _notify(self) -> None:
         self._changed.set()

@@ -34,7 +34,7 @@ from raypar.run.runner import (
     ends_training,
     is_retried,
 )
-from raypar.run.scheduler import SchedulingPolicy, Waiting, decide
+from raypar.run.scheduler import GangPhase, SchedulingPolicy, Waiting, decide
 from raypar.run.standstill import explained
 from raypar.run.trials import Attempt, Timer, Trial, TrialPhase, Trials, note_company
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
@@ -192,7 +192,7 @@ class Dispatcher:
         self._call_later, self._on_change = call_later, on_change
         self._stopped = StoppedPoints()
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
-        self._is_held = False  # within `one_decision`
+        self._is_held = self._is_asked = False  # within `one_decision`, and asked there to decide
         self._is_paused = False  # while another study holds cores of a trial
         self._last_wait = ""  # last message about waiting for cores of other studies
         self._notices: set[str] = set()  # notices of workers that were shown
@@ -233,6 +233,7 @@ class Dispatcher:
 
     def check(self) -> None:
         """Stop trials whose Tune trainable was lost, and check which nodes have joined or were lost."""
+        self._look_at_nodes()
         now_s = time.monotonic()
         for trial in self.trials.bound():
             if not trial.released and now_s - trial.followed_s > LEASE_S:
@@ -259,12 +260,18 @@ class Dispatcher:
             self.events.add(GangReady(gang.placement, self.durations.note_ready(gang)))
             self._on_change()
 
-    def worker_is_ready(self, gang_id: str, rank: int, master_address: tuple[str, int] | None) -> Gang:
+    def attempt_in(self, gang: Gang, turn: int) -> Attempt | None:
+        """Return the attempt of a gang's trial number `turn` (from 1); None if it is not the running one."""
+        if gang.turn is None or gang.num_turns != turn:
+            return None
+        return self.trials.attempt(gang.turn.uid, gang.turn.attempt)
+
+    def worker_is_ready(self, gang_id: str, rank: int, master_address: tuple[str, int] | None) -> None:
         """Note that a worker is ready for its gang's next trial; rank 0 has chosen an address for it."""
         gang = self._pool.gangs[gang_id]
         gang.worker_is_ready(rank, master_address)
-        self.dispatch()
-        return gang
+        if gang.phase is GangPhase.IDLE:
+            self.dispatch()
 
     def notify(self, text: str) -> None:
         """Show the user a notice once, even if several workers send it."""
@@ -280,6 +287,22 @@ class Dispatcher:
         if ends_training(attempt.trial.spec, metrics, self._config.metric):
             self._stop(attempt.trial)
         self._on_change()
+
+    def rank_reported(
+        self, attempt: Attempt, rank: int, index: int, metrics: Mapping[str, float] | None, position: Position
+    ) -> None:
+        """Note that a rank waits at a report. The metrics are rank 0's, whose report the others wait for."""
+        if rank == 0 and metrics is not None:
+            self.report(attempt, metrics)
+            for other in [other for other, (at, _) in attempt.awaiting.items() if at <= index]:
+                self.note_position(attempt, other, attempt.awaiting.pop(other)[1])
+        elif index >= len(attempt.reports):
+            attempt.awaiting[rank] = index, position
+            if 0 in attempt.ends:
+                self._on_change()
+            else:
+                position = replace(position, is_out=True)
+        self.note_position(attempt, rank, position)
 
     def send(self, attempt: Attempt, content: Sequence[Any]) -> None:
         """Send a piece of the artifacts of a trial whose rank 0 has ended (see `ArtifactPiece`)."""
@@ -311,6 +334,11 @@ class Dispatcher:
         attempt.failure = cause(attempt.failure, end)
         if end.failure is not None or end.cores_held_by:
             attempt.kill()  # the peers may hang in a collective
+            self._on_change()
+        if rank == 0 and attempt.awaiting:
+            for other, (_, position) in attempt.awaiting.items():
+                self.note_position(attempt, other, position)
+            self._on_change()
         if len(attempt.ends) == attempt.gang.placement.num_workers:
             self._pool.release(attempt.gang)
             failure, is_stopped = explained(attempt.failure, attempt.ends), attempt.trial.stop_requested
@@ -320,7 +348,7 @@ class Dispatcher:
             if is_stopped and failure and failure.kind in OF_LOST_RANKS:
                 failure = None  # killed because it didn't stop in time; an error in its code would be a failure
             self._retry_or_conclude(attempt.trial, failure)
-        self.dispatch()
+            self.dispatch()
 
     def gang_ended(self, gang: Gang, reason: str, error: str) -> None:
         """Note the end of a gang that was closed, was lost or failed to start.
@@ -329,7 +357,8 @@ class Dispatcher:
             reason: why it was lost, in one line.
             error: the whole error.
         """
-        trial = self.trials.get(gang.turn.job.uid) if gang.turn else None
+        self._look_at_nodes()
+        trial = self.trials.get(gang.turn.uid) if gang.turn else None
         if trial is not None:
             self._pool.release(gang)
             failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, error)
@@ -347,18 +376,24 @@ class Dispatcher:
 
     # ---- inside
 
+    def _look_at_nodes(self) -> None:
+        if self._pool.refresh():
+            self.events.add(ClusterChanged(len(self._pool.nodes), self.num_slots))
+
     @contextlib.contextmanager
     def one_decision(self) -> Iterator[None]:
-        """Decide once, after the block, what starts."""
+        """Decide once, after the block, what starts, if anything in it asks for that."""
         self._is_held = True
         try:
             yield
         finally:
             self._is_held = False
-        self.dispatch()
+        if self._is_asked:
+            self.dispatch()
 
     def dispatch(self) -> None:
         """Start all trials and gangs that can be started."""
+        self._is_asked = self._is_held
         if self._is_held:
             return
         if self.trials.queue and not self._is_paused:
@@ -366,8 +401,6 @@ class Dispatcher:
         self._on_change()
 
     def _dispatch(self) -> None:
-        if self._pool.refresh():
-            self.events.add(ClusterChanged(len(self._pool.nodes), self.num_slots))
         head = self.trials.queue[:HORIZON]
         refused, lacking = self._places.refusals(dict.fromkeys(trial.spec.placement for trial in head))
         failures = {trial: self._stopped.refusal(trial.spec) or refused.get(trial.spec.placement) for trial in head}
@@ -418,16 +451,16 @@ class Dispatcher:
         self.trials.begin(trial)
         self.trials.queue.remove(trial)
         trial.num_attempts += 1
-        job = self._config.settings.job(trial.spec, trial.num_attempts, self._config.workload, trial.uid)
+        log_path = str(self._config.settings.log_path(trial.spec, trial.num_attempts))
         to_lock = self._pool.to_lock(gang, None if self._policy.exclusive else cores)
-        gang.begin(Turn(job, gang.master_address, cores, to_lock))
+        gang.begin(Turn(trial.spec, trial.num_attempts, trial.uid, gang.master_address, cores, to_lock))
         trial.phase = TrialPhase.RUNNING
-        trial.attempt = attempt = Attempt(trial, job.attempt, gang)
+        trial.attempt = attempt = Attempt(trial, trial.num_attempts, gang, log_path)
         note_company(self.trials.running())
-        self.events.add(TrialStarted(trial.spec, job.attempt), trial.uid)
+        self.events.add(TrialStarted(trial.spec, attempt.number), trial.uid)
         limit_s = self._config.settings.trial_timeout_s
         if limit_s is not None:
-            hung = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=str(job.log_path(0)))
+            hung = Failure(FailureKind.HUNG, f"took longer than {limit_s:g} s", log_path=log_path)
             self._kill_later(attempt, limit_s, hung)
 
     def _kill_later(self, attempt: Attempt, delay_s: float, failure: Failure | None = None) -> None:

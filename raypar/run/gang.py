@@ -8,6 +8,7 @@ about a second and costs little while parked.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import socket
@@ -24,9 +25,10 @@ from ray.train.backend import Backend, BackendConfig
 
 from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
+from raypar.run.agent import Agent, AgentCalls, Ended, Moved, Ready, Reported, Welcome, agent_at, serve_node
 from raypar.run.locks import Holder, locked_cores
 from raypar.run.pool import Greeting, Turn, start_rank
-from raypar.run.ranks import ForkClient, RankEnd, await_end, supervise
+from raypar.run.ranks import ForkClient, RankEnd, RankProcess, await_end, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
 from raypar.train.affinity import cores_near_gpu, host_cores
@@ -209,34 +211,39 @@ def serve(config: Mapping[str, Any]) -> None:
         near=cores_near_gpu(context.local_rank, {**os.environ, **context.environment}) if on_gpu else frozenset(),
         placement_group=ray.util.get_current_placement_group(),
     )
-    fork_address: str = ray.get(broker.hello.remote(gang_id, greeting))
-    forks = None if config["fresh"] else ForkClient(fork_address, forks_ahead=config["forks_ahead"])
+    here = Agent(broker, gang_id, context.node_ranks) if context.local_rank == 0 else None
+    address_of_agent = serve_node(here) if here and context.local_world_size > 1 else None
+    welcome: Welcome = ray.get(broker.hello.remote(gang_id, greeting, address_of_agent))
+    agent: AgentCalls | None = here or (agent_at(welcome.agent) if welcome.agent else None)
+    assert agent is not None
+    settings, workload = welcome.settings_and_workload()
+    forks = None if config["fresh"] else ForkClient(welcome.fork_address, forks_ahead=config["forks_ahead"])
     if forks is not None and (notice := forks.wait_until_ready()):  # before the trial's time, which may be limited
         ray.get(broker.notify.remote(notice))
-    num_turns, ended = 0, None
+    ended: tuple[Ended, ...] = ()
     await_last = _nothing  # until the process of the last trial has ended
-    while True:
+    for number in itertools.count(1):
         with socket.socket() as listen:
             address = None
             if rank == 0:
                 # Bound before the port is announced, and passed to the rank open, so no other process can take it.
                 one_node = context.local_world_size == context.world_size
                 listen.bind(("127.0.0.1" if one_node else ip, 0))
-                listen.listen()
+                listen.listen(max(128, 2 * context.world_size))
                 address = listen.getsockname()
             # One call for both, so that the next trial starts a few milliseconds earlier.
-            next_turn = broker.next_turn.remote(gang_id, rank, num_turns, address, ended)
+            agent.tell(*ended, Ready(rank, address))
             await_last()
-            turn: Turn | None = ray.get(next_turn)
+            turn = agent.next_turn(number - 1)
             if turn is None:
                 return
-            end, await_last = _run_turn(broker, turn, forks, context, listen)
-        ended = (turn.job.uid, turn.job.attempt, end)
-        num_turns += 1
+            job = settings.job(turn.spec, turn.attempt, workload, turn.uid).on_this_node()
+            end, await_last = _run_turn(broker, agent, number, turn, job, forks, context, listen)
+        ended = (Ended(number, rank, end),)
         if forks is not None and forks.is_lost:
-            ray.get(broker.finish.remote(*ended[:2], rank, end))
+            agent.tell(*ended)
             # Train ends the other workers with the first that fails, and theirs would be lost.
-            ray.get(broker.wait_until_over.remote(turn.job.uid, turn.job.attempt))
+            ray.get(broker.wait_until_over.remote(gang_id, number))
             raise RuntimeError("the fork server of this node has ended; the next gang will have a new one")
 
 
@@ -245,50 +252,58 @@ def _nothing() -> object:
 
 
 def _run_turn(
-    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
+    broker: Any,
+    agent: AgentCalls,
+    number: int,
+    turn: Turn,
+    job: TrialJob,
+    forks: ForkClient | None,
+    context: RankContext,
+    listen: socket.socket,
 ) -> tuple[RankEnd, Callable[[], object]]:
     """Run this worker's rank of a trial, unless another study holds its cores.
+
+    Args:
+        number: of the gang's trial, from 1.
 
     Returns:
         The rank's end, and a function that waits for the end of its process.
     """
-    me = Holder.here(turn.job.spec.study, ())
+    me = Holder.here(turn.spec.study, ())
     with locked_cores(me, to_lock := turn.to_lock.get(context.rank, ())) as holder:
         if holder:
             return RankEnd(cores_held_by=holder), _nothing
-        end, await_process = _run_rank(broker, turn, forks, context, listen)
+        make_private_folder(job.settings.log_dir)
+        process, context = start_rank(job, turn, context, forks, listen)
+        end = _supervised(process, agent, number, job, context)
+        if context.rank == 0 and end.outcome is not None and job.sends_artifacts:
+            _send_artifacts(broker, job)
+        await_process = _nothing if end.outcome is None else partial(await_end, process, job.log_path(context.rank))
         if to_lock or forks is None:  # a fresh interpreter's processes may outlive this one, which may end at any time
             await_process()
             return end, _nothing
         return end, await_process
 
 
-def _run_rank(
-    broker: Any, turn: Turn, forks: ForkClient | None, context: RankContext, listen: socket.socket
-) -> tuple[RankEnd, Callable[[], object]]:
-    job, rank = turn.job.on_this_node(), context.rank
-    make_private_folder(job.settings.log_dir)
-    process, context = start_rank(job, turn, context, forks, listen)
-    over = threading.Event()
+def _supervised(process: RankProcess, agent: AgentCalls, number: int, job: TrialJob, context: RankContext) -> RankEnd:
+    rank, over = context.rank, threading.Event()
 
     def kill_on_request() -> None:
-        if ray.get(broker.wait_for_kill.remote(job.uid, job.attempt)) and not over.is_set():
+        if agent.wait_for_kill(number) and not over.is_set():
             process.kill()
 
     threading.Thread(target=kill_on_request, daemon=True).start()
 
     def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
-        of_first = metrics if rank == 0 else None
-        return bool(ray.get(broker.report.remote(job.uid, job.attempt, rank, index, of_first, position)))
+        agent.tell(Reported(number, rank, index, None if rank else metrics, position))
+        return agent.verdict(number, index)
 
     def on_position(position: Position) -> None:
-        broker.note_position.remote(job.uid, job.attempt, rank, position)
+        agent.tell(Moved(number, rank, position))
 
     end = supervise(process, job, context, on_report, on_position)
     over.set()
-    if rank == 0 and end.outcome is not None and job.sends_artifacts:
-        _send_artifacts(broker, job)
-    return end, _nothing if end.outcome is None else partial(await_end, process, job.log_path(rank))
+    return end
 
 
 def _send_artifacts(broker: Any, job: TrialJob) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import chain
 
 import cloudpickle
@@ -27,7 +26,7 @@ from raypar.signals import uninterrupted
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
 from raypar.train.affinity import Core, cores_near_gpu, host_cores
-from raypar.train.job import RankContext, Revision, RunSettings
+from raypar.train.job import RankContext, Revision, RunSettings, TrialJob
 from raypar.train.position import Position
 from raypar.units import listed
 
@@ -158,12 +157,13 @@ class _Run:
                 self._run_turn(gang, gang.turn, address, listen)
 
     def _run_turn(self, gang: Gang, turn: Turn, fork_address: str, listen: socket.socket) -> None:
-        self._attempt = attempt = self._dispatcher.trials.attempt(turn.job.uid, turn.job.attempt)
+        self._attempt = attempt = self._dispatcher.trials.attempt(turn.uid, turn.attempt)
         assert attempt is not None
+        job = self._config.settings.job(turn.spec, turn.attempt, self._config.workload, turn.uid)
         with ThreadPoolExecutor(len(gang.workers)) as executor:
             try:
                 ranks = [
-                    executor.submit(self._run_rank, attempt, turn, worker.context, fork_address, listen)
+                    executor.submit(self._run_rank, attempt, job, turn, worker.context, fork_address, listen)
                     for worker in gang.workers.values()
                 ]
                 for each in ranks:
@@ -176,7 +176,13 @@ class _Run:
                 raise
 
     def _run_rank(
-        self, attempt: Attempt, turn: Turn, context: RankContext, fork_address: str, listen: socket.socket
+        self,
+        attempt: Attempt,
+        job: TrialJob,
+        turn: Turn,
+        context: RankContext,
+        fork_address: str,
+        listen: socket.socket,
     ) -> None:
         def on_position(position: Position) -> None:
             with self._lock:
@@ -184,25 +190,22 @@ class _Run:
 
         def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
             with self._lock:
-                if context.rank == 0:
-                    self._dispatcher.report(attempt, metrics)
-                    self.pass_on()
-                if not attempt.is_reported(index):
-                    on_position(replace(position, is_out=True))
-                    self._lock.wait_for(lambda: attempt.is_reported(index))
-                on_position(position)
+                of_first = None if context.rank else metrics
+                self._dispatcher.rank_reported(attempt, context.rank, index, of_first, position)
+                self.pass_on()
+                self._lock.wait_for(lambda: attempt.is_reported(index))
                 return attempt.continues(index)
 
         try:
             with contextlib.ExitStack() as stack:
                 forks = stack.enter_context(contextlib.closing(ForkClient(fork_address))) if fork_address else None
-                process, context = start_rank(turn.job, turn, context, forks, listen)
+                process, context = start_rank(job, turn, context, forks, listen)
                 with self._lock:
                     self._processes.add(process)
                     self._on_change()  # the attempt may have been killed meanwhile
-                end = supervise(process, turn.job, context, on_report, on_position)
+                end = supervise(process, job, context, on_report, on_position)
                 if end.outcome is not None:
-                    await_end(process, turn.job.log_path(context.rank))
+                    await_end(process, job.log_path(context.rank))
                 with self._lock:
                     self._processes.remove(process)
         except ForkServerLost as error:

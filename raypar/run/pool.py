@@ -44,18 +44,27 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Turn:
-    """One trial of a gang, as the dispatcher gives it to each worker.
+    """One attempt at a trial by a gang, as the dispatcher gives it to the gang's workers.
 
     Attributes:
+        attempt: number of the attempt, from 1.
+        uid: the trial's name in the run.
         cores: cores of each rank; ranks without an entry are not pinned.
         to_lock: cores that a rank's worker locks for the trial. The first rank on a machine locks those of all its
             ranks.
     """
 
-    job: TrialJob
+    spec: TrialSpec
+    attempt: int
+    uid: str
     master_address: tuple[str, int]
     cores: Mapping[int, tuple[int, ...]]
     to_lock: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, ranks: range) -> Turn:
+        """Return the turn with the cores of these ranks only."""
+        cores, to_lock = ({rank: of[rank] for rank in ranks if rank in of} for of in (self.cores, self.to_lock))
+        return replace(self, cores=cores, to_lock=to_lock)
 
 
 def start_rank(
@@ -69,14 +78,12 @@ def start_rank(
         forks: client of the fork server to use; None: start a fresh interpreter.
         listen: socket of the turn's address, which rank 0 gets.
     """
-    first = context.rank - context.local_rank  # the workers of a node are numbered consecutively
-    node_ranks = range(first, first + context.local_world_size)
     context = replace(
         context,
         master_address=turn.master_address,
         requested_at_s=time.monotonic(),
         cores=turn.cores.get(context.rank, ()),
-        node_cores=tuple(core for rank in node_ranks for core in turn.cores.get(rank, ())),
+        node_cores=tuple(core for rank in context.node_ranks for core in turn.cores.get(rank, ())),
     )
     log_path, of_first = job.log_path(context.rank), None if context.rank else listen
     make_private_folder(log_path.parent)

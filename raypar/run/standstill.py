@@ -31,18 +31,26 @@ class Standstill:
 
     def __init__(self, world_size: int, log_path: str) -> None:
         self._world_size, self._log_path = world_size, log_path
-        self._positions: dict[int, Position] = {}
+        self._out: dict[int, Position] = {}
+        self._standing: dict[int, Position] = {}
 
     def note(self, rank: int, position: Position) -> Failure | None:
         """Note a rank's position; return why the trial can't continue, if that is certain."""
-        self._positions[rank] = position
-        positions = dict(sorted(self._positions.items()))
-        out = {rank: each for rank, each in positions.items() if each.is_out}
-        standing = {rank: each for rank, each in positions.items() if not each.is_out and each.stands_s >= STANDS_S}
+        for positions, is_in in ((self._out, position.is_out), (self._standing, _stands(position))):
+            positions.pop(rank, None)
+            if is_in:
+                positions[rank] = position
+        if not self._standing:
+            return None
+        out, standing = (dict(sorted(positions.items())) for positions in (self._out, self._standing))
         text = _waiting_for(standing, out)
         if not text and len(standing) == self._world_size:
             text = _apart(standing)
         return uneven(text, next(iter(standing)), self._log_path) if text else None
+
+
+def _stands(position: Position) -> bool:
+    return not position.is_out and position.stands_s >= STANDS_S
 
 
 def _waiting_for(standing: Mapping[int, Position], out: Mapping[int, Position]) -> str:

@@ -13,6 +13,7 @@ from raypar.run.ranks import RankEnd
 from raypar.run.standstill import Standstill
 from raypar.study.conditions import Conditions
 from raypar.study.trial import Failure, TrialResult, TrialSpec
+from raypar.train.position import Position
 
 
 class Timer(Protocol):
@@ -75,9 +76,13 @@ class Attempt:
     trial: Trial
     number: int  # from 1
     gang: Gang
+    log_path: str = ""  # of its first rank
     started_at: float = field(default_factory=time.time)
     started_s: float = field(default_factory=time.monotonic)
     reports: list[Mapping[str, float]] = field(default_factory=list)
+    awaiting: dict[int, tuple[int, Position]] = field(
+        default_factory=dict
+    )  # ranks at a report that rank 0 has not made
     answers: dict[int, bool] = field(default_factory=dict)  # by report: whether to continue, the same for every rank
     kill_requested: bool = False  # its ranks are to be killed
     ends: dict[int, RankEnd] = field(default_factory=dict)  # of the ranks that have ended
@@ -93,8 +98,7 @@ class Attempt:
         self.conditions = Conditions(node=tuple(gang.hostnames.values()))
         if not gang.is_local:
             self.conditions = replace(self.conditions, gang=gang.id, nth_in_gang=gang.num_turns)
-        log_path = gang.turn.job.log_path(0) if gang.turn else ""
-        self.standstill = Standstill(gang.placement.num_workers, str(log_path))
+        self.standstill = Standstill(gang.placement.num_workers, self.log_path)
 
     @property
     def takes_artifacts(self) -> bool:
@@ -114,10 +118,21 @@ class Attempt:
         """Return whether rank 0 has made this report, or will make no more reports."""
         return len(self.reports) > index or 0 in self.ends or self.kill_requested or self.is_over
 
-    def is_decided(self, index: int) -> bool:
-        """Return whether Tune has decided on this report, or will never decide."""
+    def num_decided(self, in_lockstep: bool) -> int:
+        """Return the number of reports with a verdict: with a scheduler (`in_lockstep`), Tune decides on each."""
         trial = self.trial
-        return trial.num_decided > index or trial.stop_requested or trial.released or self.kill_requested
+        if in_lockstep and not (trial.stop_requested or trial.released or self.kill_requested):
+            return min(trial.num_decided, len(self.reports))
+        return len(self.reports)
+
+    def verdicts(self, first: int, in_lockstep: bool) -> tuple[bool, ...]:
+        """Return the verdicts on the reports from index `first` on."""
+        return tuple(map(self.continues, range(first, self.num_decided(in_lockstep))))
+
+    @property
+    def rest(self) -> bool | None:
+        """Whether ranks continue that wait at a report which rank 0 won't make; None: none waits, or it may."""
+        return not self.trial.stop_requested if 0 in self.ends and self.awaiting else None
 
     def continues(self, index: int) -> bool:
         """Return whether the ranks continue after this report."""

@@ -320,6 +320,7 @@ QUIET = {
     "TUNE_STATE_REFRESH_PERIOD": "1e9",  # a refresh would wait forever for a head that was killed
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+MAX_CALLS = 100_000  # open calls of the broker: one per node of a gang, and one per worker while its gang starts
 MAX_LOST = 4  # brokers lost in a row, with no trial that ended in between
 ANSWER_TIMEOUT_S = 10.0
 
@@ -414,7 +415,7 @@ class TuneRunner:
             num_cores=self._ahead.num_cores if self._ahead and study.scheduler is None else 0,
         )
         mark("tuner: broker asked for")
-        options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
+        options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": MAX_CALLS}
         if not self._policy.owns_cluster:
             options["runtime_env"] = {"env_vars": TRAIN_ENVIRONMENT}
         broker = ray.remote(num_cpus=0)(Broker).options(name=name, **options).remote(config)

@@ -140,6 +140,10 @@ class RunSettings:
         of_label = {revision.label: revision for revision in self.revisions}
         return of_label.get(label) or Revision("", self.sys_path, self.preload, is_command=self.is_command)
 
+    def log_path(self, spec: TrialSpec, attempt: int, rank: int = 0) -> Path:
+        """Return the path of a rank's log."""
+        return self.log_dir / spec.identity / f"attempt{attempt}-rank{rank}.log"
+
     def job(self, spec: TrialSpec, attempt: int, workload: bytes, uid: str = "") -> TrialJob:
         """Return the job of a trial's attempt, with the workload of its revision or else `workload`."""
         return TrialJob(spec, attempt, self.revision(spec.placement.revision).workload or workload, self, uid)
@@ -195,7 +199,7 @@ class TrialJob:
         return self.settings.profiling if self.spec.repeat == 0 else NO_PROFILING
 
     def log_path(self, rank: int) -> Path:
-        return self.folder / f"attempt{self.attempt}-rank{rank}.log"
+        return self.settings.log_path(self.spec, self.attempt, rank)
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,12 @@ class RankContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     node_ip: str = ""
     node_cores: tuple[int, ...] = ()
+
+    @property
+    def node_ranks(self) -> range:
+        """The trial's ranks on this node, which are numbered consecutively."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
 
 
 @dataclass(frozen=True)

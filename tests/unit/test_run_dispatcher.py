@@ -16,6 +16,7 @@ from scheduled import cluster
 
 from raypar.run import broker as module
 from raypar.run import dispatcher
+from raypar.run.agent import Ended, Moved, News, Ready, Reported
 from raypar.run.dispatcher import (
     COME_BACK_S,
     CORES_POLL_S,
@@ -284,7 +285,7 @@ def test_a_turn_has_the_trial_and_the_cores_of_each_rank(near, allowed, cores):
     run.define("a")
     run.workers_come_up()
     turn = run.running("a").gang.turn
-    assert (turn.job.spec, turn.job.attempt, turn.job.uid) == (run.specs[0], 1, "a")
+    assert (turn.spec, turn.attempt, turn.uid) == (run.specs[0], 1, "a")
     assert (turn.master_address, turn.cores) == (("host", 1), cores)
 
 
@@ -314,10 +315,10 @@ def test_a_trial_waits_a_while_for_lost_nodes(monkeypatch):
     for nodes, seconds in [(cluster(2), COME_BACK_S), (cluster(2, 4), 0.0), (cluster(2), COME_BACK_S)]:
         run.pool.nodes = nodes
         run.wait(seconds)
-        run.it.dispatch()
+        run.it.check()
         assert not run.results
     run.wait(1.0)
-    run.it.dispatch()
+    run.it.check()
     reason = "nodes were lost: needs 4 CPUs in one gang, the cluster has 2"
     assert run.results[0].failure == Failure(FailureKind.GANG_LOST, reason)
     assert [(e.num_nodes, e.num_slots) for e in run.of(ClusterChanged)] == [(1, 1), (2, 2), (1, 1)]
@@ -330,7 +331,7 @@ def test_nodes_are_requested_from_a_growing_cluster_while_needed():
     run.it.dispatch()
     assert len(run.of(Notice)) == 1 and run.pool.requested == [specs(9)[0].placement]
     run.pool.nodes = cluster(4, 16)
-    run.it.dispatch()
+    run.it.check()
     assert not run.pool.requested and not run.results
 
 
@@ -618,7 +619,7 @@ def test_artifacts_that_the_driver_cant_store_cost_one_notice_and_no_result():
 def broker_of(run):
     """Return a broker over `run`, in the running event loop."""
     broker = module.Broker(run.config)
-    broker._dispatcher, run.it._on_change = run.it, broker._notify
+    broker._dispatcher, broker._pool, run.it._on_change = run.it, run.pool, broker._notify
     return broker
 
 
@@ -632,23 +633,24 @@ async def settled(task):
 def test_a_worker_without_a_fork_server_waits_for_the_ends_of_its_peers(monkeypatch):
     monkeypatch.setattr(module, "_import_trainer", lambda: None)
     run = one_running(2)
+    gang = run.running("a").gang
 
     async def end_one_after_the_other():
         broker = broker_of(run)
         killed = RankEnd(failure=KILLED)
-        await broker.finish("a", 1, 0, killed)
-        wait = asyncio.ensure_future(broker.wait_until_over("a", 1))
+        await broker.tell(gang.id, [Ended(1, 0, killed)])
+        wait = asyncio.ensure_future(broker.wait_until_over(gang.id, 1))
         assert not await settled(wait)
-        await broker.finish("a", 1, 1, killed)
+        await broker.tell(gang.id, [Ended(1, 1, killed)])
         assert await settled(wait)
-        await broker.wait_until_over("a", 7)  # an attempt that is not known
+        await broker.wait_until_over(gang.id, 7)  # a trial that is not known
 
     asyncio.run(end_one_after_the_other())
 
 
 def test_the_end_of_a_trial_and_the_next_one_take_one_decision(monkeypatch):
     monkeypatch.setattr(module, "_import_trainer", lambda: None)
-    run, decisions = Run(specs(1, 1)), []
+    run, decisions = Run(specs(2, 2)), []
     run.define("a", "b")
     run.workers_come_up()
     (gang,) = run.pool.gangs.values()
@@ -657,9 +659,49 @@ def test_the_end_of_a_trial_and_the_next_one_take_one_decision(monkeypatch):
         decisions.append(args)
         return decide(*args, **kwargs)
 
+    async def next_trial():
+        broker = broker_of(run)
+        await broker.tell(gang.id, [Ended(1, 1, DONE), Ready(1)])
+        assert not decisions and not run.results  # the gang is not complete
+        await broker.tell(gang.id, [Ended(1, 0, DONE), Ready(0, ("host", 1))])
+        return await broker.news(gang.id, range(1, 2), News(1))
+
     monkeypatch.setattr(dispatcher, "decide", counted)
-    turn = asyncio.run(broker_of(run).next_turn(gang.id, 0, 1, ("host", 1), ("a", 1, DONE)))
-    assert turn.job.spec == run.specs[1] and len(run.results) == 1 and len(decisions) == 1
+    news = asyncio.run(next_trial())
+    assert (news.number, news.turn.spec) == (2, run.specs[1]) and len(run.results) == 1 and len(decisions) == 1
+    assert news.turn.cores == {1: gang.turn.cores[1]}  # of the agent's ranks only
+
+
+def test_news_of_a_trial_come_when_there_are_some(monkeypatch):
+    monkeypatch.setattr(module, "_import_trainer", lambda: None)
+    run = one_running(2)
+    gang, attempt = run.running("a").gang, run.running("a")
+    moves = Position({"0": 5})
+
+    async def told(broker, known, *messages):
+        """Return the news that these messages make; None: there are none."""
+        asked = asyncio.ensure_future(broker.news(gang.id, range(2), known))
+        assert not await settled(asked)
+        await broker.tell(gang.id, messages)
+        return asked.result() if await settled(asked) else asked.cancel() and None
+
+    async def follow():
+        broker = broker_of(run)
+        assert (await broker.news(gang.id, range(2), News(0))).turn == gang.turn
+        assert await told(broker, News(1), Reported(1, 1, 0, None, moves), Moved(1, 1, moves)) is None
+        assert (await told(broker, News(1), Reported(1, 0, 0, {"epoch": 1}, moves))).verdicts == (True,)
+        known = News(1, verdicts=(True,))
+        assert await told(broker, known, Ended(1, 0, DONE)) is None
+        news = await told(broker, known, Reported(1, 1, 1, None, moves))  # rank 0 makes no such report
+        assert news == News(1, rest=True) and not attempt.kill_requested
+        assert (
+            await told(broker, replace(known, rest=True), Ended(2, 1, DONE), Ended(1, 1, RankEnd(failure=ECC)))
+        ) is None
+        assert run.it.trials.get("a").phase is TrialPhase.QUEUED  # all its ranks have ended
+        gang.close()
+        assert (await broker.news(gang.id, range(2), known)).is_closing
+
+    asyncio.run(follow())
 
 
 def test_a_worker_sends_the_next_piece_after_the_driver_has_taken_one(monkeypatch):
@@ -698,10 +740,10 @@ def test_a_trial_with_a_loss_that_is_not_finite_stops_on_every_rank(in_lockstep)
     attempt = run.running("a")
     run.it.report(attempt, {"train_loss": 1.0})
     attempt.trial.follow(1)
-    assert attempt.is_decided(0) and attempt.continues(0)
+    assert attempt.verdicts(0, in_lockstep) == (True,)
     assert not attempt.is_reported(1)  # rank 1 is there first, and waits for rank 0
     run.it.report(attempt, {"train_loss": math.nan})
-    assert attempt.is_reported(1) and attempt.is_decided(1) and not attempt.continues(1)
+    assert attempt.is_reported(1) and attempt.verdicts(0, in_lockstep) == (True, False)
     # Rank 1, without such a report, waited for rank 0 and was killed.
     run.end("a", RankEnd(RankOutcome(stopped=True)), RankEnd(failure=KILLED, was_killed=True))
     (result,) = run.results
@@ -724,11 +766,12 @@ def test_in_lockstep_a_rank_waits_for_tunes_decision():
     trial, attempt = run.it.trials.get("a"), run.running("a")
     run.it.report(attempt, {"epoch": 1})
     trial.follow(0)
-    assert trial.has_news(0) and not attempt.is_decided(0)
+    assert trial.has_news(0) and attempt.num_decided(in_lockstep=True) == 0
     trial.follow(1)
-    assert attempt.is_decided(0) and not attempt.is_decided(1)
+    run.it.report(attempt, {"epoch": 2})
+    assert attempt.verdicts(0, in_lockstep=True) == (True,)
     run.it.release("a", let_finish=True)
-    assert attempt.is_decided(1) and attempt.continues(1)  # without Tune
+    assert attempt.verdicts(1, in_lockstep=True) == (True,)  # without Tune
     run.end("a")
     assert run.results[0].state is TrialState.FINISHED and run.it.trials.get("a") is None
 
