@@ -47,12 +47,16 @@ class Broker:
             The number of trials that can run at a time. A `ClusterChanged` event reports changes.
         """
         self._run = [ray.put((self._config.settings, self._config.workload))]  # each worker fetches it once
-        self._pool = GangPool(self._config.settings, self._config.gangs)
+        self._pool = self.make_pool()
         later = asyncio.get_running_loop().call_later
         self._dispatcher = Dispatcher(self._config, self._pool, specs, call_later=later, on_change=self._notify)
         self._checks = asyncio.ensure_future(self._check_regularly())
         self._dispatcher.dispatch()
         return self._dispatcher.num_slots
+
+    def make_pool(self) -> GangPool:
+        """Return the pool of the run's gangs."""
+        return GangPool(self._config.settings, self._config.gangs)
 
     # ---- for the driver and Tune's trials
 

@@ -13,7 +13,7 @@ import contextlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,6 +155,11 @@ class Places:
             elif now_s - last_s > COME_BACK_S:
                 refused[placement] = Failure(FailureKind.GANG_LOST, f"nodes were lost: {reason}")
         return refused, lacking
+
+    def machines(self, node_ids: Iterable[str]) -> set[str]:
+        """Return the machines of these nodes, of those that are up."""
+        ids = set(node_ids)
+        return {node.machine for node in self._pool.nodes if node.id in ids}
 
     def avoided(self, trial: Trial) -> frozenset[str]:
         """Return the nodes whose GPU failed under a trial; none if the other nodes could never hold it."""
@@ -494,7 +499,7 @@ class Dispatcher:
             if failure.kind is FailureKind.DEVICE and trial.attempt is not None:
                 workers = trial.attempt.gang.workers
                 on = [workers[failure.rank]] if failure.rank in workers else workers.values()
-                trial.failed_on |= {worker.host for worker in on}
+                trial.failed_on |= self._places.machines(worker.node_id for worker in on)
             self.trials.requeue(trial)
         else:
             self._conclude(trial, failure)

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +24,7 @@ from ray.train.backend import Backend, BackendConfig
 
 from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
+from raypar.measure.telemetry import this_machine
 from raypar.run.agent import Agent, AgentCalls, Ended, Moved, Ready, Reported, Welcome, agent_at, serve_node
 from raypar.run.locks import Holder, locked_cores
 from raypar.run.pool import Greeting, Turn, start_rank
@@ -204,7 +204,7 @@ def serve(config: Mapping[str, Any]) -> None:
     rank = context.rank
     greeting = Greeting(
         node_id=ray.get_runtime_context().get_node_id(),
-        host=host_id(),
+        host=this_machine(),
         hostname=socket.gethostname(),
         context=context,
         cores=host_cores(),
@@ -314,12 +314,3 @@ def _send_artifacts(broker: Any, job: TrialJob) -> None:
     messages = chain(([ray.put(piece)] for piece in pieces(job.artifact_dir)), [[]])
     if all(ray.get(broker.send.remote(job.uid, job.attempt, message)) for message in messages):
         shutil.rmtree(job.artifact_dir, ignore_errors=True)
-
-
-def host_id() -> str:
-    """Return an id of this machine, the same for all its Ray nodes."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()}/{boot}"

@@ -12,8 +12,9 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import ActorDiedError
 
+from raypar.measure.telemetry import this_machine
 from raypar.run.cluster import node_types
-from raypar.run.gang import host_id, loss_reason, train_gang
+from raypar.run.gang import loss_reason, train_gang
 from raypar.run.placement import Node, NodeAssignment, needed
 from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, OnEnd, Pool
 from raypar.run.ranks import ForkAgent, answers
@@ -137,7 +138,7 @@ class GangPool(Pool):
             return ""
         revision = self._settings.revision(self.gangs[gang_id].placement.revision)
         address = self._policy.fork_addresses.get(revision.label, "")
-        if greeting.host == host_id() and answers(address):
+        if greeting.host == this_machine() and answers(address):
             return address
         agent = self._agent(greeting.node_id, revision)
         try:

@@ -25,7 +25,7 @@ from raypar.train.affinity import Core, ProcessTree
 from raypar.train.job import RankContext, RunSettings, TrialJob
 
 MIN_FREE_MEMORY = 0.25  # if less of this machine's memory is free, a new gang replaces an idle one
-MACHINE_LABEL = "raypar-machine"  # names a node's machine if its host name doesn't (pods, simulated clusters)
+MACHINE_LABEL = "raypar-machine"  # of simulated machines: names one, which shares no cores with others
 TINY_CPU = 0.001  # reservation of a worker in Ray if only the broker assigns cores
 
 
@@ -34,7 +34,7 @@ class Greeting:
     """A gang's worker and its machine, as the worker describes them to the dispatcher."""
 
     node_id: str
-    host: str  # the machine; nodes of one host share its cores
+    host: str  # the machine: nodes of one host, such as two pods, share its cores
     hostname: str
     context: RankContext  # of its ranks, without the parts that depend on the turn
     cores: tuple[Core, ...]  # of the host
@@ -222,8 +222,8 @@ class Pool:
         gang = self.gangs[gang_id]
         node = next((node for node in self.nodes if node.id == greeting.node_id), None)
         if node is not None:
-            name = node.labels.get(MACHINE_LABEL) or greeting.hostname
-            greeting = replace(greeting, host=node.machine, hostname=name)
+            named = node.labels.get(MACHINE_LABEL)
+            greeting = replace(greeting, host=named or greeting.host, hostname=named or greeting.hostname)
         self._cores.add_host(greeting.host, greeting.cores if self._policy.cores is None else self._policy.cores)
         gang.worker_is_up(greeting)
         return gang
@@ -240,12 +240,12 @@ class Pool:
     def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]] | None) -> dict[int, tuple[int, ...]]:
         """Return the cores that each rank's worker locks for a trial: the first rank on a machine locks for all.
 
-        The driver locks the cores of its own machine. Labelled machines (pods) don't share core numbers.
+        The driver locks the cores of its own machine. Simulated machines share no cores.
 
         Args:
             cores: cores of the trial's ranks; None: the trial has its machines to itself.
         """
-        labelled = {node.machine for node in self.nodes if MACHINE_LABEL in node.labels}
+        labelled = {node.labels[MACHINE_LABEL] for node in self.nodes if MACHINE_LABEL in node.labels}
         to_lock: dict[int, tuple[int, ...]] = {}
         first_rank: dict[str, int] = {}
         for rank, host in gang.hosts.items():

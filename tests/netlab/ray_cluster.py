@@ -18,7 +18,7 @@ LOOK_OFTEN = "AUTOSCALER_UPDATE_INTERVAL_S=1 AUTOSCALER_NODE_SSH_INTERVAL_S=1"
 class RayCluster:
     """Cluster with host 0 as head and hosts 1 … num_workers as nodes. The last host is the client and has the key.
 
-    It differs from the users' file in the addresses, the key, two CPUs and a label per node, and shorter waits. It uses
+    It differs from the users' file in the addresses, the key, two CPUs and labels per node, and shorter waits. It uses
     this environment and the copied code, in place of an installation on each machine.
     """
 
@@ -80,7 +80,7 @@ class RayCluster:
         config["head_setup_commands"] = [c for c in config["head_setup_commands"] if "pip install" not in c]
         flags = "ray start --object-store-memory=100000000"
         for role, variables, more in (
-            ("worker", GIVE_UP_EARLY, " --num-cpus=2 --labels host=$(hostname)"),
+            ("worker", GIVE_UP_EARLY, " --num-cpus=2 --labels host=$(hostname),raypar-machine=$(hostname)"),
             ("head", LOOK_OFTEN, ""),
         ):
             config[f"{role}_start_ray_commands"] = [

@@ -88,6 +88,7 @@ class Run:
         self.specs, self.pool = specs, PaperPool(nodes)
         self.now_s = 100.0
         self.near = frozenset()  # cores of the GPUs' NUMA node
+        self.host_of = "m{0[1]}".format  # the machine whose cores a node has
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
         settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
         policy = GangPolicy(True, 4)
@@ -119,7 +120,8 @@ class Run:
         for rank, node in enumerate(on):
             cores = tuple(Core(n, 0, n) for n in range(4))
             self.it.worker_is_up(
-                gang.id, Greeting(node, "", node, RankContext(rank, size, rank, size, 0), cores, self.near)
+                gang.id,
+                Greeting(node, self.host_of(node), node, RankContext(rank, size, rank, size, 0), cores, self.near),
             )
         self.workers_return(gang)
 
@@ -416,6 +418,15 @@ def test_a_trial_stopped_while_it_waits_for_cores_is_over():
     run.it.release("a", let_finish=False)
     run.end("a", RankEnd(cores_held_by="study `b` (process 7)"))
     assert run.results[0].state is TrialState.FAILED and not run.of(Notice)
+
+
+def test_workers_in_two_pods_of_a_machine_get_different_cores():
+    run = Run(specs(2, 1), cluster(1, 1))
+    run.host_of = lambda node: "one machine"
+    run.define("a", "b")
+    run.workers_come_up()
+    gang = run.running("a").gang
+    assert set(gang.nodes) == {"n0", "n1"} and gang.turn.cores == {0: (0,), 1: (1,)}
 
 
 def test_on_a_cluster_the_first_rank_of_each_machine_locks_cores_for_all():
