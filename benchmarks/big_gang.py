@@ -108,7 +108,7 @@ class Nodes:
         while True:
             ready = [Ready(rank, ("host", 1) if rank == 0 else None) for rank in ranks]
             for done, back in zip(ended, (ready[:1], ready[1:]), strict=True):
-                await self._broker.tell.remote(GANG, [*done, *back])
+                await self._broker.accept.remote(GANG, [*done, *back])
             turn = known.number
             while known.number == turn:
                 known = await self._news(ranks, known)
@@ -117,7 +117,7 @@ class Nodes:
             turn = known.number
             reported = [Reported(turn, rank, 0, None if rank else {"epoch": 1.0}, MOVES) for rank in ranks]
             for part in (reported[:1], reported[1:]):
-                await self._broker.tell.remote(GANG, part)
+                await self._broker.accept.remote(GANG, part)
             while not known.verdicts:
                 known = await self._news(ranks, known)
             done = [Ended(turn, rank, RankEnd(OUTCOME, position=MOVES)) for rank in ranks]

@@ -100,7 +100,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class News:
-    """What an agent doesn't know yet.
+    """News for an agent: what it doesn't know yet.
 
     Attributes:
         number: number of trials that the gang has begun.
@@ -122,7 +122,7 @@ class News:
 class AgentCalls(Protocol):
     """Calls of a node's workers."""
 
-    def tell(self, *messages: Message) -> None:
+    def send(self, *messages: Message) -> None:
         """Pass messages on to the broker."""
         ...
 
@@ -139,7 +139,7 @@ class AgentCalls(Protocol):
         ...
 
 
-CALLS = ("tell", "next_turn", "verdict", "wait_for_kill")
+CALLS = ("send", "next_turn", "verdict", "wait_for_kill")
 
 
 class Agent:
@@ -158,7 +158,7 @@ class Agent:
         self._is_sending = False
         threading.Thread(target=self._listen, daemon=True, name=f"agent-{gang_id}").start()
 
-    def tell(self, *messages: Message) -> None:
+    def send(self, *messages: Message) -> None:
         # The thread that is sending takes along what others add meanwhile.
         with self._changed:
             self._outbox += messages
@@ -167,7 +167,7 @@ class Agent:
             self._is_sending = True
         try:
             while batch := self._batch():
-                ray.get(self._broker.tell.remote(self._gang_id, batch))
+                ray.get(self._broker.accept.remote(self._gang_id, batch))
         except Exception as error:
             self._fail(error)
             raise
@@ -208,8 +208,8 @@ class Agent:
     def _listen(self) -> None:
         try:
             while not self._news.is_closing:
-                known = replace(self._news, turn=None)
-                self._note(ray.get(self._broker.news.remote(self._gang_id, self._ranks, known)))
+                last = replace(self._news, turn=None)
+                self._note(ray.get(self._broker.news.remote(self._gang_id, self._ranks, last)))
         except Exception as error:
             self._fail(error)
 
@@ -228,25 +228,25 @@ class Agent:
 
 def serve_node(agent: Agent) -> AgentAddress:
     """Let the other workers of this node call the agent, until this process ends."""
-
-    class Manager(BaseManager):
-        pass
-
-    Manager.register("agent", lambda: agent, exposed=CALLS)
     address = AgentAddress(str(make_folder(socket=len(SOCKET)) / SOCKET), secrets.token_bytes(32))
-    server = Manager(address.path, address.key).get_server()
+    server = _manager(address, lambda: agent).get_server()
     threading.Thread(target=server.serve_forever, daemon=True, name="agent-server").start()
     return address
 
 
 def agent_at(address: AgentAddress) -> AgentCalls:
     """Return the agent of another worker of this node."""
-
-    class Manager(BaseManager):
-        pass
-
-    Manager.register("agent", exposed=CALLS)
-    manager: Any = Manager(address.path, address.key)
+    manager = _manager(address)
     manager.connect()
     agent: AgentCalls = manager.agent()
     return agent
+
+
+def _manager(address: AgentAddress, get_agent: Callable[[], Agent] | None = None) -> Any:
+    """Return a manager that shares an agent at the address, or that connects to one."""
+
+    class AgentManager(BaseManager):
+        pass
+
+    AgentManager.register("agent", get_agent, exposed=CALLS)
+    return AgentManager(address.path, address.key)

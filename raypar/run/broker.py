@@ -115,28 +115,29 @@ class Broker:
         reached_at = await ready if context.local_rank else None
         return Welcome(fork_address, reached_at, self._run)
 
-    async def tell(self, gang_id: str, messages: Sequence[Message]) -> None:
+    async def accept(self, gang_id: str, messages: Sequence[Message]) -> None:
         """Accept what an agent's ranks have done, in order."""
         if (gang := self._pool.gangs.get(gang_id)) is not None:
             with self._dispatcher.one_decision():
                 for message in messages:
                     self._note(gang, message)
 
-    async def news(self, gang_id: str, ranks: range, known: News) -> News:
+    async def news(self, gang_id: str, ranks: range, last: News) -> News:
         """Wait for and return what an agent doesn't know yet.
 
         Args:
             ranks: the agent's.
+            last: all earlier news, without the turn.
         """
         gang = self._pool.gangs[gang_id]
-        await self._until(lambda: self._has_news(gang, known))
+        await self._until(lambda: self._has_news(gang, last))
         is_closing = gang.phase is GangPhase.CLOSING
-        if gang.num_turns != known.number and gang.turn is not None:
+        if gang.num_turns != last.number and gang.turn is not None:
             return News(gang.num_turns, gang.turn.of(ranks))
-        if (running := self._dispatcher.attempt_in(gang, known.number)) is None:
-            return replace(known, verdicts=(), is_closing=is_closing)
-        verdicts = running.verdicts(len(known.verdicts), self._config.in_lockstep)
-        return News(known.number, None, verdicts, running.rest, running.kill_requested, is_closing)
+        if (running := self._dispatcher.attempt_in(gang, last.number)) is None:
+            return replace(last, verdicts=(), is_closing=is_closing)
+        verdicts = running.verdicts(len(last.verdicts), self._config.in_lockstep)
+        return News(last.number, None, verdicts, running.rest, running.kill_requested, is_closing)
 
     async def wait_until_over(self, gang_id: str, turn: int) -> None:
         """Wait until the ends of all ranks of a gang's trial are known."""
@@ -178,15 +179,15 @@ class Broker:
         else:
             self._dispatcher.rank_ended(running, message.rank, message.end)
 
-    def _has_news(self, gang: Gang, known: News) -> bool:
-        if gang.phase is GangPhase.CLOSING or (gang.num_turns > known.number and gang.turn is not None):
+    def _has_news(self, gang: Gang, last: News) -> bool:
+        if gang.phase is GangPhase.CLOSING or (gang.num_turns > last.number and gang.turn is not None):
             return True
-        if (running := self._dispatcher.attempt_in(gang, known.number)) is None:
+        if (running := self._dispatcher.attempt_in(gang, last.number)) is None:
             return False
         return (
-            running.kill_requested > known.is_killed
-            or running.num_decided(self._config.in_lockstep) > len(known.verdicts)
-            or running.rest != known.rest
+            running.kill_requested > last.is_killed
+            or running.num_decided(self._config.in_lockstep) > len(last.verdicts)
+            or running.rest != last.rest
         )
 
     def _notify(self) -> None:

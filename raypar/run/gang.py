@@ -232,7 +232,7 @@ def serve(config: Mapping[str, Any]) -> None:
                 listen.listen(max(128, 2 * context.world_size))
                 address = listen.getsockname()
             # One call for both, so that the next trial starts a few milliseconds earlier.
-            agent.tell(*ended, Ready(rank, address))
+            agent.send(*ended, Ready(rank, address))
             await_last()
             turn = agent.next_turn(number - 1)
             if turn is None:
@@ -241,7 +241,7 @@ def serve(config: Mapping[str, Any]) -> None:
             end, await_last = _run_turn(broker, agent, number, turn, job, forks, context, listen)
         ended = (Ended(number, rank, end),)
         if forks is not None and forks.is_lost:
-            agent.tell(*ended)
+            agent.send(*ended)
             # Train ends the other workers with the first that fails, and theirs would be lost.
             ray.get(broker.wait_until_over.remote(gang_id, number))
             raise RuntimeError("the fork server of this node has ended; the next gang will have a new one")
@@ -295,11 +295,11 @@ def _supervised(process: RankProcess, agent: AgentCalls, number: int, job: Trial
     threading.Thread(target=kill_on_request, daemon=True).start()
 
     def on_report(index: int, metrics: Mapping[str, float], position: Position) -> bool:
-        agent.tell(Reported(number, rank, index, None if rank else metrics, position))
+        agent.send(Reported(number, rank, index, None if rank else metrics, position))
         return agent.verdict(number, index)
 
     def on_position(position: Position) -> None:
-        agent.tell(Moved(number, rank, position))
+        agent.send(Moved(number, rank, position))
 
     end = supervise(process, job, context, on_report, on_position)
     over.set()

@@ -131,7 +131,7 @@ class Attempt:
 
     @property
     def rest(self) -> bool | None:
-        """Whether ranks continue that wait at a report which rank 0 won't make; None: none waits, or it may."""
+        """Return whether ranks continue that wait for a report which rank 0 won't make; None: none waits, or it may."""
         return not self.trial.stop_requested if 0 in self.ends and self.awaiting else None
 
     def continues(self, index: int) -> bool:

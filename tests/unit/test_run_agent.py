@@ -25,7 +25,7 @@ class PlayedBroker:
 
     def __init__(self):
         self.told, self.asked = queue.SimpleQueue(), queue.SimpleQueue()
-        self.tell = SimpleNamespace(remote=lambda gang_id, messages: self._open(self.told, messages))
+        self.accept = SimpleNamespace(remote=lambda gang_id, messages: self._open(self.told, messages))
         self.news = SimpleNamespace(remote=lambda gang_id, ranks, known: self._open(self.asked, known))
 
     @staticmethod
@@ -97,12 +97,12 @@ def test_no_rank_waits_for_a_report_of_a_trial_that_is_killed_or_over(agent, bro
 def test_what_happens_during_a_call_to_the_broker_goes_along_with_the_next(broker, calls):
     agent = Agent(broker, "1", range(2, 4))
     address = serve_node(agent)
-    first = calls(agent.tell, Ready(2))
+    first = calls(agent.send, Ready(2))
     messages, answer = broker.told.get(timeout=LIMIT_S)
     assert messages == [Ready(2)]
     moved = [Moved(1, rank, Position({"0": rank})) for rank in range(3, 6)]
     for message in moved:
-        agent_at(address).tell(message)  # returns at once: the first call takes it along
+        agent_at(address).send(message)  # returns at once: the first call takes it along
     answer.set_result(None)
     messages, answer = broker.told.get(timeout=LIMIT_S)
     assert messages == moved and not first.done()

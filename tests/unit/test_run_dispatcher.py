@@ -649,10 +649,10 @@ def test_a_worker_without_a_fork_server_waits_for_the_ends_of_its_peers(monkeypa
     async def end_one_after_the_other():
         broker = broker_of(run)
         killed = RankEnd(failure=KILLED)
-        await broker.tell(gang.id, [Ended(1, 0, killed)])
+        await broker.accept(gang.id, [Ended(1, 0, killed)])
         wait = asyncio.ensure_future(broker.wait_until_over(gang.id, 1))
         assert not await settled(wait)
-        await broker.tell(gang.id, [Ended(1, 1, killed)])
+        await broker.accept(gang.id, [Ended(1, 1, killed)])
         assert await settled(wait)
         await broker.wait_until_over(gang.id, 7)  # a trial that is not known
 
@@ -672,9 +672,9 @@ def test_the_end_of_a_trial_and_the_next_one_take_one_decision(monkeypatch):
 
     async def next_trial():
         broker = broker_of(run)
-        await broker.tell(gang.id, [Ended(1, 1, DONE), Ready(1)])
+        await broker.accept(gang.id, [Ended(1, 1, DONE), Ready(1)])
         assert not decisions and not run.results  # the gang is not complete
-        await broker.tell(gang.id, [Ended(1, 0, DONE), Ready(0, ("host", 1))])
+        await broker.accept(gang.id, [Ended(1, 0, DONE), Ready(0, ("host", 1))])
         return await broker.news(gang.id, range(1, 2), News(1))
 
     monkeypatch.setattr(dispatcher, "decide", counted)
@@ -693,7 +693,7 @@ def test_news_of_a_trial_come_when_there_are_some(monkeypatch):
         """Return the news that these messages make; None: there are none."""
         asked = asyncio.ensure_future(broker.news(gang.id, range(2), known))
         assert not await settled(asked)
-        await broker.tell(gang.id, messages)
+        await broker.accept(gang.id, messages)
         return asked.result() if await settled(asked) else asked.cancel() and None
 
     async def follow():
