@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-EXIT_CODES = tuple(128 + number for number in SIGNALS)
+OUT_OF_TIME = getattr(signal, "SIGUSR1", 10)  # the number of a study that stops because its machines are needed back
+EXIT_CODES = tuple(128 + number for number in (*SIGNALS, OUT_OF_TIME))
 ABORT_SIGNAL = getattr(signal, "SIGUSR2", None)  # wakes the main thread; SIGUSR1 is Tune's
 EXIT_NOBODY_READS = 141  # 128 + SIGPIPE
 SHOW_CURSOR = b"\x1b[?25h\n"

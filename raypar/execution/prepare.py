@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from raypar.masking import secret_variables
 from raypar.run.private_ray import private_ray
 from raypar.run.ranks import ForkAgent, check_workload
 from raypar.run.runner import Runner
+from raypar.run.time_limit import end_of_time
 from raypar.run.watch import watch_of_cluster
 from raypar.scratch import LOGS_PREFIX
 from raypar.study.loader import LoadedStudy
+from raypar.study.trial import TrialResult
 from raypar.study.workload import CommandWorkload, Workload
 from raypar.track.recorder import Recorder
 from raypar.track.system_metrics import system_sampled
@@ -63,6 +67,15 @@ class Prepared:
     servers: Mapping[str, ForkAgent]
 
 
+def walls_s(results: Sequence[TrialResult]) -> dict[str, float]:
+    """Return the median seconds of the complete trials of each point."""
+    by_point: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if result.is_complete and result.wall_s is not None:
+            by_point[result.spec.point_name].append(result.wall_s)
+    return {point: statistics.median(seconds) for point, seconds in by_point.items()}
+
+
 @contextlib.contextmanager
 def prepared(
     loaded: LoadedStudy, options: Options, plan: ExecutionPlan, log_dir: Path, meanwhile: Callable[[], object]
@@ -92,6 +105,8 @@ def prepared(
         revisions=options.revisions,
         sampling=system_sampled if options.flags.system_metrics else None,
         is_command=isinstance(loaded.study.workload, CommandWorkload),
+        ends_at=end_of_time(),
+        expected_s=walls_s(plan.done),
     )
     with contextlib.ExitStack() as stack:
         servers: dict[str, ForkAgent] = {}

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from raypar import units
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, NotForTraining, RayparError, WorkloadError
 from raypar.execution.results import ResultHandler
 from raypar.run.cluster import on_every_node
-from raypar.run.runner import Event, Notice, Runner, TrialEnded, TrialsAdded, TrialStarted
+from raypar.run.runner import Event, Notice, OutOfTime, Runner, TrialEnded, TrialsAdded, TrialStarted
+from raypar.run.time_limit import NO_TIME
 from raypar.scratch import LOGS_PREFIX, remove_logs
-from raypar.signals import raise_again, uninterrupted
+from raypar.signals import OUT_OF_TIME, Interrupted, raise_again, uninterrupted
 from raypar.study.trial import TrialResult, TrialSpec
 
 LOGS_TIMEOUT_S = 10.0
@@ -52,8 +54,9 @@ def run_trials(
                 more = partial(_more, clock) if plan.source.adds_trials else None
                 raise_again()
                 runner.run(plan.study, specs, clock, more)
-            except KeyboardInterrupt:
-                handler(Notice(STOPPING))  # first, since ending all processes takes seconds
+            except KeyboardInterrupt as error:
+                if not (isinstance(error, Interrupted) and error.signal_number == OUT_OF_TIME):
+                    handler(Notice(STOPPING))  # first, since ending all processes takes seconds
                 raise
             finally:
                 if not plan.cluster.is_own:
@@ -76,7 +79,11 @@ def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> Non
 
 @dataclass
 class _BudgetClock:
-    """Listener that passes all events on and measures a study's budget from the start of the first trial."""
+    """Listener that passes all events on and measures a study's budget from the start of the first trial.
+
+    Raises:
+        Interrupted: the machines are needed back before any further trial could end.
+    """
 
     budget_s: float | None
     handler: ResultHandler
@@ -87,6 +94,9 @@ class _BudgetClock:
         if self._begun_s is None and isinstance(event, (TrialStarted, TrialEnded)):
             self._begun_s = self.clock_s()
         self.handler(event)
+        if isinstance(event, OutOfTime):
+            self.handler(Notice(NO_TIME.format(units.seconds(max(0.0, event.left_s)))))
+            raise Interrupted(OUT_OF_TIME)
 
     @property
     def left_s(self) -> float:

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 from raypar.run.placement import num_machines, refusal
@@ -26,6 +27,7 @@ from raypar.run.runner import (
     GangReady,
     GangStarting,
     Notice,
+    OutOfTime,
     StoppedPoints,
     TrialEnded,
     TrialReported,
@@ -36,6 +38,7 @@ from raypar.run.runner import (
 )
 from raypar.run.scheduler import GangPhase, SchedulingPolicy, Waiting, decide
 from raypar.run.standstill import explained
+from raypar.run.time_limit import TimeLimit
 from raypar.run.trials import Attempt, Timer, Trial, TrialPhase, Trials, note_company
 from raypar.study.trial import Failure, FailureKind, Placement, TrialResult, TrialSpec
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
@@ -97,12 +100,19 @@ class EventLog:
         return list(self._events)
 
 
-class Durations:
-    """Expected durations of trials and of gang starts, in seconds."""
+NOTHING_EARLIER: Mapping[str, float] = {}
 
-    def __init__(self) -> None:
+
+class Durations:
+    """Expected durations of trials and of gang starts, in seconds.
+
+    Args:
+        earlier_s: seconds that trials of earlier runs took, by point.
+    """
+
+    def __init__(self, earlier_s: Mapping[str, float] = NOTHING_EARLIER) -> None:
         self._walls_s: defaultdict[str, list[float]] = defaultdict(list)  # by point
-        self._medians_s: dict[str, float] = {}
+        self._medians_s = dict(earlier_s)
         self._first_ready_s: float | None = None
         self._starts_s: list[float] = []
 
@@ -120,7 +130,7 @@ class Durations:
         return now_s - gang.started_s
 
     def of_trial(self, spec: TrialSpec) -> float | None:
-        """Return the median of the point's other repeats; None before the first has ended."""
+        """Return the median of the point's other repeats; None if none has ended, in this run or an earlier one."""
         return self._medians_s.get(spec.point_name)
 
     def note_end(self, result: TrialResult) -> None:
@@ -192,11 +202,14 @@ class Dispatcher:
         call_later: Callable[[float, Callable[[], None]], Timer],
         on_change: Callable[[], None],
     ) -> None:
-        self.trials, self.events, self.durations = Trials(specs), EventLog(), Durations()
+        self.trials, self.events, self.durations = Trials(specs), EventLog(), Durations(config.settings.expected_s)
         self._config, self._pool, self._places = config, pool, Places(pool)
         self._call_later, self._on_change = call_later, on_change
         self._stopped = StoppedPoints()
         self._policy = SchedulingPolicy(config.max_trials, pool.reserved, config.gangs.max_parked)
+        ends_at = config.settings.ends_at
+        self._limit = None if ends_at is None else TimeLimit(ends_at, self.durations.of_trial)
+        self._is_out_of_time = False
         self._is_held = self._is_asked = False  # within `one_decision`, and asked there to decide
         self._is_paused = False  # while another study holds cores of a trial
         self._last_wait = ""  # last message about waiting for cores of other studies
@@ -409,7 +422,7 @@ class Dispatcher:
         head = self.trials.queue[:HORIZON]
         refused, lacking = self._places.refusals(dict.fromkeys(trial.spec.placement for trial in head))
         failures = {trial: self._stopped.refusal(trial.spec) or refused.get(trial.spec.placement) for trial in head}
-        candidates = [trial for trial, failure in failures.items() if failure is None]
+        candidates = self._in_time([trial for trial, failure in failures.items() if failure is None])
         for attempt in self.trials.running():
             attempt.expect_end(self.durations.of_trial(attempt.trial.spec))
         decisions = decide(
@@ -444,6 +457,17 @@ class Dispatcher:
         for placement in self._pool.request_nodes(lacking):
             self.events.add(Notice(f"{placement}: waiting for the cluster to add nodes"))
 
+    def _in_time(self, trials: list[Trial]) -> list[Trial]:
+        """Return the trials that may start in view of the run's time limit."""
+        if self._limit is None or not trials:
+            return trials
+        is_in_time = self._limit.in_time([trial.spec for trial in trials], self.num_slots)
+        left = list(compress(trials, is_in_time))
+        if not (left or self._is_out_of_time or self.trials.running()):
+            self._is_out_of_time = True
+            self.events.add(OutOfTime(self._limit.left_s))
+        return left
+
     def _may_begin(self, trial: Trial) -> bool:
         """Return whether a trial has a Tune trial, or leaves the driver a core for what it has to do meanwhile."""
         return self.trials.may_bind(trial) or trial.spec.placement.num_cpus < self._config.num_cores
@@ -458,6 +482,8 @@ class Dispatcher:
         trial.num_attempts += 1
         log_path = str(self._config.settings.log_path(trial.spec, trial.num_attempts))
         to_lock = self._pool.to_lock(gang, None if self._policy.exclusive else cores)
+        if self._limit is not None:
+            self._limit.note_start(trial.spec)
         gang.begin(Turn(trial.spec, trial.num_attempts, trial.uid, gang.master_address, cores, to_lock))
         trial.phase = TrialPhase.RUNNING
         trial.attempt = attempt = Attempt(trial, trial.num_attempts, gang, log_path)

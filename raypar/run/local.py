@@ -132,6 +132,7 @@ class _Run:
         with self._lock:
             self._dispatcher.define(spec.identity, spec)
             self._dispatcher.release(spec.identity, let_finish=True)  # drop it once it is over
+        self.pass_on()
         while self._dispatcher.trials.get(spec.identity) is not None:
             (gang,) = self._pool.gangs.values()
             self._serve(gang)

@@ -67,6 +67,13 @@ class TrialsAdded:
 
 
 @dataclass(frozen=True)
+class OutOfTime:
+    """The machines are needed back before any further trial could end."""
+
+    left_s: float
+
+
+@dataclass(frozen=True)
 class Notice:
     """Message to the user while the study runs."""
 
@@ -82,6 +89,7 @@ Event: TypeAlias = (
     | TrialEnded
     | TrialsAdded
     | ClusterChanged
+    | OutOfTime
     | Notice
 )
 Listener: TypeAlias = Callable[[Event], None]

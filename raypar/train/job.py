@@ -108,6 +108,8 @@ class RunSettings:
         revisions: versions of the code that the study compares; empty: one version.
         sampling: context manager around a trial that samples the load of a machine; None: no samples.
         is_command: the trials run a command.
+        ends_at: Unix time at which the run has to have ended; None: no limit.
+        expected_s: seconds that earlier trials took, by point.
     """
 
     log_dir: Path
@@ -125,6 +127,8 @@ class RunSettings:
     revisions: tuple[Revision, ...] = ()
     sampling: Callable[[], AbstractContextManager[Sequence[LoadSample]]] | None = None
     is_command: bool = False
+    ends_at: float | None = None
+    expected_s: Mapping[str, float] = field(default_factory=dict)
 
     def here(self) -> RunSettings:
         """Return the settings with this node's folder of logs; other nodes than the driver's use a temporary folder."""

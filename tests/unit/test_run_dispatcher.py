@@ -30,7 +30,16 @@ from raypar.run.gang import loss_reason
 from raypar.run.gang_pool import GangPool
 from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, Pool
 from raypar.run.ranks import RankEnd
-from raypar.run.runner import ClusterChanged, GangReady, GangStarting, Notice, TrialEnded, TrialRetried, TrialStarted
+from raypar.run.runner import (
+    ClusterChanged,
+    GangReady,
+    GangStarting,
+    Notice,
+    OutOfTime,
+    TrialEnded,
+    TrialRetried,
+    TrialStarted,
+)
 from raypar.run.scheduler import GangPhase, decide
 from raypar.run.trials import TrialPhase
 from raypar.study.trial import Failure, FailureKind, TrialState
@@ -84,13 +93,14 @@ class Run:
         in_lockstep=False,
         trial_timeout_s=None,
         num_cores=0,
+        **settings,
     ):
         self.specs, self.pool = specs, PaperPool(nodes)
         self.now_s = 100.0
         self.near = frozenset()  # cores of the GPUs' NUMA node
         self.host_of = "m{0[1]}".format  # the machine whose cores a node has
         self.timers: dict[object, tuple[float, Callable[[], None]]] = {}  # when each is due
-        settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0)
+        settings = RunSettings(Path("/logs"), trial_timeout_s=trial_timeout_s, stop_grace_s=10.0, **settings)
         policy = GangPolicy(True, 4)
         self.config = DispatchConfig(b"", settings, policy, max_retries, in_lockstep, num_cores=num_cores)
         self.it = Dispatcher(self.config, self.pool, specs, call_later=self._call_later, on_change=lambda: None)
@@ -418,6 +428,23 @@ def test_a_trial_stopped_while_it_waits_for_cores_is_over():
     run.it.release("a", let_finish=False)
     run.end("a", RankEnd(cores_held_by="study `b` (process 7)"))
     assert run.results[0].state is TrialState.FAILED and not run.of(Notice)
+
+
+def test_a_run_ends_when_no_further_trial_ends_before_its_machines_are_needed_back(monkeypatch):
+    monkeypatch.setattr("raypar.run.time_limit.time.time", lambda: 1000.0)
+    trials = [make_result({"num_workers": 1}, repeat, 1.0).spec for repeat in range(2)]
+    run = Run(trials, ends_at=1030.0, expected_s={trials[0].point_name: 31.0})
+    assert [event.left_s for event in run.of(OutOfTime)] == [30.0] and not run.pool.gangs
+    run.it.check()
+    assert len(run.of(OutOfTime)) == 1
+    run = Run(trials, ends_at=1030.0)  # unknown durations
+    run.define("a", "b")
+    run.workers_come_up()
+    run.it.durations._medians_s[trials[0].point_name] = 31.0
+    run.it.check()
+    assert not run.of(OutOfTime)  # one is running
+    run.end("a")
+    assert run.started == trials[:1] and len(run.of(OutOfTime)) == 1
 
 
 def test_workers_in_two_pods_of_a_machine_get_different_cores():
