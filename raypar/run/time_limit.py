@@ -17,7 +17,7 @@ from raypar.errors import RayparError
 from raypar.study.trial import TrialSpec
 
 ENDS_AT = "RAYPAR_ENDS_AT"  # variable: Unix time at which a study has to have ended
-NO_TIME = "{} left, in which no further trial can end: the study stops"
+NO_TIME = "{} left, too short for the next trials: the study stops"
 
 
 def end_of_time(environment: Mapping[str, str] = os.environ) -> float | None:
