@@ -151,12 +151,12 @@ class Broker:
             await self._until(lambda: running.is_decided(index))
         return running.continues(index)
 
-    async def wait_for_kill(self, uid: str, attempt: int) -> bool:
-        """Return True when a rank has to be killed, False when its trial ends without that."""
+    async def wait_for_kill(self, uid: str, attempt: int) -> tuple[bool, bool]:
+        """Return when a rank has to be killed, or its trial ends without that: whether it has to, and if it hangs."""
         if (running := self._dispatcher.trials.attempt(uid, attempt)) is None:
-            return False
+            return False, False
         await self._until(lambda: running.kill_requested or running.is_over)
-        return running.kill_requested
+        return running.kill_requested, running.hangs
 
     async def wait_until_over(self, uid: str, attempt: int) -> None:
         """Wait until the ends of all ranks of an attempt are known."""

@@ -25,6 +25,7 @@ from ray.train.backend import Backend, BackendConfig
 from raypar.files import make_private_folder, pieces
 from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.run.locks import Holder, locked_cores
+from raypar.run.nccl_ras import ASK_S, listening, note_status
 from raypar.run.pool import Greeting, Turn, start_rank
 from raypar.run.ranks import ForkClient, RankEnd, await_end, supervise
 from raypar.study.trial import Placement
@@ -253,7 +254,8 @@ def _run_turn(
         The rank's end, and a function that waits for the end of its process.
     """
     me = Holder.here(turn.job.spec.study, ())
-    with locked_cores(me, to_lock := turn.to_lock.get(context.rank, ())) as holder:
+    to_lock, device = turn.to_lock.get(context.rank, ()), turn.job.spec.placement.device
+    with locked_cores(me, to_lock) as holder, listening(context, device, os.environ) as context:
         if holder:
             return RankEnd(cores_held_by=holder), _nothing
         end, await_process = _run_rank(broker, turn, forks, context, listen)
@@ -272,7 +274,11 @@ def _run_rank(
     over = threading.Event()
 
     def kill_on_request() -> None:
-        if ray.get(broker.wait_for_kill.remote(job.uid, job.attempt)) and not over.is_set():
+        is_to_be_killed, hangs = ray.get(broker.wait_for_kill.remote(job.uid, job.attempt))
+        if is_to_be_killed and not over.is_set():
+            if hangs and job.spec.placement.device == "cuda":
+                # Its peers are asked as well, so they must live until then.
+                note_status(context, os.environ, job.log_path(rank)) if rank == 0 else over.wait(ASK_S)
             process.kill()
 
     threading.Thread(target=kill_on_request, daemon=True).start()
