@@ -23,6 +23,7 @@ from raypar.analysis.finding import Check, Finding, check, named
 from raypar.analysis.gradient_noise import noise_scale_of, noise_scale_text
 from raypar.analysis.load import MAX_BUSY, disturbing_loads
 from raypar.analysis.pairwise import TREND_ERROR, against_baseline, same_work, worker_metrics
+from raypar.analysis.points import OF_HARDWARE
 from raypar.analysis.question import OF_EQUAL_WORK, WALL_TIME, PointKey, excluded_subject, point_key, settings_text
 from raypar.analysis.stats import MIN_RANKED, median_estimate
 from raypar.plugins import registered
@@ -237,14 +238,14 @@ def unproven_work(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Run the study on machines of one kind: otherwise times depend on the hardware as much as on the point.")
 def mixed_hardware(evidence: Evidence) -> Iterator[Finding]:
-    """Different models of one kind of device, or different nodes among one-node trials.
+    """Different models of one kind of device or node, or different nodes among one-node trials.
 
     Nodes are alike if they have the same CPU model and number of cores. An unknown property counts as different.
     """
-    by_device: defaultdict[Any, list[TrialResult]] = defaultdict(list)
+    by_kind: defaultdict[Any, list[TrialResult]] = defaultdict(list)
     for result in evidence.finished:
-        by_device[result.spec.config.get("device")].append(result)
-    for results in by_device.values():
+        by_kind[tuple(result.spec.config.get(key) for key in OF_HARDWARE)].append(result)
+    for results in by_kind.values():
         for key, what in (("device_name", "devices"), ("cpu_model", "CPU models")):
             models = {name for r in results for name in r.conditions.names(key)}
             if len(models) > 1:
@@ -282,8 +283,11 @@ def resumed(evidence: Evidence) -> Iterator[Finding]:
 
 @check("Their times are those of the last attempt, which may have run on other machines than the first.")
 def retried(evidence: Evidence) -> Iterator[Finding]:
-    results = [r for r in evidence.finished if r.attempts > 1 and not any(r.conditions.of_ranks("resumed_at_epoch"))]
-    if results:
+    every = [r for r in evidence.finished if not any(r.conditions.of_ranks("resumed_at_epoch"))]
+    if preempted := [r for r in every if r.conditions.preempted]:
+        labels = [f"{r.spec.label} ({', '.join(dict.fromkeys(r.conditions.preempted))})" for r in preempted]
+        yield Finding(f"{_share(preempted, evidence.finished)} began again after their nodes had left", labels)
+    if results := [r for r in every if r.attempts > 1 + len(r.conditions.preempted)]:
         labels = [f"{r.spec.label} (attempt {r.attempts})" for r in results]
         yield Finding(f"{_share(results, evidence.finished)} finished after a failure and a retry", labels)
 

@@ -4,8 +4,9 @@ Speedup S(N) = T(baseline) / T(N), with an interval that is simultaneous with th
 (`raypar.analysis.pairwise`). Parallel efficiency is S(N) · N0 / N, for N workers against a baseline of N0. Both are the
 same for strong and weak scaling, because an epoch has the same number of samples either way.
 
-Cost counts every machine that workers ran on in full, for the compared time. Parts that a study excludes from that time
-(start-up, evaluation) are not in the cost either.
+Cost counts every machine that workers ran on in full, for the compared time, at the price of its kind. Parts that a
+study excludes from that time (start-up, evaluation) are not in the cost either. The interval of a cost is that of the
+time, since a price is exact.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import numpy as np
 from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
+from raypar.study.price import Price, price_of
 from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
 from raypar.study.trial import TrialResult, gang_step_times_s
 from raypar.units import HOUR_S, is_number
+
+OF_HARDWARE = ("node_label", "device")  # select the kind of machine
 
 
 def comparable(gathered: Sequence[PointSamples]) -> list[Quantity]:
@@ -67,11 +71,16 @@ def num_nodes(samples: PointSamples) -> int | None:
     return max(filter(None, (len(set(result.conditions.node)) for result in samples.results)), default=None)
 
 
-def cost_of(time_s: Estimate | None, nodes: int | None, price_per_node_hour: float | None) -> Estimate | None:
-    """Return the cost in the currency of the price; None if anything is unknown."""
-    if time_s is None or nodes is None or price_per_node_hour is None:
-        return None
-    return time_s.scaled(nodes * price_per_node_hour / HOUR_S)
+def hourly_price(samples: PointSamples, price: Price | None) -> float | None:
+    """Return the price of an hour on all machines of a trial; None: unknown."""
+    nodes, of_node = num_nodes(samples), price_of(price, samples.values.get("node_label"))
+    return None if nodes is None or of_node is None else nodes * of_node
+
+
+def cost_of(samples: PointSamples, time_s: Estimate | None, price: Price | None) -> Estimate | None:
+    """Return the cost of a time at a point in the currency of the price; None if anything is unknown."""
+    hourly = hourly_price(samples, price)
+    return None if time_s is None or hourly is None else time_s.scaled(hourly / HOUR_S)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class PointAnalysis(PointSamples):
     Attributes:
         time_s: the study's time metric.
         speedup: over the baseline; 1 for a baseline itself; None without one.
-        efficiency: speedup · N0 / N; None if the baseline has no ``num_workers``.
+        efficiency: speedup · N0 / N; None if the baseline has no ``num_workers``, or is another kind of machine.
         metric: the study's metric after the last epoch.
         step_time_median_s: over all steps of all finished trials, slowest rank.
         step_time_p95_s: 95th percentile of the same.
@@ -151,7 +160,7 @@ def _analysed(
         step_time_p95_s=float(np.quantile(steps, 0.95)) if steps else None,
         quantities=_by_key(
             {
-                COST: cost_of(time_s, num_nodes(samples), question.price_per_node_hour),
+                COST: cost_of(samples, time_s, question.price_per_node_hour),
                 **{q: estimate_of(q, samples) for q in estimated},
             }
         ),
@@ -163,7 +172,7 @@ def _by_key(estimates: Mapping[Quantity, Estimate | None]) -> dict[str, Estimate
 
 
 def quantities_until(
-    point: PointAnalysis, time_s: Estimate | None, times: Mapping[int, float] | None, price_per_node_hour: float | None
+    point: PointAnalysis, time_s: Estimate | None, times: Mapping[int, float] | None, price: Price | None
 ) -> dict[str, Estimate]:
     """Return a point's quantities up to a moment, by their keys.
 
@@ -172,7 +181,7 @@ def quantities_until(
         times: seconds from the first timed step until then, by repeat; None: unknown, like all quantities that accrue.
     """
     estimates = {q: point.of(q) for q in quantities() if not q.accrues}
-    estimates[COST] = cost_of(time_s, num_nodes(point), price_per_node_hour)
+    estimates[COST] = cost_of(point, time_s, price)
     if times is not None:
         estimates |= {q: estimate_of(q, point, times) for q in quantities() if q.accrues and point.of(q) is not None}
     return _by_key(estimates)
@@ -184,5 +193,7 @@ def _efficiency(
     # If the baseline doesn't set `num_workers`, the efficiency would equal the speedup.
     if ratio is None or base is None or "num_workers" not in question.compared_keys():
         return None
+    if any(samples.values.get(key) != base.values.get(key) for key in OF_HARDWARE):
+        return None  # a ratio of two kinds of machine says nothing about the use of more workers
     workers, base_workers = samples.num_workers, base.num_workers
     return ratio.scaled(base_workers / workers) if workers and base_workers else None

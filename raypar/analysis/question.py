@@ -21,6 +21,7 @@ from raypar.study.blocks import num_first_blocks
 from raypar.study.conditions import Stored
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
+from raypar.study.price import Price
 from raypar.study.script_settings import SCRIPT_SETTINGS, WHAT_IF, is_counterfactual
 from raypar.study.space import Value, examples
 from raypar.study.study import Study
@@ -78,7 +79,7 @@ class Question:
     max_repeats: int | None = None
     margin: float = MARGIN
     allowed_share: float | None = None
-    price_per_node_hour: float | None = None
+    price_per_node_hour: Price | None = None
     workload: str = ""
     config: Mapping[str, Value] = field(default_factory=dict)
     seed: int | None = None

@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -41,7 +42,7 @@ from raypar.analysis.pairwise import (
     repeats_for_margin,
     repeats_needed,
 )
-from raypar.analysis.points import PointAnalysis, quantities_until
+from raypar.analysis.points import PointAnalysis, hourly_price, quantities_until
 from raypar.analysis.question import PointSamples, Question
 from raypar.analysis.stats import MIN_RANKED, Estimate
 from raypar.analysis.time_to_target import (
@@ -476,7 +477,7 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     rivals = [(c, family.ratio(c.times, leader.times)) for c in others if not _is_slower(c, leader, family)]
     # Without intervals no tie can be shown, and the fastest is the best guess.
     near = [c for c, lead in rivals if lead.low is not None and lead.value <= 1 + before.question.margin]
-    chosen = min((leader, *near), key=lambda c: (c.num_workers or 0, c.median_s))
+    chosen = min((leader, *near), key=partial(_cheapest_first, before.question))
     tied = [c for c in (leader, *(c for c, _ in rivals)) if c is not chosen] if rivals else []
     much_faster = [c for c in tied if _may_be_faster(before, c, chosen, family)]
     doubted = [c for c in before.candidates if c.exclusion and c.metric_gap and c.times]
@@ -497,6 +498,12 @@ def _chosen(before: Recommendation, family: Family) -> Recommendation:
     )
     rest = [c for c in ranked if c is not chosen]
     return replace(after, runner_up=rest[0], lead=family.ratio(rest[0].times, chosen.times)) if rest else after
+
+
+def _cheapest_first(question: Question, c: Candidate) -> tuple[float, int, float]:
+    """Return a key that sorts points of equal times by what their machines cost in an hour, then by their workers."""
+    price = question.price_per_node_hour
+    return hourly_price(c, price) or 0.0 if isinstance(price, Mapping) else 0.0, c.num_workers or 0, c.median_s
 
 
 def _is_slower(c: Candidate, chosen: Candidate, family: Family) -> bool:

@@ -75,6 +75,7 @@ def _only(loaded: LoadedStudy, point: dict[str, Value]) -> LoadedStudy:
         baseline={},
         config={**study.config, **point, **({"keep_model": False} if isinstance(study.workload, Workload) else {})},
         num_repeats=1,
+        price_per_node_hour=None,
         until="",
         budget=None,
         searcher=None,

@@ -14,6 +14,7 @@ from raypar.analysis.question import TRAIN_TIME, point_key
 from raypar.analysis.recommend import Decision
 from raypar.analysis.stats import Estimate, Method
 from raypar.reporting.text import Column, value_column
+from raypar.study.price import price_text
 from raypar.study.quantity import Quantity, View, of_view
 from raypar.study.trial import STEPS, TrialState, point_label, timed_work
 
@@ -25,6 +26,7 @@ class Layout:
     is_brief: bool = True  # short heads, and the rarer quantities without intervals
     wrap_heads: bool = True  # break heads at their underscores
     bounds: bool = False  # intervals of time and metric as [low, high]
+    major_bounds: bool = False  # intervals of the quantities that no terminal drops, although it is brief
     dropped: tuple[str, ...] = ()  # keys of quantities, or `_PLUS_MINUS` …
 
 
@@ -37,8 +39,9 @@ def layouts() -> list[Layout]:
     rarest = list(reversed(_quantities()))
     minor, major = ([q.key for q in rarest if q.importance == importance] for importance in (0, 1))
     dropped = (*minor, _PLUS_MINUS, *major, _EFFICIENCY, _SPEEDUP_BOUNDS)
-    wide = [Layout(wrap_heads=False, bounds=True), Layout(bounds=True), Layout(wrap_heads=False)]
-    return wide + [Layout(dropped=dropped[:n]) for n in range(len(dropped) + 1)]
+    widest = Layout(wrap_heads=False, bounds=True, major_bounds=True)
+    wide = [replace(widest, major_bounds=False), Layout(bounds=True), Layout(wrap_heads=False)]
+    return [widest, *wide] + [Layout(dropped=dropped[:n]) for n in range(len(dropped) + 1)]
 
 
 def _quantities() -> list[Quantity]:
@@ -85,7 +88,8 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
     for q in _quantities():
         if q.key not in layout.dropped and (not brief or _differs(q, points)):
             head = q.head.replace("/", "\n/") if layout.wrap_heads else q.head
-            add(head, partial(PointAnalysis.of, q=q), partial(_interval, q.interval, bounds=not brief))
+            has_bounds = not brief or (layout.major_bounds and q.importance > 1)
+            add(head, partial(PointAnalysis.of, q=q), partial(_interval, q.interval, bounds=has_bounds))
     columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [len(p.samples) for p in points]))
     return columns
 
@@ -196,7 +200,7 @@ def brief_legend(analysis: StudyAnalysis) -> str:
     if _differs_from_times(analysis):
         text += f"; {BY_BLOCK}"
     if any(p.cost for p in analysis.points):
-        text += f"; cost: {analysis.question.price_per_node_hour:g} a node-hour"
+        text += f"; cost: {price_text(analysis.question.price_per_node_hour)} a node-hour"
     return text
 
 
@@ -215,6 +219,6 @@ def legend(analysis: StudyAnalysis) -> str:
         text += "; n: finished of all" + (f" ({others}: not in the times)" if others else "")
     for q in _quantities():
         if q.legend and any(p.of(q) for p in analysis.points):
-            price = f"{analysis.question.price_per_node_hour or 0:g}"
+            price = price_text(analysis.question.price_per_node_hour)
             text += f"; {q.head}: {q.legend.format(price=price, energy_source=analysis.energy_source)}"
     return text + "."

@@ -6,13 +6,15 @@ copying.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 
 from rich.console import Console
 
 from raypar import units
+from raypar.analysis.points import hourly_price
 from raypar.analysis.question import TRAIN_TIME
 from raypar.analysis.recommend import Candidate, Decision, Recommendation, Settling, could_be_worse
 from raypar.analysis.stats import Estimate
@@ -22,18 +24,27 @@ from raypar.reporting.documents import Document
 from raypar.reporting.sentences import batch_lines, distrust
 from raypar.reporting.text import Column, fits_at_words, print_line, print_paragraph, print_table
 from raypar.study.memory_fit import LIBRARIES_BYTES, MOST_ON_GPU, MemoryFit
-from raypar.study.quantity import PACKAGES, View, limited, of_view
+from raypar.study.price import price_text
+from raypar.study.quantity import PACKAGES, Quantity, View, limited, of_view
 from raypar.study.trial import gain, point_label
 
 MAX_ROWS = 15
 MAX_TIED = 2  # tied points that a line lists
 
 
-def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bool) -> list[Column]:
+class Intervals(Enum):
+    """Columns of the table with intervals, from the widest table to the narrowest."""
+
+    ALL = auto()
+    TIMES = auto()
+    NONE = auto()
+
+
+def _columns(advice: Recommendation, rows: Sequence[Candidate], intervals: Intervals) -> list[Column]:
     """Return the table's columns; quantities that no row has are omitted."""
     metric = advice.question.metric
     marks = [(">" if c is advice.chosen else " ") + ("*" if _is_starred(c) else " ") for c in rows]
-    times = [units.seconds_interval(c.time_s, bounds=intervals) for c in rows]
+    times = [units.seconds_interval(c.time_s, bounds=intervals is not Intervals.NONE) for c in rows]
     every = [
         Column("", marks),
         Column("point", [point_label(c.point) for c in rows], is_prose=True),
@@ -41,10 +52,14 @@ def _columns(advice: Recommendation, rows: Sequence[Candidate], *, intervals: bo
         Column("time", times, True),
         Column(metric, [advice.question.judged_by.show(_value(c.metric)) for c in rows], True),
         Column("eff.", [units.percent(_value(c.efficiency)) for c in rows], True),
-        *(Column(q.head, [q.text(_value(c.of(q))) for c in rows], True) for q in of_view(View.CHOICE)),
+        *(Column(q.head, [_shown(q, c.of(q), intervals) for c in rows], True) for q in of_view(View.CHOICE)),
         Column("excluded because", [c.exclusion for c in rows], is_prose=True),
     ]
     return [*every[:4], *(column for column in every[4:] if set(column.cells) - {units.MISSING, ""})]
+
+
+def _shown(q: Quantity, estimate: Estimate | None, intervals: Intervals) -> str:
+    return q.interval(estimate) if estimate and intervals is Intervals.ALL else q.text(_value(estimate))
 
 
 def _is_starred(c: Candidate) -> bool:
@@ -136,9 +151,9 @@ def print_recommendation(console: Console, view: RecommendView) -> None:
     print_paragraph(console, f"Study {study}: {view.objective}.")
     console.print()
     rows = view.candidates[:MAX_ROWS]
-    columns = _columns(advice, rows, intervals=True)
-    if not fits_at_words(columns, console.width, console.encoding):
-        columns = _columns(advice, rows, intervals=False)
+    every = (_columns(advice, rows, intervals) for intervals in Intervals)
+    fitting = (columns for columns in every if fits_at_words(columns, console.width, console.encoding))
+    columns = next(fitting, _columns(advice, rows, Intervals.NONE))
     print_table(console, columns, ["bold" if c is advice.chosen else "dim" if c.exclusion else "" for c in rows])
     console.print()
     for text in filter(None, (*view.answer_lines, view.to_settle)):
@@ -281,7 +296,13 @@ def _why(advice: Recommendation, chosen: Candidate) -> str:
     counts = [c.num_workers or 0 for c in advice.rivals]
     name = point_label(chosen.point)
     reason = f"{name} has the fewest workers"
-    if min(counts) < num_workers:
+    price = advice.question.price_per_node_hour
+    hourly = [hourly_price(c, price) or 0.0 for c in (chosen, *advice.rivals)]
+    if isinstance(price, Mapping) and len({*hourly}) > 1:
+        reason = f"machines of {name} cost the least"
+        if hourly[0] > min(hourly):
+            reason = f"cheaper machines are slower by more than {units.percent(advice.question.margin)} (medians)"
+    elif min(counts) < num_workers:
         reason = f"those with fewer workers are slower by more than {units.percent(advice.question.margin)} (medians)"
     elif min(counts) == num_workers:
         reason = f"{name} has the smallest median time of those with as few workers"
@@ -341,7 +362,8 @@ def _notes(advice: Recommendation, hidden: Sequence[Candidate]) -> Iterator[str]
     elif advice.time_metric != TRAIN_TIME:
         yield "Times are of whole trials: raypar can't instrument this training code."
     if any(c.cost for c in advice.candidates):
-        yield "Cost: nodes × hours of the time shown × price of a node-hour."
+        price = price_text(advice.question.price_per_node_hour)
+        yield f"Cost: nodes × hours of the time shown × {price}, the price of a node-hour."
     if any(c.energy_j for c in timed):
         source, shared = advice.energy_source, "; a package's energy includes everything that runs on it, and idling"
         yield f"Energy: of {source} in the time shown{shared if PACKAGES in source else ''}."

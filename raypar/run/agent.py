@@ -108,6 +108,7 @@ class News:
         verdicts: whether its ranks continue after each report, from the first report without a known verdict.
         rest: the same for all further reports; None: rank 0 may make some.
         is_killed: its ranks are to be killed.
+        hangs: because they hang.
         is_closing: there are no more trials.
     """
 
@@ -116,6 +117,7 @@ class News:
     verdicts: tuple[bool, ...] = ()
     rest: bool | None = None
     is_killed: bool = False
+    hangs: bool = False
     is_closing: bool = False
 
 
@@ -134,8 +136,8 @@ class AgentCalls(Protocol):
         """Wait for the broker's verdict on a report. Returns whether to continue: the same for all ranks."""
         ...
 
-    def wait_for_kill(self, turn: int) -> bool:
-        """Return True when the ranks of a trial have to be killed, False when the next one begins."""
+    def wait_for_kill(self, turn: int) -> tuple[bool, bool]:
+        """Wait until a trial's ranks are to be killed or the next begins. Returns whether to kill, and if they hang."""
         ...
 
 
@@ -194,9 +196,9 @@ class Agent:
             return news.verdicts[index]
         return not is_void(news) and bool(news.rest)
 
-    def wait_for_kill(self, turn: int) -> bool:
+    def wait_for_kill(self, turn: int) -> tuple[bool, bool]:
         news = self._wait_for(lambda news: news.number != turn or news.is_killed or news.is_closing)
-        return news.number == turn and news.is_killed
+        return news.number == turn and news.is_killed, news.hangs
 
     def _wait_for(self, condition: Callable[[News], bool]) -> News:
         with self._changed:

@@ -137,7 +137,7 @@ class Broker:
         if (running := self._dispatcher.attempt_in(gang, last.number)) is None:
             return replace(last, verdicts=(), is_closing=is_closing)
         verdicts = running.verdicts(len(last.verdicts), self._config.in_lockstep)
-        return News(last.number, None, verdicts, running.rest, running.kill_requested, is_closing)
+        return News(last.number, None, verdicts, running.rest, running.kill_requested, running.hangs, is_closing)
 
     async def wait_until_over(self, gang_id: str, turn: int) -> None:
         """Wait until the ends of all ranks of a gang's trial are known."""

@@ -29,7 +29,8 @@ from raypar.study.trial import Placement
 from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
 
 # Train reads these in the processes that start gangs. The first sets how soon a dead gang is noticed; more frequent
-# polls would slow down the trials that are being timed.
+# polls would slow down the trials that are being timed. The broker itself looks for preempted nodes
+# (`raypar.run.departures`), so that no gang needs Train's watcher, an actor that polls.
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
     "RAY_TRAIN_METRICS_ENABLED": "0",

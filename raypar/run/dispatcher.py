@@ -50,6 +50,7 @@ GANG_START_S = 10.0  # assumed start-up time of a gang, before any has started
 CORES_POLL_S = 5.0  # time between attempts to get cores that another study holds
 NOT_KEPT = "{}: its artifacts were not stored, {}; they are in {} on {}"
 WAITING_FOR_CORES = "a trial waits for cores: {}"
+OF_LOST_NODES = (FailureKind.GANG_LOST, FailureKind.KILLED, FailureKind.PEER_LOST)  # the loss of a node looks like it
 HORIZON = 500  # maximum number of queued trials that a decision considers
 
 
@@ -360,12 +361,14 @@ class Dispatcher:
         if len(attempt.ends) == attempt.gang.placement.num_workers:
             self._pool.release(attempt.gang)
             failure, is_stopped = explained(attempt.failure, attempt.ends), attempt.trial.stop_requested
+            if attempt.hangs and failure is not None and not failure.traceback:
+                failure = replace(failure, traceback=_log_of(attempt.ends.get(failure.rank or 0)))
             if not is_stopped and any(end.cores_held_by for end in attempt.ends.values()):
                 self._wait_for_cores(attempt)
                 return
             if is_stopped and failure and failure.kind in OF_LOST_RANKS:
                 failure = None  # killed because it didn't stop in time; an error in its code would be a failure
-            self._retry_or_conclude(attempt.trial, failure)
+            self._retry_or_conclude(attempt.trial, self._explained_by_nodes(attempt.gang, failure))
             self.dispatch()
 
     def gang_ended(self, gang: Gang, reason: str, error: str) -> None:
@@ -380,7 +383,7 @@ class Dispatcher:
         if trial is not None:
             self._pool.release(gang)
             failure = Failure(FailureKind.GANG_LOST, f"its gang was lost: {reason}", None, error)
-            self._retry_or_conclude(trial, failure)
+            self._retry_or_conclude(trial, self._explained_by_nodes(gang, failure))
         elif not gang.num_turns and not gang.is_closing:
             # It never served a trial, so retrying forever would not help.
             same = (trial for trial in self.trials.queue[:HORIZON] if trial.spec.placement == gang.placement)
@@ -389,7 +392,7 @@ class Dispatcher:
                 self.trials.queue.remove(first)
                 first.num_attempts += 1
                 failure = Failure(FailureKind.GANG_LOST, f"its gang did not start: {reason}", None, error)
-                self._retry_or_conclude(first, failure)
+                self._retry_or_conclude(first, self._explained_by_nodes(gang, failure))
         self.dispatch()
 
     # ---- inside
@@ -513,12 +516,24 @@ class Dispatcher:
         else:
             self._kill_later(trial.attempt, self._config.settings.stop_grace_s)
 
+    def _explained_by_nodes(self, gang: Gang, failure: Failure | None) -> Failure | None:
+        """Return why an attempt failed: its nodes left on purpose, if that is why processes of it were lost."""
+        if failure is None or failure.kind not in OF_LOST_NODES or not (ways := self._pool.departed(gang)):
+            return failure
+        text = ", ".join(f"node {name} {way}" for name, way in ways.items())
+        details = f"{failure.message}\n{failure.traceback}".strip()
+        return replace(failure, kind=FailureKind.PREEMPTED, message=text, traceback=details)
+
     def _retry_or_conclude(self, trial: Trial, failure: Failure | None) -> None:
         """Queue a trial again after an attempt, or conclude it. `failure` is None if the attempt succeeded."""
         if trial.attempt is not None:
             trial.attempt.end()
         notice = self._stopped.note(trial.spec, failure, has_reported=bool(trial.reports))
-        retried = failure is not None and is_retried(failure, trial.num_attempts, self._config.max_retries)
+        num_counted = trial.num_attempts - len(trial.preempted)
+        if failure is not None and failure.kind is FailureKind.PREEMPTED:
+            trial.preempted.append(failure.message)
+            num_counted = len(trial.preempted)
+        retried = failure is not None and is_retried(failure, num_counted, self._config.max_retries)
         is_over = trial.stop_requested or self._stopped.refusal(trial.spec) is not None
         if failure is not None and retried and not is_over:
             self.events.add(TrialRetried(trial.spec, failure.message), trial.uid)
@@ -564,9 +579,15 @@ class Dispatcher:
             failure=failure,
         )
         if attempt is not None:
-            result = replace(result, wall_s=attempt.elapsed_s)
+            conditions = replace(result.conditions, preempted=tuple(trial.preempted))
+            result = replace(result, wall_s=attempt.elapsed_s, conditions=conditions)
         trial.phase, trial.result = TrialPhase.OVER, result
         self.durations.note_end(result)
         self.events.add(TrialEnded(result), trial.uid)
         if trial.released:
             self.trials.drop(trial)
+
+
+def _log_of(end: RankEnd | None) -> str:
+    """Return the end of the log of a rank that raypar has killed: what it, and NCCL's RAS, said last."""
+    return end.failure.traceback if end is not None and end.failure is not None and end.was_killed else ""

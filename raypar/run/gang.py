@@ -27,6 +27,7 @@ from raypar.gpus import VISIBLE, VISIBLE_AMD
 from raypar.measure.telemetry import this_machine
 from raypar.run.agent import Agent, AgentCalls, Ended, Moved, Ready, Reported, Welcome, agent_at, serve_node
 from raypar.run.locks import Holder, locked_cores
+from raypar.run.nccl_ras import ASK_S, listening, note_status
 from raypar.run.pool import Greeting, Turn, start_rank
 from raypar.run.ranks import ForkClient, RankEnd, RankProcess, await_end, supervise
 from raypar.study.trial import Placement
@@ -270,7 +271,8 @@ def _run_turn(
         The rank's end, and a function that waits for the end of its process.
     """
     me = Holder.here(turn.spec.study, ())
-    with locked_cores(me, to_lock := turn.to_lock.get(context.rank, ())) as holder:
+    to_lock, device = turn.to_lock.get(context.rank, ()), turn.spec.placement.device
+    with locked_cores(me, to_lock) as holder, listening(context, device, os.environ) as context:
         if holder:
             return RankEnd(cores_held_by=holder), _nothing
         make_private_folder(job.settings.log_dir)
@@ -289,7 +291,11 @@ def _supervised(process: RankProcess, agent: AgentCalls, number: int, job: Trial
     rank, over = context.rank, threading.Event()
 
     def kill_on_request() -> None:
-        if agent.wait_for_kill(number) and not over.is_set():
+        is_to_be_killed, hangs = agent.wait_for_kill(number)
+        if is_to_be_killed and not over.is_set():
+            if hangs and job.spec.placement.device == "cuda":
+                # Its peers are asked as well, so they must live until then.
+                note_status(context, os.environ, job.log_path(rank)) if rank == 0 else over.wait(ASK_S)
             process.kill()
 
     threading.Thread(target=kill_on_request, daemon=True).start()

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError
 
 from raypar.measure.telemetry import this_machine
 from raypar.run.cluster import node_types
+from raypar.run.departures import Departures
 from raypar.run.gang import loss_reason, train_gang
 from raypar.run.placement import Node, NodeAssignment, needed
 from raypar.run.pool import MACHINE_LABEL, Gang, GangPolicy, Greeting, OnEnd, Pool
@@ -35,7 +36,8 @@ class GangPool(Pool):
     _own_ray: ProcessTree | None = None  # until its processes have left the cores of the trials
 
     def __init__(self, settings: RunSettings, policy: GangPolicy) -> None:
-        super().__init__(alive_nodes(), settings, policy)
+        self._departures = Departures()
+        super().__init__(alive_nodes(self._departures.draining()), settings, policy)
         self._loop = asyncio.get_running_loop()
         self._broker = ray.get_runtime_context().current_actor
         self._agents: dict[tuple[str, str], Any] = {}  # by node and revision
@@ -52,22 +54,30 @@ class GangPool(Pool):
         """Look up the nodes; return whether they have changed. (A private Ray never gets new nodes.)"""
         if self._policy.owns_cluster:
             return False
-        before, self.nodes = self.nodes, alive_nodes()
+        before, self.nodes = self.nodes, alive_nodes(self._departures.draining())
         has_changed = {node.id for node in before} != {node.id for node in self.nodes}
         if has_changed:
             self.give_up_lost()
         return has_changed
 
     def give_up_lost(self) -> None:
-        """Close the gangs that are starting on a lost node; Ray would wait a minute for it.
+        """Close the gangs on nodes that are lost or draining.
 
-        Waiting trials can then use other gangs. A gang that Ray has placed elsewhere leaves once it is up.
+        For one that is starting, Ray would wait a minute. Waiting trials can then use other gangs. A gang that Ray has
+        placed elsewhere leaves once it is up, and one with a trial after that.
         """
         alive = {node.id for node in self.nodes}
         for gang in self.gangs.values():
-            if gang.phase is GangPhase.STARTING and not alive.issuperset(gang.nodes):
-                gang.close()
+            if alive.issuperset(gang.nodes):
+                continue
+            was_starting = gang.phase is GangPhase.STARTING
+            gang.close()
+            if was_starting:
                 _free_place(gang)
+
+    def departed(self, gang: Gang) -> dict[str, str]:
+        """Return how nodes of a gang left on purpose, see `Pool.departed`."""
+        return {} if self._policy.owns_cluster else self._departures.of(gang.nodes)
 
     def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
         """Show the autoscaler what gangs of these placements need, as pending placement groups; return the new ones."""
@@ -186,8 +196,8 @@ def _labels(placement: Placement) -> list[dict[str, str]] | None:
     return [dict([node_label_of(label)])] * placement.num_workers if label else None
 
 
-def alive_nodes() -> tuple[Node, ...]:
-    """Return Ray's nodes that are up. Nodes with the same host name and address are on one machine."""
+def alive_nodes(draining: Collection[str] = ()) -> tuple[Node, ...]:
+    """Return Ray's nodes that are up and not draining. Nodes with one host name and address are on one machine."""
     return tuple(
         Node(
             node["NodeID"],
@@ -196,5 +206,5 @@ def alive_nodes() -> tuple[Node, ...]:
             node["Labels"],
         )
         for node in ray.nodes()
-        if node["Alive"]
+        if node["Alive"] and node["NodeID"] not in draining
     )

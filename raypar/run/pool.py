@@ -203,6 +203,10 @@ class Pool:
         """Look up the nodes; return whether they have changed."""
         return False
 
+    def departed(self, gang: Gang) -> dict[str, str]:
+        """Return how nodes of a lost gang left on purpose, or are leaving: ``{"spot-3": "was preempted"}``."""
+        return {}
+
     def request_nodes(self, placements: Collection[Placement]) -> list[Placement]:
         """Request nodes for gangs of exactly these placements; return the new placements."""
         return []

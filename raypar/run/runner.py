@@ -128,8 +128,13 @@ def ends_training(spec: TrialSpec, report: Mapping[str, float], metric: str) -> 
 
 
 def is_retried(failure: Failure, attempt: int, max_retries: int) -> bool:
-    """Return whether a trial whose attempt of this number (from 1) failed is started again."""
-    return failure.kind.traits.is_retried and attempt <= max_retries
+    """Return whether a trial whose attempt of this number (from 1) failed is started again.
+
+    Args:
+        attempt: among those that count for this kind of failure: preempted attempts have their own limit.
+    """
+    traits = failure.kind.traits
+    return traits.is_retried and attempt <= (max_retries if traits.own_retries is None else traits.own_retries)
 
 
 class StoppedPoints:

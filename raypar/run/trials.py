@@ -39,6 +39,7 @@ class Trial:
     num_decided: int = 0  # reports that Tune has decided on
     stop_requested: bool = False  # it ends at its next report
     failed_on: set[str] = field(default_factory=set)  # machines whose GPU failed while it ran there
+    preempted: list[str] = field(default_factory=list)  # of each attempt that it was lost with: its nodes, and how
     released: bool = False  # Tune no longer needs it
     # Time of the last call of Tune's trainable for it; infinite during a call.
     followed_s: float = field(default_factory=time.monotonic)
@@ -85,6 +86,7 @@ class Attempt:
     )  # ranks at a report that rank 0 has not made
     answers: dict[int, bool] = field(default_factory=dict)  # by report: whether to continue, the same for every rank
     kill_requested: bool = False  # its ranks are to be killed
+    hangs: bool = False  # that is why
     ends: dict[int, RankEnd] = field(default_factory=dict)  # of the ranks that have ended
     failure: Failure | None = None  # why it failed, judging by the ranks that have ended
     timers: list[Timer] = field(default_factory=list)  # timers that would end it
@@ -139,8 +141,9 @@ class Attempt:
         return self.answers.setdefault(index, not self.trial.stop_requested)
 
     def kill(self, failure: Failure | None = None) -> None:
-        """Request that its ranks be killed. The failure is the reason, unless something else failed first."""
+        """Request that its ranks be killed. The failure, a hang, is the reason, unless something else failed first."""
         if not self.is_over:
+            self.hangs = self.hangs or (failure is not None and not self.kill_requested)
             self.failure = self.failure or failure
             self.kill_requested = True
 

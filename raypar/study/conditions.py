@@ -117,6 +117,7 @@ class Conditions:
         num_beside: maximum number of other trials of the study at the same time.
         num_sharing: the same for trials on one of its machines.
         num_sharing_network: the same for trials over several machines, if it ran on several itself.
+        preempted: of each earlier attempt that was lost with its nodes: which, and how: "node spot-3 was preempted".
         shared_with: names of other studies on its machine, separated by commas; empty: none.
         stalls_s: stalled seconds of each timed step, see `raypar.measure.telemetry`.
         energy_of: what its energy includes: "CPU packages", "GPUs" or both; empty: it has none.
@@ -130,6 +131,7 @@ class Conditions:
     num_beside: int | None = None
     num_sharing: int | None = None
     num_sharing_network: int | None = None
+    preempted: tuple[str, ...] = ()
     shared_with: str = ""
     stalls_s: tuple[float, ...] = ()
     energy_of: str = ""

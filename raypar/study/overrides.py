@@ -9,6 +9,7 @@ from typing import Any
 
 from raypar.errors import Mistake, StudyError
 from raypar.study.options import OPTIONS
+from raypar.study.price import prices_of
 from raypar.study.space import DOMAINS, MAKERS, Domain, Grid, Value, examples, problem
 from raypar.study.study import WHOLE_NUMBERS, Study, options_of, whole_number_mistake
 from raypar.study.validation import unknown_option, validate_value
@@ -101,7 +102,12 @@ def _merged(study: Study, chosen: Mapping[str, Value | Domain]) -> dict[str, Any
             space.pop(key, None)
             baseline.pop(key, None)
             config[key] = value
-    return {"space": space, "config": config, "baseline": baseline}
+    merged = {"space": space, "config": config, "baseline": baseline}
+    if "node_label" in chosen:
+        value = chosen["node_label"]
+        labels = examples(value) if isinstance(value, DOMAINS) else (value,)
+        merged["price_per_node_hour"] = prices_of(study.price_per_node_hour, labels)
+    return merged
 
 
 def split_setting(setting: str) -> tuple[str, str]:

@@ -226,7 +226,6 @@ COST = Quantity(
     about="in the currency of the price.",
     head="cost",
     show=functools.partial(units.number, significant=3),
-    show_interval=lambda e: units.number(e.value, 3),
     views=_OF_POINTS | View.FRONT,
     of_trial=lambda _: None,
     of_repeats=Repeats.DERIVED,

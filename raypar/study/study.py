@@ -13,6 +13,7 @@ from raypar.errors import Mistake, StudyError, closest, shortened, suggest
 from raypar.study.blocks import MIN_BLOCKS, block, num_first_blocks
 from raypar.study.metric import Metric
 from raypar.study.options import ON_CPU, OPTIONS, Auto, affinity_width, known_options, resolve
+from raypar.study.price import Price, price_mistakes
 from raypar.study.script_settings import leaves_out_nothing
 from raypar.study.space import (
     DOMAINS,
@@ -96,8 +97,9 @@ class Study:
         max_concurrent_trials: None: trials share no machine, so they run one at a time on each. A number: this many
             trials run at a time and may share machines, each on separate cores; 1: one at a time, wherever it runs.
         description: the question, for people; empty: the file's docstring.
-        price_per_node_hour: cost of a machine for an hour, in any currency; None: no costs are shown. A new price
-            doesn't rerun trials.
+        price_per_node_hour: cost of a machine for an hour, in any currency, or the cost of each kind of machine by
+            ``node_label``: ``{"type=a": 0.8, "type=b": 4.1}``; None: no costs are shown. A new price doesn't rerun
+            trials.
 
     Raises:
         StudyError: with every mistake in it.
@@ -122,7 +124,7 @@ class Study:
     mode: str = ""
     max_concurrent_trials: int | None = None
     description: str = ""
-    price_per_node_hour: float | None = None
+    price_per_node_hour: Price | None = None
 
     def __post_init__(self) -> None:
         for key in _MAPPINGS:
@@ -265,10 +267,7 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
         if value is not None or key != "max_concurrent_trials":
             yield from filter(None, [whole_number_mistake(key, key, value)])
     yield from _until_mistakes(study)
-    price = study.price_per_node_hour
-    if price is not None and not (_is_number(price) and price > 0):
-        hint = "set price_per_node_hour=2.5, or leave it out"
-        yield Mistake("price_per_node_hour", price, "must be a number greater than 0", hint=hint)
+    yield from price_mistakes(study.price_per_node_hour, _node_labels(study))
     if isinstance(study.mode, str) and study.mode not in ("max", "min", ""):
         yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='set mode="max" for an accuracy')
     if isinstance(study.metric, Metric):
@@ -278,6 +277,16 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
         if isinstance(value, (str, int, float, type, Mapping, list, tuple)):
             what = "a class, not one of its objects" if isinstance(value, type) else f"a {type(value).__name__}"
             yield Mistake(key, value, f"is {what}", hint=f"give an object of ray.tune: {key}={example}")
+
+
+def _node_labels(study: Study) -> dict[str, list[Value]]:
+    """Return every ``node_label`` of the study that is text or None, by the place where it is given."""
+    for name in ("space", "config"):
+        if "node_label" in (given := _mapping(study, name)):
+            value = given["node_label"]
+            values = examples(value) if isinstance(value, DOMAINS) else (value,)
+            return {f"{name}['node_label']": [each for each in values if isinstance(each, str | None)]}
+    return {}
 
 
 def whole_number_mistake(key: str, where: str, value: object) -> Mistake | None:

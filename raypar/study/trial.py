@@ -132,10 +132,12 @@ class FailureTraits:
     Attributes:
         is_retried: the trial is restarted, since the next attempt may succeed.
         is_deterministic: it comes from the trial's code or its needs, so trials of the same point may fail alike.
+        own_retries: maximum number of restarts for this reason, instead of the study's ``max_retries``; None: those.
     """
 
     is_retried: bool = False
     is_deterministic: bool = False
+    own_retries: int | None = None
 
 
 class FailureKind(StrEnum):
@@ -158,6 +160,8 @@ class FailureKind(StrEnum):
     PEER_LOST = "peer_lost", FailureTraits(is_retried=True)
     HUNG = "hung", FailureTraits(is_retried=True)  # exceeded its time limit
     GANG_LOST = "gang_lost", FailureTraits(is_retried=True)  # a worker, node or controller of the gang died
+    # A node of its gang left on purpose: a preempted spot machine, or one that was removed from the cluster.
+    PREEMPTED = "preempted", FailureTraits(is_retried=True, own_retries=20)
     REFUSED = "refused"  # could never be placed
     SKIPPED = "skipped"  # never started: the first attempts at its point had all ended with one error
     INVALID = "invalid"  # no trial can be trained with the workload's data or model: ends the study

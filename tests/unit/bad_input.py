@@ -195,6 +195,13 @@ STUDIES = (
         "max_retries=-1, num_trials=0, max_concurrent_trials=0, price_per_node_hour=0",
         "set max_retries=0 | set num_trials=1 | set max_concurrent_trials=1 | set price_per_node_hour=2.5",
     ),
+    study(
+        "prices of other kinds than the study has",
+        "space={'node_label': grid('type=a', 'type=b')}, price_per_node_hour={'type=a': -1, 'type=c': 2.5, 'b': 1}",
+        "4 mistakes | price_per_node_hour['type=a'] = -1 | price_per_node_hour['type=c'] = 2.5: no point has this | "
+        "price_per_node_hour['b'] = 1: its key must be a label | space['node_label'] = 'type=b': has no price",
+    ),
+    study("prices without a label", "price_per_node_hour={'type=a': 1}", "needs points that name their kind"),
     study("mappings of other types", "config='lr=0.1', baseline=1", "set config={", "set baseline={"),
     study("a grid for a searcher", "space={'lr': grid(0.1, 0.2)}, searcher=object()", "write choice(0.1, 0.2)"),
     study("values out of bounds", "space={'epochs': grid(0), 'lr': uniform(-1, 1)}", "epochs'] = 0 | space['lr'] = -1"),

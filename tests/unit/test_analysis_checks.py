@@ -191,7 +191,13 @@ CASES = {
         (of_code("py3.11:2", "py3.11:2"), None),
         (of_code("an unknown digest", "py3.11:2"), None),
     ],
-    "retried": [(changed(3, attempts=2), "1 of 12 trials * num_workers=1 #4 (attempt 2).")],
+    "retried": [
+        (changed(3, attempts=2), "1 of 12 trials * num_workers=1 #4 (attempt 2)."),
+        (
+            changed(3, attempts=2, environment={"cores": [[0]], "preempted": ["node s3 was preempted"]}),
+            "1 of 12 trials began again after their nodes had left: num_workers=1 #4 (node s3 was preempted).",
+        ),
+    ],
     "stalled": [
         (
             changed(7, environment={"cores": [[0]], "stalls_s": [10.4, 4.0]}),

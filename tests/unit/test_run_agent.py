@@ -87,11 +87,11 @@ def test_no_rank_waits_for_a_report_of_a_trial_that_is_killed_or_over(agent, bro
     broker.answer(News(1, TURN))
     assert agent.next_turn(0) == TURN
     waiting, killed = calls(agent.verdict, 1, 0), calls(agent.wait_for_kill, 1)
-    broker.answer(News(1, is_killed=True))
-    assert killed.result(LIMIT_S) is True and waiting.result(LIMIT_S) is False
+    broker.answer(News(1, is_killed=True, hangs=True))
+    assert killed.result(LIMIT_S) == (True, True) and waiting.result(LIMIT_S) is False
     broker.answer(News(2, replace(TURN, attempt=2)))
     assert agent.next_turn(1).attempt == 2
-    assert agent.wait_for_kill(1) is False and agent.verdict(1, 0) is False
+    assert not agent.wait_for_kill(1)[0] and agent.verdict(1, 0) is False
 
 
 def test_what_happens_during_a_call_to_the_broker_goes_along_with_the_next(broker, calls):

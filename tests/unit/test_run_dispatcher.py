@@ -64,6 +64,10 @@ class PaperPool(GangPool):
     def __init__(self, nodes):
         Pool.__init__(self, nodes, RunSettings(Path("/logs")), GangPolicy(True, 4))
         self.seen, self.requested, self.num_started = nodes, [], 0
+        self.leaving = {}  # nodes that left on purpose, and how
+
+    def departed(self, gang):
+        return {node: self.leaving[node] for node in gang.nodes if node in self.leaving}
 
     def refresh(self):
         changed, self.seen = self.seen != self.nodes, self.nodes
@@ -373,6 +377,86 @@ def test_a_crashed_trial_is_retried_first_up_to_its_last_attempt(failure):
     assert run.running("b").number == 1
 
 
+PEER_LOST = Failure(FailureKind.PEER_LOST, "RuntimeError: gloo: Connection closed by peer", 0, "its traceback")
+
+
+@pytest.mark.parametrize("failure", [GANG_LOST, KILLED, PEER_LOST])
+def test_preempted_attempts_are_retried_without_counting_as_failures(failure):
+    run = Run(specs(1), max_retries=1)
+    run.define("a")
+
+    def lose(*, with_notice):
+        run.workers_come_up()
+        run.pool.leaving = {"n0": "was preempted"} if with_notice else {}
+        gang = run.running("a").gang
+        if failure is GANG_LOST:
+            run.lose_gang(gang)
+        else:
+            run.end("a", RankEnd(failure=failure))
+
+    for with_notice in (True, False, True, True):
+        lose(with_notice=with_notice)
+    assert [event.reason for event in run.of(TrialRetried)] == [
+        *("node n0 was preempted", failure.message, "node n0 was preempted", "node n0 was preempted")
+    ]
+    run.workers_come_up()
+    run.end("a")
+    result = run.results[0]
+    assert (result.attempts, result.failure, result.state) == (5, None, TrialState.FINISHED)
+    assert result.conditions.preempted == ("node n0 was preempted",) * 3
+
+
+def test_failures_count_beside_preemptions():
+    run = Run(specs(1), max_retries=1)
+    run.define("a")
+    for leaving in ({"n0": "was preempted"}, {}, {"n0": "was stopped"}, {}):
+        run.workers_come_up()
+        run.pool.leaving = leaving
+        run.end("a", RankEnd(failure=KILLED))
+    assert len(run.of(TrialRetried)) == 3
+    assert (run.results[0].failure, run.results[0].attempts) == (KILLED, 4)
+
+
+def test_a_trial_is_not_preempted_without_end():
+    run = Run(specs(1), max_retries=1)
+    run.define("a")
+    run.pool.leaving = {"n0": "was preempted"}
+    most = FailureKind.PREEMPTED.traits.own_retries
+    for _ in range(most + 1):
+        run.workers_come_up()
+        run.end("a", RankEnd(failure=KILLED))
+    details = "rank 0 was killed by SIGKILL"
+    assert run.results[0].failure == Failure(FailureKind.PREEMPTED, "node n0 was preempted", 0, details)
+    assert run.results[0].attempts == most + 1
+
+
+@pytest.mark.parametrize("kind", [FailureKind.ERROR, FailureKind.CRASH, FailureKind.HUNG, FailureKind.OUT_OF_MEMORY])
+def test_what_a_node_that_leaves_does_not_explain_stays_a_failure(kind):
+    run = Run(specs(1), max_retries=0)
+    run.define("a")
+    run.workers_come_up()
+    run.pool.leaving = {"n0": "was preempted"}
+    failure = Failure(kind, "no", 0)
+    run.end("a", RankEnd(failure=failure))
+    assert run.results[0].failure == failure and not run.results[0].conditions.preempted
+
+
+def test_a_gang_on_a_node_that_leaves_ends_with_its_trial_and_takes_no_other():
+    run = Run(specs(1, 1, 1), cluster(4, 4))
+    run.define("a", "b", "c")
+    run.workers_come_up()
+    first, second = run.running("a").gang, run.running("b").gang
+    leaving = run.pool.nodes[[node.id for node in run.pool.nodes].index(*first.nodes)]
+    run.pool.nodes = tuple(node for node in run.pool.nodes if node is not leaving)
+    run.it.check()
+    assert run.running("a").gang is first  # goes on while the node lives
+    run.end("a")
+    assert first.phase is GangPhase.CLOSING and len(run.started) == 2
+    run.end("b")
+    assert run.running("c").gang is second
+    assert [(e.num_nodes, e.num_slots) for e in run.of(ClusterChanged)] == [(1, 1)]
+
+
 ECC = Failure(FailureKind.DEVICE, "AcceleratorError: CUDA error: uncorrectable ECC error encountered", 1)
 
 
@@ -594,9 +678,19 @@ def test_a_trial_over_its_time_limit_is_killed_as_hung():
     for is_killed in (False, True):
         run.wait(4.9)
         assert attempt.kill_requested is is_killed
-    run.end("a", RankEnd(failure=KILLED, was_killed=True))
+    assert attempt.hangs
+    run.end("a", RankEnd(failure=replace(KILLED, traceback="NCCL's RAS, …"), was_killed=True))
     log = f"/logs/{run.specs[0].identity}/attempt1-rank0.log"
-    assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", log_path=log)
+    # With the end of the log, where NCCL says which ranks wait.
+    assert run.results[0].failure == Failure(FailureKind.HUNG, "took longer than 5 s", None, "NCCL's RAS, …", log)
+
+
+def test_a_trial_that_is_killed_for_a_failure_does_not_hang():
+    run = one_running(num_workers=2, trial_timeout_s=5.0, max_retries=0)
+    attempt = run.running("a")
+    run.it.rank_ended(attempt, 1, RankEnd(failure=KILLED))
+    run.wait(6.0)
+    assert attempt.kill_requested and not attempt.hangs
 
 
 def test_a_stopped_trial_ends_at_its_next_report_or_is_killed():
