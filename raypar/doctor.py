@@ -27,6 +27,7 @@ from raypar import units
 from raypar.errors import ClusterError, DataError, RayparError, StoreError
 from raypar.gpus import Gpu, NoDriver, all_gpus, nvml, torch_problem, visible_gpus
 from raypar.masking import masked
+from raypar.observe.quota import cpu_quota
 from raypar.provenance import cpu_model, versions
 from raypar.reporting.listings import CheckResult
 from raypar.run.cluster import joined_cluster, this_machine, versions_of_nodes
@@ -49,7 +50,6 @@ MIN_FREE_BYTES = 2 * 1024**3
 MIN_OPEN_FILES = 4096  # Ray's own advice
 MAX_OTHER_LOAD = 0.1  # of the cores
 LOAD_WINDOW_S = 0.5
-CGROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -73,7 +73,7 @@ def examine(project_dir: Path, tracking_uri: str, address: str | None = None) ->
         installed_versions,
         versions_in_range,
         cores,
-        cpu_quota,
+        quota_of_cpus,
         pinning,
         other_load,
         memory,
@@ -149,17 +149,15 @@ def cores() -> CheckResult:
     return CheckResult("cores", f"{len(threads)} ({cpu_model()}){shared if physical < len(threads) else ''}")
 
 
-def cpu_quota(folder: Path = CGROUPS) -> Iterator[CheckResult]:
-    """Yield a failed check if a container's CPU quota is below its number of cores, which pauses trials."""
-    try:  # cgroup v2: "max 100000", or the quota and its period in microseconds
-        quota, period = (folder / "cpu.max").read_text().split()
-        allowed = int(quota) / int(period)
-    except (OSError, ValueError):
-        return
-    if allowed < (count := len(allowed_cores())):
-        cpuset = f"docker run --cpuset-cpus 0-{max(0, int(allowed) - 1)}"
-        fix = f"give the container whole cores ({cpuset}): over quota, the kernel pauses trials until the next period"
-        yield CheckResult("CPU quota", f"{allowed:g} of {count} cores", False, fix)
+def quota_of_cpus() -> Iterator[CheckResult]:
+    """Yield a failed check if a container's CPU quota leaves it no cores of its own."""
+    quota, num_allowed = cpu_quota(), len(allowed_cores())
+    if quota < num_allowed:
+        usable = units.counted(len(host_cores()), "core")
+        detail = f"{quota:g} of {num_allowed} cores: raypar uses {usable}, and can't pin workers to cores of their own"
+        cpuset = f"docker run --cpuset-cpus 0-{max(0, int(quota) - 1)}"
+        fix = f"give the container whole cores: {cpuset}; in Kubernetes, whole CPUs and the static CPU manager"
+        yield CheckResult("CPU quota", detail, False, fix)
 
 
 def pinning() -> CheckResult:

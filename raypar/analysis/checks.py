@@ -293,8 +293,8 @@ def retried(evidence: Evidence) -> Iterator[Finding]:
 
 
 @check(
-    "Run the study on a system that can bind processes to cores (Linux): others move workers between "
-    "cores, and onto each other's."
+    "Run the study on a system that can bind processes to cores (Linux; a container needs whole cores of its own): "
+    "others move workers between cores, and onto each other's."
 )
 def shared_cores(evidence: Evidence) -> Iterator[Finding]:
     unpinned = [r for r in evidence.finished if () in r.conditions.of_ranks("cores")]

@@ -101,10 +101,11 @@ command("store:rename", "Give a study another name.", of=store)
 command("store:delete", "Delete a study.", of=store)
 command("store:sync", "Upload results that are not in the store yet.", of=store)
 
-cluster = group("cluster", "Follow or stop a study on a cluster, or add a machine to one.")
+cluster = group("cluster", "Follow or stop a study, add a machine, or use Kubernetes.")
 command("cluster:attach", "Follow a submitted study to its end.", of=cluster)
 command("cluster:stop", "Stop a submitted study; its finished trials are kept.", of=cluster)
 command("cluster:add_node", "Print the commands that add a machine to a cluster.", name="add-node", of=cluster)
+command("kubernetes:kubernetes", "Print a study as a KubeRay job for Kubernetes.", of=cluster)
 
 model = group("model", "List workloads; count, profile, fit, predict or sample networks.")
 command("store:workloads", "List the workloads that ship with raypar, or show one.", name="list", of=model)

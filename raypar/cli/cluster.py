@@ -137,22 +137,32 @@ def dashboard_in(flags: RunFlags) -> str | None:
     """Return the dashboard to submit to; None: run here. Raises RayparError for flags that exclude submission."""
     from raypar.run.jobs import check_dashboard
 
-    address, data_dir, tracking_uri = flags.address, flags.data_dir, flags.tracking_uri
+    address = flags.address
     if address is None or not address.startswith(("http://", "https://")):
         return None
     check_dashboard(address)
     for flag in all_flags():
         if not flag.is_submitted and getattr(flags, flag.name):
             raise RayparError(f"--address {address} and {flag.word} exclude each other", hint="leave one out")
+    check_on_head(flags, "set MLFLOW_TRACKING_URI before the head's Ray starts")
+    return address
+
+
+def check_on_head(flags: RunFlags, other_way: str) -> None:
+    """Raise RayparError for values that don't apply on a cluster's head, or would show its users a password.
+
+    Args:
+        other_way: how to give the head a tracking URI with a password.
+    """
+    data_dir, tracking_uri = flags.data_dir, flags.tracking_uri
     if data_dir is not None and not (data_dir.is_absolute() or str(data_dir).startswith("~/")):
         hint = "write an absolute path, or '~/…' in quotes"
         raise RayparError(f"--data-dir {data_dir}: must be a folder of the cluster's head", hint=hint)
     if tracking_uri is not None and MASK in masked(tracking_uri):
         raise RayparError(
             f"--tracking-uri {masked(tracking_uri)}: all users of the cluster can see a job's command",
-            hint="leave it out, and set MLFLOW_TRACKING_URI before the head's Ray starts",
+            hint=f"leave it out, and {other_way}",
         )
-    return address
 
 
 def submit(

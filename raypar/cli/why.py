@@ -86,9 +86,9 @@ def is_stored(target: str, flags: RunFlags) -> bool:
 
 def load_target(target: str, flags: RunFlags, grid: Sequence[str] | None, save: Path | None) -> LoadedStudy:
     """Load a study file, or the study of a script as it is, on all cores. Raises RayparError if it is a search."""
-    from raypar.train.affinity import allowed_cores
+    from raypar.train.affinity import host_cores
 
-    num_cores = 0 if flags.address else len(allowed_cores())  # those of a cluster are unknown here
+    num_cores = 0 if flags.address else len(host_cores())  # those of a cluster are unknown here
     loaded = load(study_file(target, grid, None, save, as_it_is=True, num_cores=num_cores), flags)
     if loaded.study.is_search:
         problem = f"{target}: is a search, which chooses its points as it goes"

@@ -30,7 +30,7 @@ from raypar.study.trial import TrialResult
 from raypar.study.workload import CommandWorkload, Workload
 from raypar.track.recorder import Recorder
 from raypar.track.system_metrics import system_sampled
-from raypar.train.affinity import allowed_cores
+from raypar.train.affinity import host_cores
 from raypar.train.job import CheckJob, RunSettings
 
 # Variables of the driver's environment that a trial's processes need: on every node, and only on this machine.
@@ -180,5 +180,5 @@ def runner_for(ready: Prepared, options: Options, plan: ExecutionPlan, recorder:
             fork_addresses=addresses,
             cores=plan.cluster.cores,
             own_ray=own_ray,
-            ahead=Ahead(len(allowed_cores()), recorder.flush) if plan.cluster.is_own else None,
+            ahead=Ahead(len(host_cores()), recorder.flush) if plan.cluster.is_own else None,
         )

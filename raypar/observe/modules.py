@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .events import HAS_TORCH, EventKind, EventRecorder, clock
+from .quota import cpu_quota, whole_cores
 
 _FORWARD = float(EventKind.FORWARD)  # Enum looks its members up
 
@@ -115,7 +116,8 @@ def _note_process(module: Any, recorder: EventRecorder) -> None:
     def note() -> None:
         facts = recorder.facts
         facts["num_threads"] = module.get_num_threads()
-        facts["num_cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        facts["num_cores"] = whole_cores(cpu_quota(), num_cores)
         facts["max_rss_bytes"] = _max_rss_bytes(recorder.mapped_bytes)
         if module.cuda.is_initialized():
             facts["device"] = module.cuda.get_device_name()

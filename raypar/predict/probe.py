@@ -11,7 +11,7 @@ from raypar.run.locks import Holder, leased_cores
 from raypar.run.runner import Event, Listener, TrialEnded
 from raypar.study.study import Study
 from raypar.study.workload import Config
-from raypar.train.affinity import host_cores
+from raypar.train.affinity import host_cores, own_cores
 from raypar.train.job import RunSettings
 
 MAX_MIB = 32
@@ -40,7 +40,7 @@ def probe_all_reduces(
     study = Study(workload=workload, config=config, name="probe", num_repeats=1)
     events: list[Event] = []
     me, settings = Holder.here("probe", ("raypar", "model", "predict")), RunSettings(log_dir=log_dir, isolation="fresh")
-    with leased_cores(me, machine, notice), LocalRunner(settings, machine) as runner:
+    with leased_cores(me, machine, notice), LocalRunner(settings, own_cores()) as runner:
         runner.run(study, [study.trial({}, 0)], events.append)
     (result,) = (event.result for event in events if isinstance(event, TrialEnded))
     if (failure := result.failure) is not None:

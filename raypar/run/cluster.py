@@ -26,7 +26,7 @@ from raypar.run.auth import admitted
 from raypar.run.placement import refusal
 from raypar.signals import Interrupted, reinstall_handlers
 from raypar.study.trial import Placement
-from raypar.train.affinity import CAN_PIN, Core, allowed_cores, topology
+from raypar.train.affinity import CAN_PIN, Core, host_cores, own_cores
 
 # Train reads these in the processes that start gangs. The first sets how soon a dead gang is noticed; more frequent
 # polls would slow down the trials that are being timed. The broker itself looks for preempted nodes
@@ -143,12 +143,12 @@ class Cluster:
 
 def this_machine() -> Cluster:
     """Return the resources that a private Ray would have, without starting it."""
-    cores, visible = allowed_cores(), gpus.visible_gpus()
-    node = {"CPU": len(cores)} | ({"GPU": len(visible)} if visible else {})
+    visible = gpus.visible_gpus()
+    node = {"CPU": len(host_cores())} | ({"GPU": len(visible)} if visible else {})
     return Cluster(
         (node,),
         is_own=True,
-        cores=topology(cores) if CAN_PIN else (),
+        cores=own_cores() if CAN_PIN else (),
         has_mps=sys.platform == "darwin" and platform.machine() == "arm64",
         gpu_problem=(gpus.torch_problem(visible) or "") if visible else "",
     )

@@ -32,7 +32,7 @@ from raypar.run.pool import Greeting, Turn, start_rank
 from raypar.run.ranks import ForkClient, RankEnd, RankProcess, await_end, supervise
 from raypar.study.trial import Placement
 from raypar.trace import mark
-from raypar.train.affinity import cores_near_gpu, host_cores
+from raypar.train.affinity import cores_near_gpu, own_cores
 from raypar.train.job import RankContext, TrialJob
 from raypar.train.position import Position
 
@@ -208,7 +208,7 @@ def serve(config: Mapping[str, Any]) -> None:
         host=this_machine(),
         hostname=socket.gethostname(),
         context=context,
-        cores=host_cores(),
+        cores=own_cores(),
         near=cores_near_gpu(context.local_rank, {**os.environ, **context.environment}) if on_gpu else frozenset(),
         placement_group=ray.util.get_current_placement_group(),
     )

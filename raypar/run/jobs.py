@@ -125,6 +125,25 @@ def submit(client: JobSubmissionClient, study: str, file: Path, command: str, en
         RayparError: the folder holds more than the study, or modules that would hide Python's on the cluster.
         Exception: any error of Ray.
     """
+    excluded = excluded_files(file)
+    job_id: str = client.submit_job(
+        entrypoint=command,
+        runtime_env={
+            "working_dir": str(file.parent),
+            "excludes": excluded,
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment},
+        },
+        metadata={STUDY_KEY: study},
+    )
+    return job_id
+
+
+def excluded_files(file: Path) -> list[str]:
+    """Return patterns of the files in a study's folder that stay here, in addition to Ray's own.
+
+    Raises:
+        RayparError: the folder holds more than the study, or modules that would hide Python's on the cluster.
+    """
     folder = file.parent
     if folder in (Path.home(), Path(folder.anchor)):
         problem = f"{file}: raypar would upload the study's whole folder, {folder}"
@@ -137,16 +156,7 @@ def submit(client: JobSubmissionClient, study: str, file: Path, command: str, en
     # Ray would follow links to other folders, and upload virtual environments with unusual names.
     folders = (path for path in folder.iterdir() if path.is_dir())
     others = [path for path in folders if path.is_symlink() or (path / "pyvenv.cfg").exists()]
-    job_id: str = client.submit_job(
-        entrypoint=command,
-        runtime_env={
-            "working_dir": str(folder),
-            "excludes": [*EXCLUDED, *map(_pattern, [*(path.name for path in others), *ignored_by_git(folder)])],
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environment},
-        },
-        metadata={STUDY_KEY: study},
-    )
-    return job_id
+    return [*EXCLUDED, *map(_pattern, [*(path.name for path in others), *ignored_by_git(folder)])]
 
 
 def _pattern(path: str) -> str:
@@ -154,17 +164,15 @@ def _pattern(path: str) -> str:
     return "/" + re.sub(r"([][*?!#\\ ])", r"\\\1", path)
 
 
+def words_on_head(*words: str) -> str:
+    """Return words of a shell command, in which ``~/`` at the start of a word is the head's home."""
+    return " ".join(f'"$HOME"/{shlex.quote(w[2:])}' if w.startswith("~/") else shlex.quote(w) for w in words)
+
+
 def command_on_head(study: str, file_name: str, flags: Sequence[str]) -> str:
-    """Return the shell command that runs a study on the head, started in the uploaded folder.
-
-    ``~/`` at the start of a word is the head's home.
-    """
-
-    def quoted(word: str) -> str:
-        return f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word)
-
+    """Return the shell command that runs a study on the head, started in the uploaded folder."""
     folder = f'"$HOME"/{STUDIES}/{shlex.quote(study)}'
-    words = " ".join(quoted(word) for word in ("--address", "auto", *flags))
+    words = words_on_head("--address", "auto", *flags)
     return (
         f'uploaded="$PWD" && mkdir -p {folder} && cd {folder} && PATH="$PATH:{USUAL_BIN}" '
         f'exec raypar study "$uploaded"/{shlex.quote(file_name)} {words}'

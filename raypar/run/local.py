@@ -25,7 +25,7 @@ from raypar.run.trials import Attempt
 from raypar.signals import uninterrupted
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialSpec
-from raypar.train.affinity import Core, cores_near_gpu, host_cores
+from raypar.train.affinity import Core, cores_near_gpu, own_cores
 from raypar.train.job import RankContext, Revision, RunSettings, TrialJob
 from raypar.train.position import Position
 from raypar.units import listed
@@ -50,7 +50,7 @@ class LocalRunner:
         cores: Sequence[Core] | None = None,
         servers: Mapping[str, ForkAgent] | None = None,
     ) -> None:
-        self._settings, self._cores = settings, tuple(host_cores() if cores is None else cores)
+        self._settings, self._cores = settings, tuple(own_cores() if cores is None else cores)
         self._revisions = settings.revisions or (settings.revision(),)
         self._owns_servers, self._servers = servers is None, dict(servers or {})
         self._resources = contextlib.ExitStack()

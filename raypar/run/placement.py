@@ -150,65 +150,89 @@ def near_first(free: Sequence[Core], near: Mapping[int, Collection[int]], count:
 
 
 class CoreLeases:
-    """Cores of machines, each leased to one rank at a time."""
+    """Cores of nodes, each leased to one rank at a time. Nodes on one machine (pods, simulated nodes) share cores."""
 
     def __init__(self) -> None:
-        self._all: dict[str, tuple[Core, ...]] = {}
-        self._free: dict[str, list[Core]] = {}
+        self._all: dict[str, tuple[Core, ...]] = {}  # by node
+        self._machine: dict[str, str] = {}
+        self._leased: dict[str, set[int]] = {}  # by machine
 
-    def add_host(self, host: str, cores: Sequence[Core]) -> None:
-        if host not in self._all:
-            self._all[host] = tuple(sorted(cores, key=lambda core: core.number))
-            self._free[host] = list(self._all[host])
+    def add_node(self, node: str, cores: Sequence[Core], machine: str = "") -> None:
+        """Add a node with the cores that it may use, unless it is there.
 
-    def refusal(self, hosts: Mapping[int, str], affinity: Value) -> str | None:
-        """Return why ranks on these hosts can never get the cores that the affinity lists; None if they can."""
-        cores = (self._all[host] for host in dict.fromkeys(hosts.values()))
+        Args:
+            machine: on which core numbers mean the same as on other nodes of it; empty: it has no other node.
+        """
+        if node not in self._all:
+            self._all[node] = tuple(sorted(cores, key=lambda core: core.number))
+            self._machine[node] = machine or node
+            self._leased.setdefault(self._machine[node], set())
+
+    def refusal(self, nodes: Mapping[int, str], affinity: Value) -> str | None:
+        """Return why ranks on these nodes can never get the cores that the affinity lists; None if they can."""
+        cores = (self._all[node] for node in dict.fromkeys(nodes.values()))
         return next(filter(None, (absent_cores(affinity, [core.number for core in each]) for each in cores)), None)
 
     def lease(
         self,
-        hosts: Mapping[int, str],
+        nodes: Mapping[int, str],
         num_cores: int,
         affinity: Value = None,
         near: Mapping[int, Collection[int]] | None = None,
     ) -> dict[int, tuple[int, ...]] | None:
-        """Lease cores to every rank on its host; return None if they are not free now.
+        """Lease cores to every rank on its node; return None if they are not free now.
 
         Every rank gets `num_cores` cores: the first free ones, preferably near its GPU, or those that the affinity
-        "spread" or "compact" selects. If the affinity lists cores, they are divided among the ranks of each host, which
-        must have them (see `refusal`). A gang that never fits a machine's cores (several simulated Ray nodes) gets none
+        "spread" or "compact" selects. If the affinity lists cores, they are divided among the ranks of each node, which
+        must have them (see `refusal`). A gang that never fits its machines' cores (several simulated nodes) gets none
         and runs unpinned.
 
         Args:
+            nodes: node of each rank.
             near: numbers of the cores near each rank's GPU.
         """
-        ranks: dict[str, list[int]] = {}
-        for rank, host in hosts.items():
-            ranks.setdefault(host, []).append(rank)
-        is_too_small = any(len(local) * num_cores > len(self._all[host]) for host, local in ranks.items())
-        if is_too_small and listed_cores(affinity) is None:
-            return {}
-        cores: dict[int, tuple[int, ...]] = {}
-        for host, local in ranks.items():
-            free = self._free[host]
-            if affinity is None and len(local) * num_cores <= len(free):
-                cores |= near_first(free, {rank: (near or {}).get(rank, ()) for rank in local}, num_cores)
-                continue
-            chosen = _choose(free, len(local) * num_cores, affinity)
-            if chosen is None:
-                return None
-            for i, rank in enumerate(local):
-                cores[rank] = chosen[i * len(chosen) // len(local) : (i + 1) * len(chosen) // len(local)]
-        for rank, numbers in cores.items():
-            self._free[hosts[rank]] = [core for core in self._free[hosts[rank]] if core.number not in numbers]
-        return {rank: cores[rank] for rank in hosts}
+        machines = {self._machine[node] for node in nodes.values()}
+        leased = {machine: set(self._leased[machine]) for machine in machines}
+        cores = self._chosen(nodes, num_cores, affinity, near or {}, leased)
+        if cores is None:
+            is_empty = not any(self._leased[machine] for machine in machines)
+            fits = not is_empty and self._chosen(
+                nodes, num_cores, affinity, near or {}, {machine: set() for machine in machines}
+            )
+            return None if fits or listed_cores(affinity) is not None else {}
+        self._leased |= leased
+        return {rank: cores[rank] for rank in nodes}
 
-    def release(self, hosts: Mapping[int, str], cores: Mapping[int, Sequence[int]]) -> None:
+    def _chosen(
+        self,
+        nodes: Mapping[int, str],
+        num_cores: int,
+        affinity: Value,
+        near: Mapping[int, Collection[int]],
+        leased: dict[str, set[int]],
+    ) -> dict[int, tuple[int, ...]] | None:
+        """Return cores for each rank, and add them to those that are leased, by machine; None: too few are free."""
+        ranks: dict[str, list[int]] = {}
+        for rank, node in nodes.items():
+            ranks.setdefault(node, []).append(rank)
+        cores: dict[int, tuple[int, ...]] = {}
+        for node, local in ranks.items():
+            taken = leased[self._machine[node]]
+            free = [core for core in self._all[node] if core.number not in taken]
+            if affinity is None and len(local) * num_cores <= len(free):
+                chosen = near_first(free, {rank: near.get(rank, ()) for rank in local}, num_cores)
+            elif (some := _choose(free, len(local) * num_cores, affinity)) is not None:
+                bounds = [i * len(some) // len(local) for i in range(len(local) + 1)]
+                chosen = {rank: some[a:b] for rank, (a, b) in zip(local, itertools.pairwise(bounds), strict=True)}
+            else:
+                return None
+            cores |= chosen
+            taken.update(*chosen.values())
+        return cores
+
+    def release(self, nodes: Mapping[int, str], cores: Mapping[int, Sequence[int]]) -> None:
         for rank, leased in cores.items():
-            free = self._free[hosts[rank]]
-            free.extend(core for core in self._all[hosts[rank]] if core.number in leased)
-            free.sort(key=lambda core: core.number)
+            self._leased[self._machine[nodes[rank]]].difference_update(leased)
 
 
 def cores_of_trials(placed: Collection[tuple[Placement, Value]], machine: Sequence[Core], least: int) -> frozenset[int]:
@@ -221,7 +245,7 @@ def cores_of_trials(placed: Collection[tuple[Placement, Value]], machine: Sequen
     numbers, chosen = [core.number for core in machine], set[int]()
     for placement, affinity in placed:
         leases, ranks = CoreLeases(), dict.fromkeys(range(placement.num_workers), "here")
-        leases.add_host("here", machine)
+        leases.add_node("here", machine)
         near = {rank: cores_near_gpu(rank) for rank in ranks} if placement.device == "cuda" else {}
         cores = leases.lease(ranks, placement.cpus_per_worker, affinity, near)
         chosen.update(*cores.values() if cores else [numbers])

@@ -125,6 +125,10 @@ class Gang(GangState):
         return len(self.workers) == self.placement.num_workers
 
     @property
+    def node_of(self) -> dict[int, str]:
+        return {rank: self.workers[rank].node_id for rank in sorted(self.workers)}
+
+    @property
     def hosts(self) -> dict[int, str]:
         return {rank: self.workers[rank].host for rank in sorted(self.workers)}
 
@@ -228,18 +232,19 @@ class Pool:
         if node is not None:
             named = node.labels.get(MACHINE_LABEL)
             greeting = replace(greeting, host=named or greeting.host, hostname=named or greeting.hostname)
-        self._cores.add_host(greeting.host, greeting.cores if self._policy.cores is None else self._policy.cores)
+        cores = greeting.cores if self._policy.cores is None else self._policy.cores
+        self._cores.add_node(greeting.node_id, cores, greeting.host)
         gang.worker_is_up(greeting)
         return gang
 
     def refusal(self, gang: Gang, spec: TrialSpec) -> str | None:
         """Return why the trial can never get the cores that it lists on the gang's machines; None if it can."""
-        return self._cores.refusal(gang.hosts, spec.config.get("cpu_affinity"))
+        return self._cores.refusal(gang.node_of, spec.config.get("cpu_affinity"))
 
     def lease(self, gang: Gang, spec: TrialSpec) -> dict[int, tuple[int, ...]] | None:
         """Lease cores to every rank of the gang; return None if they are not free now."""
         num_cores, near = gang.placement.cpus_per_worker, {rank: each.near for rank, each in gang.workers.items()}
-        return self._cores.lease(gang.hosts, num_cores, spec.config.get("cpu_affinity"), near)
+        return self._cores.lease(gang.node_of, num_cores, spec.config.get("cpu_affinity"), near)
 
     def to_lock(self, gang: Gang, cores: Mapping[int, tuple[int, ...]] | None) -> dict[int, tuple[int, ...]]:
         """Return the cores that each rank's worker locks for a trial: the first rank on a machine locks for all.
@@ -249,13 +254,15 @@ class Pool:
         Args:
             cores: cores of the trial's ranks; None: the trial has its machines to itself.
         """
-        labelled = {node.labels[MACHINE_LABEL] for node in self.nodes if MACHINE_LABEL in node.labels}
+        # Containers of one machine may have different folders of locks.
+        machines = {node.id: node.machine for node in self.nodes}
+        labelled = {node.id for node in self.nodes if MACHINE_LABEL in node.labels}
         to_lock: dict[int, tuple[int, ...]] = {}
         first_rank: dict[str, int] = {}
-        for rank, host in gang.hosts.items():
-            if self._policy.owns_cluster or host in labelled:
+        for rank, node in gang.node_of.items():
+            if self._policy.owns_cluster or node in labelled:
                 continue
-            first = first_rank.setdefault(host, rank)
+            first = first_rank.setdefault(machines.get(node, node), rank)
             if cores is None:
                 to_lock[first] = tuple(core.number for core in gang.workers[first].cores)
             else:
@@ -265,5 +272,5 @@ class Pool:
     def release(self, gang: Gang) -> None:
         """Release the cores of the gang's finished trial."""
         if gang.turn is not None:
-            self._cores.release(gang.hosts, gang.turn.cores)
+            self._cores.release(gang.node_of, gang.turn.cores)
             gang.end_turn()

@@ -13,6 +13,7 @@ import psutil
 
 from raypar.gpus import local_cores, visible_gpus
 from raypar.measure.cpu import TOPOLOGY
+from raypar.observe.quota import cpu_quota, whole_cores
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
@@ -44,8 +45,19 @@ def allowed_cores() -> tuple[int, ...]:
 
 
 def host_cores() -> tuple[Core, ...]:
-    """Return the cores that processes on this machine may use."""
-    return topology(allowed_cores())
+    """Return as many cores as processes on this machine may keep busy: in a container, no more than its CPU quota."""
+    allowed = allowed_cores()
+    return topology(allowed[: whole_cores(cpu_quota(), len(allowed))])
+
+
+def own_cores() -> tuple[Core, ...]:
+    """Return the cores of this machine to pin ranks to; empty: none.
+
+    A quota that is smaller than the cpuset gives a container time on any cores, which others use as well. Pinned there,
+    the ranks of all containers of a machine would meet on its first cores. Unpinned, the kernel keeps them apart.
+    """
+    cores = host_cores()
+    return cores if len(cores) == len(allowed_cores()) else ()
 
 
 def cores_near_gpu(index: int, environment: Mapping[str, str] = os.environ) -> frozenset[int]:

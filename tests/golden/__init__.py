@@ -10,6 +10,7 @@ reports on small invented studies. A change in ``identities.json`` (`TrialSpec.i
 studies) means that stored results are no longer recognised. Two files are never rewritten: ``journal.jsonl``, with a
 record of every kind, and ``store.tar.gz``, a store written by MLflow 3.17 and an older raypar.
 
+``kubernetes.yaml`` is what `raypar cluster kubernetes` prints, but for the machine that it ran on.
 ``init/*`` are the studies that `raypar init` writes for ``scripts/*``.
 
 Commands run in this process, in a folder that has the studies' journals and no database, 80 columns wide, in UTC.
@@ -34,6 +35,7 @@ from typer.testing import CliRunner
 from raypar import __version__
 from raypar.cli.app import app
 from raypar.cli.demo import put_demo
+from raypar.run.kubernetes import RayJob, manifest
 from raypar.study.loader import load_study
 from raypar.study.trial import result_from_json
 from raypar.track.client import Unreachable
@@ -73,6 +75,7 @@ COMMANDS = {
 SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
 DRAFTS = {f"init/{path.stem}.txt": ("init", path.name, "--output", "-") for path in SCRIPTS}
 DRAFTS["init/starter.txt"] = ("init", "--output", "-")
+MANIFEST = "kubernetes.yaml"
 STORED = {
     "store/list.txt": ("list",),
     "store/trials.txt": ("store", "show", "digits"),
@@ -89,6 +92,7 @@ def outputs():
         yield RESULTS, pretty(stored_results(folder)) + "\n"
     with scripts() as folder:
         yield from ((name, output(folder, name, args)) for name, args in DRAFTS.items())
+    yield MANIFEST, kubernetes_job()
     for name, text in cases.texts():
         yield name, same_everywhere(text)
     everything = {path.stem: identities_of(path) for path in STUDY_FILES}
@@ -112,6 +116,26 @@ def output(folder, name, args):
     assert done.exit_code == 0, done.stderr
     show = {".html": readable, ".json": _exported, ".csv": _some_lines}.get(path.suffix, str)
     return same_everywhere(show(path.read_text(encoding="utf-8")))
+
+
+def kubernetes_job():
+    """Return the manifest of a study with a module and a table beside it, on two GPU pods of each of two nodes."""
+    job = RayJob(
+        name="batch-size",
+        namespace="ml",
+        image="registry.example.com/raypar:0.1.0",
+        num_workers=4,
+        gpus_per_worker=4,
+        cpus_per_worker=16,
+        memory_per_worker="64Gi",
+        workers_per_node=2,
+        volume="results",
+        data_volume="data",
+        ttl_s=600,
+    )
+    files = {"batch_size.py": b"from net import net\n", "net.py": b"net = None\n", "table.npy": b"\x93NUMPY"}
+    flags, environment = ["--set", "lr=0.1,0.2"], {"RAYPAR_SUBMITTED_AS": "raypar cluster kubernetes …"}
+    return same_everywhere(manifest(job, "batch_size", "batch_size.py", files, flags, environment, "2.60.0"))
 
 
 def _exported(text):

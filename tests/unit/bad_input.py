@@ -276,6 +276,13 @@ FLAGS = (
     flags("local data", "study good.py --data-dir data --address http://x:1", "--data-dir data", "cluster's head"),
     flags("a password", f"study good.py --address http://x:1 {SECRET}", "http://me:***@y:1 | MLFLOW_TRACKING_URI"),
     flags("nothing to attach", f"cluster attach good --address {NOWHERE}", f"at --address {NOWHERE}", "ssh -N -L"),
+    flags("a pod without an image", "cluster kubernetes good.py --volume v", "--image: missing", "docs/clusters.md"),
+    flags("a job that loses its results", "cluster kubernetes good.py --image i", "--volume: missing", "name a claim"),
+    flags(
+        "pods that don't exist and a study that does not train",
+        "cluster kubernetes good.py --image A --workers 0 --memory-per-worker 8GB --volume v --set lr=-1",
+        "4 mistakes | --image A | --workers 0 | 8GB: must be a quantity | --set lr = -1",
+    ),
     flags("an invalid port", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
     flags("no cluster at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
     flags("a search without Ray", "study good.py --no-ray --set lr=uniform(0.1,1)", "a search", "--no-ray"),

@@ -1,5 +1,8 @@
 """Ray's cluster launcher accepts cluster.yaml and cluster-local.yaml, and they expose nothing."""
 
+import gzip
+import importlib.resources
+import json
 import re
 import shlex
 import subprocess
@@ -95,6 +98,45 @@ def test_on_aws_a_cpu_is_a_core():
     for name in types.keys() - {"head"}:
         cpus = types[name]["resources"]["CPU"]
         assert types[name]["node_config"]["CpuOptions"] == {"CoreCount": cpus, "ThreadsPerCore": 1}
+
+
+def aws_types():
+    """Return what AWS says of each instance type."""
+    with importlib.resources.files("moto.ec2.resources").joinpath("instance_types.json.gz").open("rb") as packed:
+        return json.loads(gzip.decompress(packed.read()))
+
+
+def test_on_aws_the_instance_types_have_these_cores_and_gpus():
+    file = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())
+    types, num_gpus = aws_types(), set()
+    for name in file["available_node_types"].keys() - {file["head_node_type"]}:
+        node = file["available_node_types"][name]
+        of_aws = types[node["node_config"]["InstanceType"]]
+        cores, gpus = of_aws["VCpuInfo"]["DefaultCores"], of_aws.get("GpuInfo", {"Gpus": []})["Gpus"]
+        assert node["resources"]["CPU"] == cores and cores in of_aws["VCpuInfo"]["ValidCores"]
+        assert node["resources"].get("GPU", 0) == sum(gpu["Count"] for gpu in gpus)
+        num_gpus.add(node["resources"].get("GPU", 0))
+        assert f"{of_aws['VCpuInfo']['DefaultVCpus']} vCPUs" in (REPOSITORY / "cluster.yaml").read_text()
+    assert num_gpus == {0, 1, 8}
+    p5, g6 = types["p5.48xlarge"], types["g6.48xlarge"]
+    assert p5["VCpuInfo"]["DefaultCores"] == 96 and p5["GpuInfo"]["Gpus"][0]["Count"] == 8
+    assert p5["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"] == 32
+    assert g6["NetworkInfo"]["EfaSupported"] and "cluster" in g6["PlacementGroupInfo"]["SupportedStrategies"]
+
+
+def test_on_aws_the_variant_in_comments_is_accepted_as_well():
+    from ray.autoscaler._private.aws.config import _configure_subnets_and_groups_from_network_interfaces
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    text = (REPOSITORY / "cluster.yaml").read_text()
+    variant, count = re.subn(r"(?m)^( {6})# (?=(Placement|NetworkInterfaces|  - |    \w+): ?)", r"\1", text)
+    variant = re.sub(r"(?m)^( {6})# (?=  - DeviceIndex)", r"\1", variant)
+    assert count >= 7
+    config = yaml.safe_load(variant)
+    validate_config(prepare_config(config))
+    node = config["available_node_types"]["gpu8_worker"]["node_config"]
+    assert node["Placement"] == {"GroupName": "raypar"}
+    assert _configure_subnets_and_groups_from_network_interfaces(node)["SubnetIds"] == ["subnet-ID"]
 
 
 def test_on_aws_the_head_trains_nothing_and_idle_nodes_cost_nothing():

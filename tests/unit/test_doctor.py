@@ -1,6 +1,7 @@
 """`raypar doctor` fails a check that matters, with the fix."""
 
 import json
+import math
 from contextlib import nullcontext
 
 import nvml
@@ -10,6 +11,7 @@ from nvml import Card
 from raypar import doctor, gpus
 from raypar.doctor import CheckResult, TorchGpus
 from raypar.run.cluster import Cluster
+from raypar.train import affinity
 from raypar.train.affinity import allowed_cores
 
 
@@ -30,13 +32,16 @@ def test_cores_and_memory_are_shown(tmp_path):
     assert not list(doctor.shared_memory(tmp_path / "absent"))
 
 
-@pytest.mark.parametrize("content", ["max 100000", "", "nonsense", f"{100_000 * len(allowed_cores())} 100000"])
-def test_only_a_quota_below_the_number_of_cores_fails(tmp_path, content):
-    (tmp_path / "cpu.max").write_text(content)
-    assert not list(doctor.cpu_quota(tmp_path))
-    (tmp_path / "cpu.max").write_text("50000 100000")
-    (check,) = doctor.cpu_quota(tmp_path)
-    assert not check.is_ok and "0.5" in check.detail and "cpuset" in check.fix
+@pytest.mark.parametrize("more", [0.0, 0.5, math.inf])
+def test_only_a_quota_below_the_number_of_cores_fails(monkeypatch, more):
+    num_cores = len(allowed_cores())
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: num_cores + more)
+    assert not list(doctor.quota_of_cpus())
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(affinity, "cpu_quota", lambda: 0.5)
+    (check,) = doctor.quota_of_cpus()
+    assert not check.is_ok and "cpuset" in check.fix
+    assert check.detail.startswith(f"0.5 of {num_cores} cores: raypar uses 1 core, and can't pin")
 
 
 NCCL = "2.30.7"

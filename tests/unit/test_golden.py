@@ -48,6 +48,10 @@ def test_a_script_gets_the_study_that_it_got(name, scripts):
     assert golden.output(scripts, name, golden.DRAFTS[name]) == written(name)
 
 
+def test_a_kubernetes_job_is_what_it_was():
+    assert golden.kubernetes_job() == written(golden.MANIFEST)
+
+
 def test_every_sentence_of_a_report_is_what_it_was():
     for name, text in golden.cases.texts():
         assert golden.same_everywhere(text) == written(name), name
@@ -72,5 +76,5 @@ def test_every_golden_file_is_looked_at():
     outputs = {*golden.COMMANDS, *golden.STORED, *golden.DRAFTS, *(f"cases/{name}.txt" for name in golden.cases.FILES)}
     paths = [path for path in golden.HERE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     names = {str(path.relative_to(golden.HERE)) for path in paths}
-    assert names == inputs | outputs | {golden.RESULTS, golden.IDENTITIES}
+    assert names == inputs | outputs | {golden.RESULTS, golden.IDENTITIES, golden.MANIFEST}
     assert set(json.loads(written(golden.IDENTITIES))) == {p.stem for p in golden.STUDY_FILES}

@@ -141,6 +141,7 @@ def test_the_head_starts_workers_from_resolved_image_ids(aws, monkeypatch):
     assert {i["InstanceType"]: i["ImageId"] for i in instances() if i["InstanceId"] != head["InstanceId"]} == {
         "c7i.4xlarge": IMAGES["canonical"],
         "g6.xlarge": IMAGES["deeplearning"],
+        "g6.48xlarge": IMAGES["deeplearning"],
     }
 
 

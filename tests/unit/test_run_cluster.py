@@ -213,7 +213,7 @@ def test_node_types_come_from_the_autoscalers_file_on_the_head():
         assert node_types() == (NodeType(2, 2),)
     with autoscaler(REPOSITORY / "cluster.yaml"):
         by_shape = {each.shape: (each.min_count, each.max_count) for each in node_types()}
-    assert by_shape == {(0, 0): (0, 0), (8, 0): (0, 8), (2, 1): (0, 4)}
+    assert by_shape == {(0, 0): (0, 0), (8, 0): (0, 8), (2, 1): (0, 4), (96, 8): (0, 2)}
     with autoscaler(REPOSITORY / "absent.yaml"):
         assert node_types() == ()
 

@@ -213,7 +213,8 @@ def test_the_network_probe_holds_all_cores(monkeypatch, tmp_path):
             listener(TrialEnded(TrialResult(*specs, TrialState.FINISHED, reports=({"num_bytes": 4, "time_s": 1.0},))))
 
     monkeypatch.setattr(probe, "LocalRunner", Runner)
-    monkeypatch.setattr(probe, "host_cores", lambda: FOUR)
+    for name in ("host_cores", "own_cores"):
+        monkeypatch.setattr(probe, name, lambda: FOUR)
     assert probe.probe_all_reduces(2, tmp_path) == ((4, 1.0),)
 
 

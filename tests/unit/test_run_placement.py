@@ -110,7 +110,7 @@ class Leases(RuleBasedStateMachine):
         self.cores = {"a": (0, 1, 4, 5, 7), "b": (0, 1, 2)}
         self.leases = CoreLeases()
         for host, cores in (*self.cores.items(), *self.cores.items()):  # each host twice
-            self.leases.add_host(host, numbered(*cores))
+            self.leases.add_node(host, numbered(*cores))
         self.held: list[tuple[dict[int, str], dict[int, tuple[int, ...]]]] = []
 
     def free(self, host):
@@ -217,7 +217,7 @@ def test_spread_and_compact_are_optimal(data, cores):
 def leased(hosts, num_cores, affinity):
     leases = CoreLeases()
     for host in set(hosts.values()):
-        leases.add_host(host, TWO_BY_TWO_BY_TWO)
+        leases.add_node(host, TWO_BY_TWO_BY_TWO)
     return leases.lease(hosts, num_cores, affinity)
 
 
@@ -261,14 +261,14 @@ def near_of(*nodes):
 )
 def test_each_worker_gets_cores_near_its_gpu_first(nodes, num_cores, expected):
     leases = CoreLeases()
-    leases.add_host("a", TWO_NODES)
+    leases.add_node("a", TWO_NODES)
     assert leases.lease(dict.fromkeys(expected, "a"), num_cores, None, near_of(*nodes)) == expected
 
 
 def test_a_trial_does_not_wait_for_cores_near_its_gpu():
     leases = CoreLeases()
     for host in "ab":
-        leases.add_host(host, TWO_NODES)
+        leases.add_node(host, TWO_NODES)
     leases.lease({0: "a"}, 1, (4, 5, 6))
     first = leases.lease({0: "a"}, 4, None, near_of(1))
     assert first == {0: (7, 12, 13, 14)}
@@ -281,7 +281,7 @@ def test_a_trial_does_not_wait_for_cores_near_its_gpu():
 def test_a_given_affinity_overrides_gpu_locality(affinity):
     leases, others = CoreLeases(), CoreLeases()
     for each in (leases, others):
-        each.add_host("a", TWO_NODES)
+        each.add_node("a", TWO_NODES)
     two = {0: "a", 1: "a"}
     assert leases.lease(two, 1, affinity, near_of(1, 1)) == others.lease(two, 1, affinity)
 
@@ -293,7 +293,7 @@ def test_a_given_affinity_overrides_gpu_locality(affinity):
 )
 def test_the_number_of_cores_near_gpus_is_maximal(nodes, num_cores, taken):
     leases = CoreLeases()
-    leases.add_host("a", TWO_NODES)
+    leases.add_node("a", TWO_NODES)
     if taken:
         leases.lease({0: "a"}, 1, tuple(taken))  # another trial's
     hosts = dict.fromkeys(range(len(nodes)), "a")
@@ -313,10 +313,31 @@ def test_the_number_of_cores_near_gpus_is_maximal(nodes, num_cores, taken):
 
 def test_missing_cores_are_refused_with_the_existing_ones():
     leases = CoreLeases()
-    leases.add_host("a", numbered(0, 1, 2, 3))
-    leases.add_host("b", numbered(0, 1, 2, 8))
+    leases.add_node("a", numbered(0, 1, 2, 3))
+    leases.add_node("b", numbered(0, 1, 2, 8))
     both = {0: "a", 1: "b"}
     assert leases.refusal(both, "0-3") == "there is no core 3: the machine's are 0-2,8"
     assert leases.refusal(both, (5, 9, 6)) == "there is no core 5-6,9: the machine's are 0-3"
     for fine in (None, 64, "spread", "compact", "0-2"):
         assert leases.refusal(both, fine) is None
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "leased"),
+    [
+        ((0, 1), (2, 3), {0: (0,), 1: (2,)}),
+        ((0, 1), (0, 1), {0: (0,), 1: (1,)}),
+        ((0, 1, 2), (0, 1), {0: (0,), 1: (1,)}),
+        ((0,), (0,), {}),  # they share the core, whatever is leased
+    ],
+    ids=["cores of their own", "the same cores", "common cores", "a single core"],
+)
+def test_two_nodes_of_a_machine_lease_no_core_twice(of_a, of_b, leased):
+    leases = CoreLeases()
+    for node, numbers in (("a", of_a), ("b", of_b)):
+        leases.add_node(node, numbered(*numbers), "machine")
+    nodes = {0: "a", 1: "b"}
+    assert leases.lease(nodes, 1) == leased
+    assert not leases.lease({0: "b"}, 2)
+    leases.release(nodes, leased)
+    assert leases.lease(nodes, 1) == leased
