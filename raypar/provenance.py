@@ -44,6 +44,15 @@ def provenance(study_file: Path, command: Sequence[str]) -> dict[str, str]:
     }
 
 
+def hardware() -> dict[str, str]:
+    """Return the kind of this machine: its CPU, cores and GPUs."""
+    return {
+        "cpu": cpu_model(),
+        "cores": str(os.cpu_count()),
+        "gpu": ", ".join(sorted(gpu.name for gpu in all_gpus())),
+    }
+
+
 def versions() -> dict[str, str]:
     """Return the installed versions of Python and `PACKAGES`, without importing them."""
     from importlib import metadata  # slow to import

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +27,7 @@ from raypar.execution.best_model import (
 from raypar.execution.machine import alone, cluster_for, leased_machine, other_load
 from raypar.execution.options import Options
 from raypar.execution.origin import check_origin
+from raypar.execution.part import check_machines, machines_of
 from raypar.execution.plan import ExecutionPlan, check_data, plan_of
 from raypar.execution.prepare import Prepared, prepared, runner_for
 from raypar.execution.results import (
@@ -47,9 +48,10 @@ from raypar.run.runner import Listener, Notice, Runner
 from raypar.scratch import remove_abandoned
 from raypar.signals import uninterrupted
 from raypar.study.loader import LoadedStudy
+from raypar.study.part import describe
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
-from raypar.track.client import MODEL_NAME
+from raypar.track.client import MODEL_NAME, lease_path
 from raypar.track.recorder import Execution, Recorder
 from raypar.track.store import Store
 from raypar.track.uploader import end_abandoned
@@ -90,6 +92,7 @@ class Services:
     store: Callable[[str, Path], Store] = Store
     recorder: Callable[..., Recorder] = Recorder
     cluster: Callable[[Study, Options, Listener], AbstractContextManager[Cluster]] = cluster_for
+    machines: Callable[[Cluster], Mapping[str, Mapping[str, str]]] = machines_of
     other_load: Callable[[CpuMonitor, float], str] = other_load
     prepared: Callable[..., AbstractContextManager[Prepared]] = prepared
     runner: Callable[[Prepared, Options, ExecutionPlan, Recorder], AbstractContextManager[Runner]] = runner_for
@@ -121,7 +124,8 @@ def execute(
     core_monitor.start()
     this = _Execution(loaded, options, notice, services, services.store(options.tracking_uri, options.project_dir))
     with contextlib.ExitStack() as stack:
-        me = stack.enter_context(alone(study.name, options.command, options.tracking_uri, options.project_dir))
+        part = options.part
+        me = stack.enter_context(alone(study.name, options.command, options.tracking_uri, options.project_dir, part))
         check_data(study, loaded.path)
         this.store.check_writable()
         has_moved = check_origin(loaded, options, this.store)
@@ -132,6 +136,9 @@ def execute(
             this.end_without_trials(outcome, has_moved=has_moved)
             return outcome
 
+        if part is not None and plan.num_missing:
+            whole = lease_path(study.name, options.tracking_uri, options.project_dir)
+            check_machines(part, services.machines(plan.cluster), whole, has_results=bool(plan.done))
         neighbours: Callable[[], frozenset[Holder]] = frozenset
         if plan.num_missing and plan.cluster.cores is not None:
             plan = stack.enter_context(leased_machine(plan, me, notice, share=options.flags.share_machine))
@@ -270,6 +277,8 @@ def _notices(options: Options, plan: ExecutionPlan, stored: Sequence[TrialResult
     if plan.cluster.takes_everybody:
         yield OPEN_CLUSTER.format(masked(str(options.flags.address)))
     yield from plan.notices
+    if options.part is not None:
+        yield describe(options.part, plan.study)
     if text := changed_code(plan):
         yield text
     if failed := [result for result in plan.done if not result.is_complete]:

@@ -13,6 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from raypar.errors import RayparError
+from raypar.study.part import StudyPart
 
 if TYPE_CHECKING:
     from raypar.study.overrides import FieldFlag
@@ -114,6 +115,14 @@ class RunFlags:
     )
     log_model: bool = what(False, "Log the best trial's model in MLflow (implies keep_model=true).", is_compared=False)
     system_metrics: bool = what(False, "Record the load of each trial's machines and GPUs.")
+    part: str | None = what(
+        None,
+        "Run only every Nth block, here the Ith: one of N runs on machines of one kind, with one store.",
+        "I/N",
+        check=FlagCheck(StudyPart.is_one, "must be I/N, such as 2/4", "the second of four parts is 2/4"),
+        is_resumed=False,
+        is_compared=False,
+    )
     dry_run: bool = what(False, "Only show the plan, like `raypar plan`.", is_resumed=False, is_submitted=False)
     no_ray: bool = where(False, "Run on this machine without Ray (no searches).", is_submitted=False)
     address: str | None = where(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from raypar import units
 from raypar.analysis.load import MAX_BUSY
 from raypar.errors import ClusterError
 from raypar.execution.options import Options
+from raypar.execution.part import rivals
 from raypar.execution.plan import ExecutionPlan, drawable, lacks_nodes
 from raypar.gpus import visible_gpus, visible_only
 from raypar.measure.cpu import CpuMonitor
@@ -23,6 +25,7 @@ from raypar.run.placement import cores_of_trials, near_first
 from raypar.run.runner import Listener, Notice
 from raypar.run.study_lease import leased_study
 from raypar.study.options import listed_cores
+from raypar.study.part import StudyPart
 from raypar.study.space import examples
 from raypar.study.study import Study
 from raypar.study.trial import TrialSpec
@@ -35,12 +38,15 @@ MIN_LOAD_S, MAX_LOAD_S = 0.5, 5.0  # window for measuring other load
 
 
 @contextlib.contextmanager
-def alone(study: str, command: Sequence[str], tracking_uri: str, project_dir: Path) -> Iterator[Holder]:
-    """Keep other processes from running or changing a study during the block."""
-    me = Holder.here(study, command)
+def alone(
+    study: str, command: Sequence[str], tracking_uri: str, project_dir: Path, part: StudyPart | None = None
+) -> Iterator[Holder]:
+    """Keep other processes from running or changing a study, or a part of it, during the block."""
+    me, whole = Holder.here(study, command), lease_path(study, tracking_uri, project_dir)
+    named, mine = (me, whole) if part is None else (replace(me, study=f"{study} {part}"), part.lease_of(whole))
     with (
-        one_execution(me, store_identity(tracking_uri)),
-        leased_study(me, lease_path(study, tracking_uri, project_dir)),
+        one_execution(named, store_identity(tracking_uri)),
+        leased_study(me, mine, partial(rivals, part, whole)),
     ):
         yield me
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags, all_flags
 from raypar.masking import masked
+from raypar.study.part import StudyPart
 from raypar.train.job import Profiling, Revision
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class Options:
     def with_ray(self) -> bool:
         """False: ranks are forked on this machine."""
         return not self.flags.no_ray
+
+    @property
+    def part(self) -> StudyPart | None:
+        """Part of the study to run; None: all of it."""
+        return None if self.flags.part is None else StudyPart.parse(self.flags.part)
 
     @property
     def profiling(self) -> Profiling:

@@ -19,6 +19,7 @@ from raypar.run.cluster import Cluster
 from raypar.run.runner import StoppedPoints
 from raypar.study.loader import LoadedStudy
 from raypar.study.options import ON_CPU, OPTIONS, Auto, resolve
+from raypar.study.part import StudyPart
 from raypar.study.space import DOMAINS, Grid, examples
 from raypar.study.study import Study
 from raypar.study.trial import FailureKind, Placement, TrialResult, TrialSpec
@@ -168,6 +169,7 @@ def plan_of(loaded: LoadedStudy, options: Options, cluster: Cluster, stored: Seq
         retry_failed=options.flags.retry_failed,
         allowed_share=options.allowed_share,
         source=options.source,
+        part=options.part,
     )
 
 
@@ -182,6 +184,7 @@ def make_plan(
     retry_failed: bool = False,
     allowed_share: float | None = None,
     source: TrialSource | None = None,
+    part: StudyPart | None = None,
 ) -> ExecutionPlan:
     """Expand the study, refuse trials that can never run, and skip finished ones.
 
@@ -191,9 +194,11 @@ def make_plan(
         code, allowed_share: see `Question`.
         retry_failed: try points again that were stopped by an error in the same code.
         source: source of its trials; None: that of the study.
+        part: part of the study to run; None: all of it.
 
     Raises:
-        RayparError: a trial can never run on the cluster, or the study is a search, which needs Ray.
+        RayparError: a trial can never run on the cluster, the study is a search, which needs Ray, or it can't be
+            divided into parts.
     """
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
@@ -201,6 +206,9 @@ def make_plan(
     auto, notices = choose_auto(study, cluster, stored, where=where)
     source = source or source_of(study)
     specs = source.first(study, stored, auto)
+    if part is not None:
+        part.check(study)
+        specs = tuple(spec for spec in specs if part.has(spec) or spec.identity in complete)
     if mistakes := _validate(study, specs or drawable(study, auto), cluster):
         raise StudyError(mistakes, where=where)
     identities = {spec.identity for spec in specs}

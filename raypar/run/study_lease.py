@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,13 +70,14 @@ def _machine() -> str:
 
 
 @contextlib.contextmanager
-def leased_study(me: Holder, path: Path) -> Iterator[None]:
-    """Hold the lease of a study, a file in a folder that other machines may share.
+def leased_study(me: Holder, path: Path, rivals: Callable[[], Iterable[Path]] = tuple) -> Iterator[None]:
+    """Hold the lease of a study, or of a part of it: a file in a folder that other machines may share.
 
     If the file can't be written, there is no lease: the store is in the same place, and its error message is better.
 
     Args:
         path: its two folders are created if the store's exists, and removed at the end if they are empty.
+        rivals: returns leases that nobody may hold at the same time.
 
     Raises:
         RayparError: another process holds it and has a recent heartbeat.
@@ -89,6 +90,9 @@ def leased_study(me: Holder, path: Path) -> Iterator[None]:
             if path.parents[2].is_dir():
                 make_private_folder(path.parent)
                 _take(owner, path)
+                for rival in rivals():  # after taking this one: of two rivals at least one sees the other
+                    with contextlib.suppress(FileNotFoundError):
+                        _check_abandoned(owner, rival)
         beat.start()
         yield
     finally:
