@@ -173,12 +173,12 @@ def ray_command(address: str, folder: Path, variables: Mapping[str, str]) -> lis
     return [*words, f"--labels=host={variables.get('SLURMD_NODENAME') or socket.gethostname()}"]
 
 
-def serve(given: IO[str], told: IO[str], variables: Mapping[str, str]) -> int:
+def serve(source: IO[str], reports: IO[str], variables: Mapping[str, str]) -> int:
     """Run Ray on this node until the input ends or SIGTERM arrives; return the exit code.
 
     Args:
-        given: a line with the token, then one with the head's address; for the head, its own without a port.
-        told: for reports.
+        source: a line with the token, then one with the head's address; for the head, its own without a port.
+        reports: for reports.
     """
     name, is_head = variables.get("SLURMD_NODENAME") or socket.gethostname(), variables.get("SLURM_NODEID") == "0"
     over = threading.Event()
@@ -186,15 +186,15 @@ def serve(given: IO[str], told: IO[str], variables: Mapping[str, str]) -> int:
 
     def tell(**report: object) -> None:
         with contextlib.suppress(OSError):
-            print(REPORT + json.dumps({"node": name, **report}), file=told, flush=True)
+            print(REPORT + json.dumps({"node": name, **report}), file=reports, flush=True)
 
     def wait_for_the_end() -> None:
-        while given.readline():
+        while source.readline():
             pass
         over.set()
 
-    token = given.readline().strip()
-    for line in iter(given.readline, ""):
+    token = source.readline().strip()
+    for line in iter(source.readline, ""):
         kind, _, address = line.strip().partition(" ")
         if kind == ("first" if is_head else "head"):
             break
@@ -260,7 +260,7 @@ def ray_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str
     for name in (TOKEN, "RAY_ADDRESS", "RAY_TMPDIR"):
         kept.pop(name, None)
     token = {MODE: "token", TOKEN_PATH: str(folder / "token")}
-    # Without it, Ray waits for half a minute when it is told to end.
+    # Otherwise Ray takes half a minute to end.
     fast = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
     return {**DEFAULTS, **kept, **TRAIN_ENVIRONMENT, **token, **fast, "TMPDIR": str(folder / "tmp")}
 
@@ -268,7 +268,7 @@ def ray_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str
 # ---- on the first node
 
 
-class Nodes:
+class JobNodes:
     """Ray on all nodes of a job, started by ``srun`` and stopped by the end of its input."""
 
     def __init__(self, job: Job) -> None:
@@ -384,7 +384,7 @@ class Stop:
             self._is_near = True
 
 
-def run_study(words: Sequence[str], address: str, folder: Path, nodes: Nodes, job: Job, stop: Stop) -> int:
+def run_study(words: Sequence[str], address: str, folder: Path, nodes: JobNodes, job: Job, stop: Stop) -> int:
     """Run the study on the job's Ray until it ends or has to stop; return its exit code.
 
     Args:
@@ -442,7 +442,7 @@ def supervise(job: Job, words: Sequence[str]) -> int:
     stop, token = Stop(job), secrets.token_hex(32)
     folder = private_folder(token, os.environ)
     try:
-        nodes = Nodes(job)
+        nodes = JobNodes(job)
         try:
             address = nodes.start(token, stop)
             code = STOPPED if address is None else run_study(words, address, folder, nodes, job, stop)

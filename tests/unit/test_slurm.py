@@ -280,7 +280,7 @@ class FakeNodes:
 @pytest.fixture
 def supervised(clock, monkeypatch, fake_slurm, tmp_path):
     """Run a job whose study finishes trials and ends with a code; return the job's exit code."""
-    monkeypatch.setattr(slurm, "Nodes", FakeNodes)
+    monkeypatch.setattr(slurm, "JobNodes", FakeNodes)
     monkeypatch.setattr(slurm, "end_descendants", lambda: None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     fake_slurm("squeue", "RUNNING")
