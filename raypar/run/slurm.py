@@ -457,13 +457,12 @@ def supervise(job: Job, words: Sequence[str]) -> int:
         remove_folder(folder)
     was_stopped = code == STOPPED_BY_TIME or (code > 128 and stop.is_due())
     if was_stopped and not stop.is_final:
-        over = "the job's time is over"
         if not job.continues:
-            say(f"{over}: run `sbatch {job.file}` to continue")
+            say(f"the job's time is over: run `sbatch {job.file}` to continue")
         elif not num_finished:
-            say(f"{over}, and no trial has finished in it: not continued; give it more time (--time)")
+            say("the job's time is over, and no trial has finished in it: give it more time (--time); it ends here")
         elif job.is_running():
-            say(f"{over}: {resubmit(job)}")
+            say(f"the job's time is over: {resubmit(job)}")
     return code
 
 

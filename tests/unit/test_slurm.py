@@ -323,7 +323,7 @@ def test_a_site_that_forbids_requeueing_gets_another_job(supervised, fake_slurm,
     [
         (0, 3, {}, ""),
         (1, 3, {}, ""),
-        (138, 0, {}, "no trial has finished in it: not continued"),
+        (138, 0, {}, "no trial has finished in it: give it more time"),
         (138, 3, {"continues": False}, "the job's time is over: run `sbatch mine.sbatch` to continue"),
         (143, 3, {"sent": signal.SIGTERM}, ""),
         (138, 3, {"sent": signal.SIGTERM}, ""),
