@@ -86,6 +86,8 @@ class Job:
     def end(self) -> float | None:
         """Return the Unix time at which Slurm ends the job, which may change; None: never, or no answer."""
         printed = _asked("squeue", "--noheader", f"--job={self.id}", "--format=%e")
+        if not printed:  # a busy controller; newer Slurms tell every job its first end
+            return float(self.variables["SLURM_JOB_END_TIME"]) if "SLURM_JOB_END_TIME" in self.variables else None
         with contextlib.suppress(ValueError):
             return datetime.fromisoformat(printed).timestamp()
         return None
@@ -101,10 +103,12 @@ class Job:
 
 
 def _asked(*command: str) -> str:
-    """Return what one of Slurm's commands prints; empty if it fails."""
+    """Return what one of Slurm's commands prints, whatever format the user prefers; empty if it fails."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    how: dict[str, Any] = {"env": {**kept, "SLURM_TIME_FORMAT": "standard"}, "timeout": SLURM_TIMEOUT_S}
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_TIMEOUT_S, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
+        return str(done.stdout).strip() if done.returncode == 0 else ""
     return ""
 
 
@@ -400,7 +404,7 @@ def run_study(words: Sequence[str], address: str, folder: Path, nodes: JobNodes,
         environment[ENDS_AT] = f"{stop.at:.0f}"
     command = [*PYTHON, "-c", "from raypar.cli.app import main; main()", *words]
     study = subprocess.Popen(
-        [*command, "--address", address, "--min-nodes", str(job.num_nodes)],
+        [*command, "--address", address, "--min-nodes", str(job.num_nodes), "--exclusive"],  # the Ray is its own
         stdin=subprocess.DEVNULL,
         env=environment,
         start_new_session=True,

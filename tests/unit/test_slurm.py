@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,17 @@ def test_a_submitted_study_says_how_to_follow_stop_and_continue_it(study, fake_s
         assert words in err
 
 
+def test_attach_and_stop_name_the_commands_for_a_slurm_job(study):
+    folder = study / ".raypar" / "slurm"
+    folder.mkdir(parents=True)
+    for name in ("mine-9.out", "mine-12.out", "mine-b-13.out", "other-14.out"):
+        (folder / name).touch()
+    for verb in ("attach", "stop"):
+        code, _, err = raypar("cluster", verb, "mine", "--address", "http://127.0.0.1:9", width=300)
+        assert code == 2 and "no Ray dashboard answers" in err
+        assert "tail -F .raypar/slurm/mine-12.out" in err and "scancel --batch --signal=TERM 12" in err
+
+
 def test_slurms_reason_for_a_refusal_is_shown(study, fake_slurm):
     fake_slurm("sbatch", error="sbatch: error: invalid partition specified: gpu", code=1)
     refused("Slurm refuses the job: invalid partition specified: gpu", "cluster", "slurm", "mine.py", "--time", "2h")
@@ -231,6 +243,20 @@ def clock(monkeypatch):
     yield now
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("printed", "variables", "end"),
+    [
+        ("2026-11-29T07:00:00", {}, datetime(2026, 11, 29, 7).timestamp()),
+        ("NONE", {"SLURM_JOB_END_TIME": "1000"}, None),
+        ("", {"SLURM_JOB_END_TIME": "1000"}, 1000.0),
+        ("", {}, None),
+    ],
+)
+def test_a_jobs_end_is_what_slurm_says_now(fake_slurm, printed, variables, end):
+    fake_slurm("squeue", printed)
+    assert a_job(**variables).end() == end
 
 
 def test_a_job_stops_its_lead_before_its_end_even_if_the_signal_comes_early(clock, monkeypatch):
