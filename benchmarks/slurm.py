@@ -13,18 +13,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from common import begin, parser_for, print_bar, print_row, progress
-from study_process import num_duplicates
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "real"))
-
-from harness import digits_study
 from slurmlab import SlurmLab, why_not
 from slurmlab.submitted import Submitted
+from study_process import num_duplicates
 
-STUDY = digits_study('{"num_workers": grid(1, 2, 3)}', config={"epochs": 1})
+STUDY = """
+from raypar import Study, grid
+from raypar.workloads import digits
+study = Study(workload=digits, space={"num_workers": grid(1, 2, 3)}, num_repeats=1, config={"epochs": 1})
+"""
 NUM_TRIALS = 3
 WHOLE = "{:.0f}".format
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import queue
@@ -171,10 +172,17 @@ def ray_command(address: str, folder: Path, variables: Mapping[str, str]) -> lis
     role = [f"--address={address}", f"--node-ip-address={address_towards(host)}"]
     if not port:
         role = ["--head", f"--node-ip-address={host}", "--port=0", "--include-dashboard=false"]
+        if importlib.util.find_spec("grpc"):  # Ray then also serves clients, by default on port 10001
+            role += [f"--ray-client-server-port={_free_port()}"]
     words = [*PYTHON, "-m", "ray.scripts.scripts", "start", *role, "--block", f"--temp-dir={folder / 'ray'}"]
     words += [f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={store}"]
-    words += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
+    words += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--disable-usage-stats"]
     return [*words, f"--labels=host={variables.get('SLURMD_NODENAME') or socket.gethostname()}"]
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def serve(source: IO[str], reports: IO[str], variables: Mapping[str, str]) -> int:
