@@ -192,8 +192,8 @@ def latest_job(study: str, folder: Path) -> tuple[str, Path] | None:
     """Return the id and the output file of a study's latest Slurm job that has begun; None: there is none."""
     name = re.compile(re.escape(study) + r"-(\d+)\.out")
     files = folder.joinpath(FOLDER).glob("*.out")
-    found = [(int(match[1]), FOLDER / file.name) for file in files if (match := name.fullmatch(file.name))]
-    return next(((str(number), path) for number, path in sorted(found, reverse=True)), None)
+    jobs = [(int(match[1]), FOLDER / file.name) for file in files if (match := name.fullmatch(file.name))]
+    return next(((str(number), path) for number, path in sorted(jobs, reverse=True)), None)
 
 
 def missing_sbatch() -> RayparError | None:
