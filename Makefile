@@ -3,7 +3,8 @@
 #                    each kind (on Ray, killed and resumed, with an MLflow server, in a browser), and the quick start
 # make test-all      all tests, about an hour and a half: every real run, more examples per property, a soak test
 # make test-faults   only the faults: Ray's head, gangs and the broker killed during a study, its database locked
-# make test-cluster  only the cluster: `ray up` on four hosts in network namespaces; needs root, sshd, rsync
+# make test-cluster  only clusters: `ray up` on four hosts in network namespaces, and Slurm on three nodes; needs root,
+#                    sshd, rsync; slurm-wlm, munge
 # make docs          build the documentation's site into build/site, without network; warnings are errors
 # make dist          build the wheel and the source distribution into dist/
 # make cluster       create Ray's token, unless there is one, and start a cluster on AWS: `ray up cluster.yaml`;

@@ -199,6 +199,7 @@ def submit(
 def submitted(study: str, address: str) -> tuple[JobSubmissionClient, JobDetails]:
     """Return a client of a cluster, and the job of a study. Raises RayparError if there is no such job."""
     from raypar.run.jobs import connect, latest_jobs, requesting
+    from raypar.run.sbatch import latest_job
 
     try:
         client = connect(address, say)
@@ -208,7 +209,12 @@ def submitted(study: str, address: str) -> tuple[JobSubmissionClient, JobDetails
             hint = suggest(study, list(jobs)) if jobs else f"`raypar study FILE --address {address}` submits one"
             raise RayparError(f"no study `{study}` was submitted to {address}", hint=hint)
     except RayparError as error:
-        raise RayparError(error.message, hint=f"{error.hint}; {LOCAL_HINT}") from error
+        hint = f"{error.hint}; {LOCAL_HINT}"
+        if job := latest_job(study, Path.cwd()):
+            number, output = job
+            follow = f"`tail -F {shlex.quote(str(output))}` follows it"
+            hint = f"Slurm job {number} has it: {follow}, `scancel --batch --signal=TERM {number}` stops it"
+        raise RayparError(error.message, hint=hint) from error
     return client, jobs[study]
 
 

@@ -46,6 +46,7 @@ def run(
     """
     from raypar.execution.execute import execute, new_log_dir
     from raypar.masking import masked
+    from raypar.run.jobs import TALLY
     from raypar.track.client import has_server
 
     if options.flags.address is None:
@@ -54,6 +55,8 @@ def run(
     with common.quiet(log_dir / common.DRIVER_LOG) as console:
         view = partial(_live_view, console, options)
         outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
+        if tally := os.environ.get(TALLY):
+            Path(tally).write_text(str(outcome.num_finished))
         # The terminal may have been closed.
         gone = contextlib.suppress(OSError) if outcome.was_interrupted else contextlib.nullcontext()
         with uninterrupted(), gone:

@@ -99,6 +99,12 @@ class ExecutionOutcome:
         return len(self.results)
 
     @property
+    def num_finished(self) -> int:
+        """Number of trials that this execution finished."""
+        before = {result.spec.identity for result in self.plan.done if result.is_complete}
+        return sum(result.is_complete for identity, result in self.results.items() if identity not in before)
+
+    @property
     def was_interrupted(self) -> bool:
         return self.interrupted_by is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,8 @@ from raypar.signals import OUT_OF_TIME, Interrupted, raise_again, uninterrupted
 from raypar.study.trial import TrialResult, TrialSpec
 
 LOGS_TIMEOUT_S = 10.0
-STOPPING = "stopping: finished trials are kept (a second Ctrl-C exits at once)"
+STOPPING = "stopping: finished trials are kept"
+AT_TERMINAL = " (a second Ctrl-C exits at once)"
 
 
 def run_trials(
@@ -56,7 +58,8 @@ def run_trials(
                 runner.run(plan.study, specs, clock, more)
             except KeyboardInterrupt as error:
                 if not (isinstance(error, Interrupted) and error.signal_number == OUT_OF_TIME):
-                    handler(Notice(STOPPING))  # first, since ending all processes takes seconds
+                    ways = AT_TERMINAL if sys.stdin is not None and sys.stdin.isatty() else ""
+                    handler(Notice(f"{STOPPING}{ways}"))  # first, since ending all processes takes seconds
                 raise
             finally:
                 if not plan.cluster.is_own:

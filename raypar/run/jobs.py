@@ -43,6 +43,8 @@ _TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.
 STUDIES = "raypar-studies"  # in the head's home
 # Variable for `raypar study` on the head: the command that submitted it, which also continues it.
 SUBMITTED_AS = "RAYPAR_SUBMITTED_AS"
+# Variable for `raypar study` in a Slurm job: file for the number of trials that it finished.
+TALLY = "RAYPAR_TALLY"
 STUDY_KEY = "raypar_study"
 # A stopping study ends its trials, sends its records and writes a report. Ray's default wait is 3 s.
 STOP_WAIT_S = 120

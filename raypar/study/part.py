@@ -47,16 +47,17 @@ class StudyPart:
     def has(self, spec: TrialSpec) -> bool:
         return spec.repeat % self.count == self.number - 1
 
-    def check(self, study: Study) -> None:
-        """Raise RayparError if the study has no fixed blocks, or none for this part."""
+    def check(self, study: Study, asked: str = "--part {number}/{count}") -> None:
+        """Raise RayparError if the study has no fixed blocks, or none for this part. `asked`: what asks for it."""
+        asked = asked.format(number=self.number, count=self.count)
         if study.is_search or study.until:
             kind = "a search" if study.is_search else "a study until it is settled"
             hint = "give the study a space of fixed points and a number of repeats (--repeats), without `until`"
-            raise RayparError(f"--part {self}: {kind} has no fixed blocks to divide", hint=hint)
+            raise RayparError(f"{asked}: {kind} has no fixed blocks to divide", hint=hint)
         if study.num_repeats < self.count:
             blocks = units.counted(study.num_repeats, "block")
             hint = f"give --repeats {self.count} or more, or at most {study.num_repeats} parts"
-            raise RayparError(f"--part {self}: the study has {blocks}, so a part has none", hint=hint)
+            raise RayparError(f"{asked}: the study has {blocks}, so a part has none", hint=hint)
 
     def lease_of(self, whole: Path) -> Path:
         """Return the file of the part's lease, given that of the study's."""
