@@ -145,7 +145,7 @@ class _Run:
         name, size, on_gpu = socket.gethostname(), gang.placement.num_workers, gang.placement.device == "cuda"
         with socket.socket() as listen:
             listen.bind(("127.0.0.1", 0))
-            listen.listen()
+            listen.listen(max(128, 2 * size))
             with self._lock:
                 for rank in range(size):
                     near = cores_near_gpu(rank) if on_gpu else frozenset[int]()

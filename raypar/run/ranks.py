@@ -293,7 +293,7 @@ class ForkServer:
             environment |= revision_environment(revision)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
-            listener.listen(64)
+            listener.listen(socket.SOMAXCONN)
             fds = (listener.fileno(), server_end)
             self._process = subprocess.Popen(
                 command(
