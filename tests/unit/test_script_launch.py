@@ -101,7 +101,7 @@ def test_defaults_of_torchrun_in_the_environment_are_not_plain(folder, monkeypat
         ("json.py", False),
         ("torch/__init__.py", False),
         ("torch/notes.txt", True),
-        ("helper.py", True),
+        ("of_this_script_alone.py", True),
         ("sys.py", True),
     ],
 )
