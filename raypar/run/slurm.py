@@ -249,6 +249,8 @@ def _run_ray(
     variables: Mapping[str, str],
 ) -> int:
     """Run Ray on this node until it is over, and report when it is up and if it ends by itself."""
+    import psutil
+
     environment = ray_environment(variables, folder)
     with (folder / "log").open("wb") as log:
         ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
@@ -258,9 +260,16 @@ def _run_ray(
             is_up = True
             tell(up=address)
     if over.is_set():
+        # The raylet's agents outlive it for some seconds, as nobody's children.
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            family = psutil.Process(ray.pid).children(recursive=True)
         ray.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ray.wait(END_TIMEOUT_S / 2)
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         return 0
     lines = (folder / "log").read_text(errors="replace").splitlines()
     tell(ended=ray.returncode, log=lines[-NUM_LOG_LINES:])
