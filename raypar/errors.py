@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from textwrap import indent
 
 from raypar.units import counted, size
 
@@ -145,6 +146,14 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception as raised:
         return f"(no message: its __str__ raised {type(raised).__name__})"
+
+
+def one_for_all(errors: Sequence[RayparError]) -> RayparError:
+    """Return one error for several mistakes, each with its hint."""
+    if len(errors) == 1:
+        return errors[0]
+    lines = (f"{each.message}\n    → {each.hint}" if each.hint else each.message for each in errors)
+    return RayparError("\n".join([f"{len(errors)} mistakes", *(indent(text, "  ") for text in lines)]))
 
 
 class WorkloadError(RayparError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +14,7 @@ from raypar.cli.cluster import check_on_head, say
 from raypar.cli.flags import takes, words_of
 from raypar.cli.study import load
 from raypar.cli.target import Baseline, Grids, Target, study_file
-from raypar.errors import NotForTraining, RayparError
+from raypar.errors import NotForTraining, RayparError, one_for_all
 from raypar.execution.flags import RunFlags, all_flags
 from raypar.masking import masked
 from raypar.signals import handle_signals
@@ -94,7 +92,7 @@ def kubernetes(
         except RayparError as error:
             wrong.append(error)
         if wrong:
-            raise together(wrong)
+            raise one_for_all(wrong)
         files = manifests.files_of(file)
         environment = {
             SUBMITTED_AS: masked(shlex.join(common.own_command())) + " | kubectl replace --force -f -",
@@ -125,13 +123,3 @@ def checked(file: Path, flags: RunFlags, cluster: Cluster | None) -> tuple[str, 
         say(f"{error.message}: the head of the cluster will check the study")
         return name_of(file), file.resolve()
     return loaded.study.name, loaded.path
-
-
-def together(mistakes: Sequence[RayparError]) -> RayparError:
-    """Return one error for all mistakes."""
-    if len(mistakes) == 1:
-        return mistakes[0]
-    lines = (
-        textwrap.indent(f"{each.message}\n    → {each.hint}" if each.hint else each.message, "  ") for each in mistakes
-    )
-    return RayparError("\n".join([f"{len(mistakes)} mistakes", *lines]))

@@ -13,7 +13,7 @@ from raypar.cli.cluster import say
 from raypar.cli.flags import takes, words_of
 from raypar.cli.study import load
 from raypar.cli.target import Baseline, Grids, Save, Target, study_file
-from raypar.errors import RayparError
+from raypar.errors import RayparError, one_for_all
 from raypar.execution.flags import RunFlags, all_flags
 from raypar.masking import MASK, masked
 from raypar.signals import handle_signals
@@ -80,8 +80,14 @@ def slurm(
         errors: list[RayparError] = []
         if not only_print and (missing := missing_sbatch()):
             errors.append(missing)
-        resources = {"cpus_per_node": cpus_per_node, "gpus_per_node": gpus_per_node, "mem": mem}
-        errors += problems(nodes=nodes, jobs=jobs, options=option or (), **resources)  # type: ignore[arg-type]
+        errors += problems(
+            nodes=nodes,
+            jobs=jobs,
+            cpus_per_node=cpus_per_node,
+            gpus_per_node=gpus_per_node,
+            mem=mem,
+            options=option or (),
+        )
         if flags.tracking_uri is not None and MASK in masked(flags.tracking_uri):
             hint = "leave it out, and set MLFLOW_TRACKING_URI in the shell that submits the job"
             errors.append(RayparError(f"--tracking-uri {masked(flags.tracking_uri)}: others can see it", hint=hint))
@@ -99,7 +105,7 @@ def slurm(
         except RayparError as error:
             errors.append(error)
         if errors:
-            raise _together(errors)
+            raise one_for_all(errors)
         batch = BatchFile(
             study=loaded.study.name,
             words=[common.path_from_here(loaded.path), *words_of(flags)],
@@ -131,11 +137,3 @@ def slurm(
     say(f"  follow it:    tail -F {output}, raypar report {study}, squeue --job={job_id}")
     say(f"  stop it:      scancel --batch --signal=TERM {job_id}    # with a report")
     say(f"  continue it:  sbatch {shlex.quote(str(path))}")
-
-
-def _together(errors: list[RayparError]) -> RayparError:
-    """Return one error for several."""
-    if len(errors) == 1:
-        return errors[0]
-    lines = [line for error in errors for line in str(error).splitlines()]
-    return RayparError("\n".join([f"{len(errors)} mistakes", *(f"  {line}" for line in lines)]))

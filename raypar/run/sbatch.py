@@ -225,9 +225,10 @@ def submit(path: Path, folder: Path) -> str:
     # In a job, Slurm's variables describe that job.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     command = ["sbatch", "--parsable", str(path)]
-    how = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": SUBMIT_TIMEOUT_S}
     try:
-        done = subprocess.run(command, check=False, **how)  # type: ignore[call-overload]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         hint = "`squeue --me` shows whether the job is there"
         raise ClusterError(f"sbatch has not answered within {SUBMIT_TIMEOUT_S:g} s", hint=hint) from None
@@ -235,4 +236,4 @@ def submit(path: Path, folder: Path) -> str:
         reason = " ".join(done.stderr.replace("sbatch: error: ", "").split())
         hint = "`sinfo` lists the partitions; change the options, and submit again"
         raise ClusterError(f"Slurm refuses the job: {reason}", hint=hint)
-    return str(done.stdout.strip().partition(";")[0])
+    return done.stdout.strip().partition(";")[0]

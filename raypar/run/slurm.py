@@ -107,10 +107,12 @@ class Job:
 def _asked(*command: str) -> str:
     """Return what one of Slurm's commands prints, whatever format the user prefers; empty if it fails."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
-    how: dict[str, Any] = {"env": {**kept, "SLURM_TIME_FORMAT": "standard"}, "timeout": SLURM_TIMEOUT_S}
+    environment = {**kept, "SLURM_TIME_FORMAT": "standard"}
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
-        return str(done.stdout).strip() if done.returncode == 0 else ""
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SLURM_TIMEOUT_S, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
     return ""
 
 
