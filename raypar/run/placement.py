@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -320,17 +321,9 @@ class FreeResources:
         if counts is None or not self._exclusive:
             return self._assignment(counts)
         on_empty = shares(placement, needed(placement), eligible(placement, [n.has for n in self._nodes], labels))
-        num_nodes = _num_used(on_empty)
-        if _num_used(counts) != num_nodes:
+        if _num_used(counts) != _num_used(on_empty):
             return None
-        for i in sorted(range(len(free)), key=lambda i: -free[i].get("CPU", 0)):
-            resources, free[i] = free[i], {}
-            without = shares(placement, needed(placement), free)
-            if without is not None and _num_used(without) == num_nodes:
-                counts = without
-            else:
-                free[i] = resources
-        return self._assignment(counts)
+        return self._assignment(_on_smallest(placement, free, _num_used(on_empty)))
 
     def _free(self, node_id: str) -> Mapping[str, float]:
         return {} if self._exclusive and self._machine[node_id] in self._taken else self._left[node_id]
@@ -339,6 +332,26 @@ class FreeResources:
         if counts is None:
             return None
         return {node.id: count for node, count in zip(self._nodes, counts, strict=True) if count}
+
+
+def _on_smallest(placement: Placement, free: Sequence[Mapping[str, float]], num_nodes: int) -> tuple[int, ...] | None:
+    """Return the shares on the smallest `num_nodes` nodes that suffice (see `shares`)."""
+    need, rest = needed(placement), list(free)
+
+    def without(nodes: Sequence[int]) -> tuple[int, ...] | None:
+        left_out = set(nodes)
+        counts = shares(placement, need, [{} if i in left_out else node for i, node in enumerate(rest)])
+        return counts if _num_used(counts) == num_nodes else None
+
+    alike: defaultdict[tuple[tuple[str, float], ...], list[int]] = defaultdict(list)
+    for i, node in enumerate(free):
+        alike[tuple(sorted(node.items()))].append(i)
+    for nodes in sorted(alike.values(), key=lambda nodes: -free[nodes[0]].get("CPU", 0)):
+        # What fits without some nodes also fits without fewer, so bisection finds how many can be left out.
+        num_out = bisect_left(range(len(nodes)), True, key=lambda last: without(nodes[: last + 1]) is None)
+        for i in nodes[:num_out]:
+            rest[i] = {}
+    return shares(placement, need, rest)
 
 
 def _num_used(counts: Sequence[int] | None) -> int:

@@ -288,7 +288,7 @@ class _Round:
             for held in leaving[num_gone:]:
                 free.take(held.placement, held.nodes)
             warm = next((nodes for nodes in gangs if free.has(trial.placement, nodes)), None)
-            new = free.find(trial.placement) if place is None else None
+            new = free.find(trial.placement) if warm is None and place is None else None
             if warm is not None or new is not None:
                 place, ready_s = warm or new, free_s
                 # If the time is unknown, the place may be free at once, so no trial is short enough to pass.

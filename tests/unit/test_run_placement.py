@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raypar.run.placement import CoreLeases, close_together, refusal, shares, spread_out
+from raypar.run.placement import CoreLeases, FreeResources, Node, close_together, needed, refusal, shares, spread_out
 from raypar.study.trial import Placement
 from raypar.train.affinity import Core
 
@@ -91,6 +91,24 @@ def test_a_refusal_has_the_numbers(placement, nodes, message):
 )
 def test_workers_are_placed_on_nodes(nodes, free, taken):
     assert shares(Placement(4, 1, "cpu", nodes), {"CPU": 1.0}, [{"CPU": float(n)} for n in free]) == taken
+
+
+@given(placement=PLACEMENTS, cpus=st.lists(st.integers(0, 4), max_size=12))
+def test_a_gang_gets_as_few_of_the_largest_nodes_as_possible(placement, cpus):
+    nodes = [Node(str(i), str(i), {"CPU": float(count), "GPU": 1.0}) for i, count in enumerate(cpus)]
+    has = [node.has for node in nodes]
+    expected = shares(placement, needed(placement), has)
+    for i in sorted(range(len(nodes)), key=lambda i: -cpus[i]):  # leave out one after another
+        others = [{} if j == i else resources for j, resources in enumerate(has)]
+        counts = shares(placement, needed(placement), others)
+        if counts is not None and num_used(counts) == num_used(expected):
+            expected, has = counts, others
+    taken = FreeResources(nodes, exclusive=True).find(placement)
+    assert taken == (None if expected is None else {str(i): count for i, count in enumerate(expected) if count})
+
+
+def num_used(counts):
+    return sum(count > 0 for count in counts)
 
 
 def test_a_label_excludes_other_nodes_and_an_unknown_one_is_refused():
