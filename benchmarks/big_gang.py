@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
-from common import Figure, begin, empty_study, parser_for, print_bar, print_row, progress, scratch, times
+from common import Figure, begin, empty_study, parser_for, preload_of, print_bar, print_row, progress, scratch, times
 
 from raypar import units
 from raypar.run.agent import AgentAddress, Ended, News, Ready, Reported
@@ -214,7 +214,7 @@ def real(num_ranks: int, num_trials: int) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         with scratch() as folder, joined_cluster(cluster.address):
-            settings = RunSettings(log_dir=folder, exclusive=True, preload=study.workload.preload)
+            settings = RunSettings(log_dir=folder, exclusive=True, preload=preload_of(study))
             TuneRunner(settings, owns_cluster=False).run(study, specs, listen)
     finally:
         cluster.shutdown()

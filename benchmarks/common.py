@@ -378,6 +378,14 @@ def checked(result: TrialResult) -> TrialResult:
     return result
 
 
+def preload_of(study: Study) -> tuple[str, ...]:
+    """Return the modules that `raypar study` would preload for the study's workload."""
+    from raypar.study.workload import TrainLoopWorkload
+
+    runs = ("raypar.train.train_loop", "ray.tune") if isinstance(study.workload, TrainLoopWorkload) else ()
+    return (*study.workload.preload, *runs)
+
+
 def run_on_ray(
     study: Study,
     specs: Sequence[TrialSpec],
@@ -400,7 +408,7 @@ def run_on_ray(
     from raypar.run.private_ray import private_ray
     from raypar.run.ranks import ForkServer
     from raypar.run.runner import Event, TrialEnded
-    from raypar.study.workload import CommandWorkload, TrainLoopWorkload
+    from raypar.study.workload import CommandWorkload
     from raypar.train.job import RunSettings
 
     begun_s = time.perf_counter()
@@ -420,9 +428,8 @@ def run_on_ray(
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks can't import it
     with scratch() as folder:
-        runs = ("raypar.train.train_loop", "ray.tune") if isinstance(study.workload, TrainLoopWorkload) else ()
-        preload = (*study.workload.preload, *preload, *runs)
-        settings = RunSettings(log_dir=folder, preload=preload, is_command=isinstance(study.workload, CommandWorkload))
+        modules = (*preload_of(study), *preload)
+        settings = RunSettings(log_dir=folder, preload=modules, is_command=isinstance(study.workload, CommandWorkload))
         with contextlib.closing(ForkServer.of(settings.revision())) as server:
             widest = max(spec.placement.num_cpus for spec in specs)
             taken, start = allowed_cores()[:widest], partial(private_ray, this_machine())

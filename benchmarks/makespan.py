@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 import psutil
-from common import Figure, begin, parser_for, print_bar, print_row, progress, scratch, times
+from common import Figure, begin, parser_for, preload_of, print_bar, print_row, progress, scratch, times
 
 from raypar import Study, Workload, grid, units
 from raypar.run.placement import num_machines
@@ -86,7 +86,7 @@ def main() -> None:
             assert num_machines(alive_nodes()) == NUM_NODES
             settle()
             begun_s = time.perf_counter()
-            settings = RunSettings(log_dir=folder, exclusive=not args.reserving, preload=study.workload.preload)
+            settings = RunSettings(log_dir=folder, exclusive=not args.reserving, preload=preload_of(study))
             TuneRunner(settings, owns_cluster=False).run(study, specs, listen)
             ended_s = time.perf_counter()
     finally:

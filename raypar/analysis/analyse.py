@@ -14,6 +14,7 @@ from raypar.analysis.finding import Finding
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.gradient_noise import noise_scale_lines
 from raypar.analysis.lr_rules import rule_lines
+from raypar.analysis.machines import MachineKind, machine_kinds
 from raypar.analysis.pairwise import Family, trial_speedup
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
@@ -92,6 +93,11 @@ class StudyAnalysis:
         """Seconds of all trials together; None if no trial has a time."""
         times = [r.wall_s for point in self.points for r in point.results if r.wall_s is not None]
         return sum(times) if times else None
+
+    @cached_property
+    def machines(self) -> tuple[MachineKind, ...]:
+        """Machines of the trials, by kind."""
+        return machine_kinds(result for point in self.points for result in point.results)
 
     @cached_property
     def importances(self) -> Importances | None:

@@ -296,15 +296,12 @@ def _rule(name: str, picked: Iterable[bool], style: str) -> str:
 
 
 def provenance_lines(tags: Mapping[str, str], trials: Sequence[TrialResult]) -> list[tuple[str, str]]:
-    """Return names and values: command, commit, versions, machine, nodes, seeds, shared hyperparameters."""
+    """Return names and values: command, commit, versions, machine, seeds, shared hyperparameters."""
     lines = [(name, tags[key]) for key, name in _NAMES.items() if key in tags]
     if lines and "git.commit" not in tags:
         lines.insert(1, ("git commit", "none: the study's file is not in a git repository"))
     if packages := sorted(f"{key[8:]} {tag}" for key, tag in tags.items() if key.startswith("version.")):
         lines.append(("versions", ", ".join(packages)))
-    for key, called in (("node", "nodes of the trials"), ("device_name", "devices of the trials")):
-        if values := dict.fromkeys(value for r in trials for value in r.conditions.names(key)):
-            lines.append((called, ", ".join(values)))
     if seeds := sorted({r.spec.seed for r in trials}):
         lines.append(("seeds", units.listed(map(str, seeds), MAX_SEEDS)))
     keys = dict.fromkeys(key for r in trials for key in r.spec.config)

@@ -11,6 +11,7 @@ from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.comparison import METRIC_CHANGE, SPEEDUP, Comparison, Outcome, Scale
 from raypar.analysis.effects import Effects, Interaction, LevelEffect, MainEffect
 from raypar.analysis.goodput import BatchGroup
+from raypar.analysis.machines import MachineKind
 from raypar.analysis.stats import Estimate
 from raypar.analysis.verdict import BaselineComparison, Verdict
 from raypar.reporting.text import Column
@@ -89,6 +90,22 @@ def goodput_lines(analysis: StudyAnalysis) -> list[IndentedLine]:
         lines += [(2, first), *((4, line) for line in others)]
     if (more := len(analysis.batches) - MAX_GOODPUT_GROUPS) > 0:
         lines.append((2, f"`raypar recommend {analysis.question.study_name} --target …` shows {more} more."))
+    return lines
+
+
+MAX_MACHINES = 8
+
+
+def machine_lines(machines: Sequence[MachineKind]) -> list[IndentedLine]:
+    """Return the section on machines: ``Ran on node1, node2 (2 cores, Xeon): 12 trials.``, a line for each kind."""
+    lines = []
+    for kind in machines:
+        cores = units.counted(kind.num_cores, "core") if kind.num_cores else ""
+        nodes, what = (
+            units.listed(kind.nodes, MAX_MACHINES),
+            ", ".join(filter(None, (cores, kind.cpu_model, *kind.gpus))),
+        )
+        lines.append((0, f"Ran on {nodes}{f' ({what})' if what else ''}: {units.counted(kind.num_trials, 'trial')}."))
     return lines
 
 

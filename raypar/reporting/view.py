@@ -15,7 +15,7 @@ from raypar.reporting.fit import ScalingView, scaling_lines
 from raypar.reporting.points import brief_legend, legend
 from raypar.reporting.profile import PointProfile
 from raypar.reporting.recommend import objective, recommended_lines
-from raypar.reporting.sentences import IndentedLine, comparison_columns, effect_lines, goodput_lines
+from raypar.reporting.sentences import IndentedLine, comparison_columns, effect_lines, goodput_lines, machine_lines
 from raypar.reporting.text import Column
 
 MAX_CAVEATS = 4
@@ -37,7 +37,8 @@ class StudyView(Document):
         "num_trials=analysis.num_trials num_by_state=analysis.num_by_state wall_s=analysis.wall_s "
         "comparisons=analysis.verdict.comparisons recommendation importances=analysis.importances "
         "points=analysis.points legend caveats=analysis.warnings statements=analysis.statements scaling "
-        "effects=analysis.effects target=analysis.target batches=analysis.batches breakdowns"
+        "effects=analysis.effects target=analysis.target batches=analysis.batches machines=analysis.machines "
+        "breakdowns"
     )
     analysis: StudyAnalysis
 
@@ -126,11 +127,12 @@ class StudyView(Document):
 
     @cached_property
     def sections(self) -> Mapping[str, Sequence[IndentedLine]]:
-        """Further sections, by heading: lines on scaling, effects and batch sizes."""
+        """Further sections, by heading: lines on scaling, effects, batch sizes and machines."""
         sections = {
             "Scaling": scaling_lines(self.name, self.analysis.worker_groups),
             "Effects of the hyperparameters": effect_lines(self.analysis),
             "Batch sizes: throughput and progress": goodput_lines(self.analysis),
+            "Machines": machine_lines(self.analysis.machines),
         }
         return {heading: lines for heading, lines in sections.items() if lines}
 

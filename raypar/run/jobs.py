@@ -157,8 +157,13 @@ def excluded_files(file: Path) -> list[str]:
         raise RayparError(f"{file}: a file beside it hides {names} on the cluster", hint="rename the file")
     # Ray would follow links to other folders, and upload virtual environments with unusual names.
     folders = (path for path in folder.iterdir() if path.is_dir())
+    # The study itself, last, is sent in any case: that of a script is hidden.
     others = [path for path in folders if path.is_symlink() or (path / "pyvenv.cfg").exists()]
-    return [*EXCLUDED, *map(_pattern, [*(path.name for path in others), *ignored_by_git(folder)])]
+    return [
+        *EXCLUDED,
+        *map(_pattern, [*(path.name for path in others), *ignored_by_git(folder)]),
+        f"!{_pattern(file.name)}",
+    ]
 
 
 def _pattern(path: str) -> str:

@@ -166,14 +166,13 @@ def files_of(file: Path) -> dict[str, bytes]:
     """Return what a study's folder sends to a cluster, by path in it, as a submission does.
 
     Args:
-        file: the study's file, absolute, which may be hidden.
+        file: the study's file, absolute.
 
     Raises:
         RayparError: as `raypar.run.jobs.excluded_files`, or it is too large for a ConfigMap.
     """
     from ray._private.runtime_env.packaging import create_package
 
-    files = {file.name: file.read_bytes()}
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "study.zip")
         logger = logging.Logger("package", logging.ERROR)  # its own reports every package
@@ -183,7 +182,7 @@ def files_of(file: Path) -> dict[str, bytes]:
             infos = [info for info in archive.infolist() if not info.is_dir()]
             sizes = {info.filename: info.file_size for info in infos if not _is_output(file.parent / info.filename)}
             if (total := sum(sizes.values())) <= MAX_FILES_BYTES:
-                return files | {name: archive.read(name) for name in sorted(sizes)}
+                return {name: archive.read(name) for name in sorted(sizes)}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
     listed = ", ".join(f"{name} ({size(sizes[name])})" for name in largest)
     raise RayparError(

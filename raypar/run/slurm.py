@@ -446,7 +446,7 @@ def resubmit(job: Job) -> str:
     """Have Slurm run the job again; return what will happen, for a message."""
     asked = subprocess.run(["scontrol", "requeue", job.id], capture_output=True, text=True, check=False)
     if asked.returncode == 0:
-        return f"job {job.id} is in the queue again, and continues"
+        return f"job {job.id} is in the queue again, and continues by itself"
     # Some sites forbid it.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     task = job.variables.get("SLURM_ARRAY_TASK_ID")
@@ -454,7 +454,7 @@ def resubmit(job: Job) -> str:
     command = ["sbatch", "--parsable", f"--dependency=afterany:{job.id}", *array, str(job.file)]
     submitted = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if submitted.returncode == 0:
-        return f"job {submitted.stdout.strip().partition(';')[0]} continues"
+        return f"job {submitted.stdout.strip().partition(';')[0]} continues by itself"
     reasons = "; ".join(" ".join(done.stderr.split()) for done in (asked, submitted))
     return f"Slurm accepts no job from here ({reasons}); run `sbatch {job.file}` to continue"
 

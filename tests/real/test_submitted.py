@@ -152,6 +152,11 @@ def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head
         ("0.1", "1"),
         ("0.2", "1"),
     ]
+    # The study of a script goes there with it.
+    client.write("script.py", "print('accuracy:', 0.5)\n")
+    of_script = client.run("study", "script.py", "--address", head.url, "--grid", "x=1,2", "--repeats", "1")
+    assert of_script.returncode == 0 and "2 points, 2 trials" in of_script.stdout, of_script.stdout + of_script.stderr
+
     # The client's folder has no store and no other new files.
-    files = {"rates.py", "helpers.py", "settings", "stdout", "stderr"}
+    files = {"rates.py", "helpers.py", "settings", "stdout", "stderr", "script.py", ".script_study.py"}
     assert {path.name for path in client.folder.iterdir()} == files

@@ -132,11 +132,11 @@ class SlurmLab:
             raise RuntimeError(f"{command} as {user}: {process.returncode}\n{printed}")
         return printed
 
-    def job(self, job_id, field):
-        """Return a field of ``scontrol show job``: JobState, Restarts, ExitCode, …; empty if Slurm has forgotten it."""
+    def jobs(self, job_id, field):
+        """Return a field of ``scontrol show job``, of each job of an array: JobState, Restarts, ExitCode, …."""
         printed = self.run(f"scontrol show job {shlex.quote(job_id)}", user="root", check=False)
         values = (word.partition("=") for word in printed.split())
-        return next((value for key, _, value in values if key == field), "")
+        return [value for key, _, value in values if key == field]
 
     def power_off(self, node):
         """Kill a node with all its processes."""

@@ -37,26 +37,33 @@ class Submitted:
         """Run a command in the folder, on the login host."""
         return self.lab.run(f"cd {shlex.quote(f'/home/{self.user}/studies')} && {command}", user=self.user, **how)
 
-    def state(self):
-        return self.lab.job(self.job_id, "JobState")
+    def states(self):
+        """Return the state of the job, or of each job of an array."""
+        return self.lab.jobs(self.job_id, "JobState")
+
+    def is_over(self):
+        return {*self.states()} <= {*OVER}
 
     def output(self):
-        file = self.folder / ".raypar" / "slurm" / f"{self.name}-{self.job_id}.out"
-        return file.read_text(errors="replace") if file.exists() else ""
+        """Return what the job, or all jobs of an array, have printed."""
+        files = (self.folder / ".raypar" / "slurm").glob(f"{self.name}-{self.job_id}*.out")
+        return "".join(file.read_text(errors="replace") for file in sorted(files))
 
     def until(self, condition, what):
         """Wait for a condition while the job is pending or running."""
 
         def is_met():
-            return condition() or self.state() in OVER
+            return condition() or self.is_over()
 
         self._wait(is_met, what)
-        assert condition(), f"{what}: the job is {self.state()}\n{self.output()}"
+        assert condition(), f"{what}: the job is {self.states()}\n{self.output()}"
 
     def until_over(self):
-        """Wait for the job's end; return its state and exit code."""
-        self._wait(lambda: self.state() in OVER, "the end")
-        return self.state(), self.lab.job(self.job_id, "ExitCode")
+        """Wait for the end; return the state and exit code, which all jobs of an array must have."""
+        self._wait(self.is_over, "the end")
+        ends = {*zip(self.states(), self.lab.jobs(self.job_id, "ExitCode"), strict=True)}
+        assert len(ends) == 1, f"{ends}\n{self.output()}"
+        return ends.pop()
 
     def _wait(self, condition, what):
         until_s = time.monotonic() + LIMIT_S
@@ -86,8 +93,11 @@ class Submitted:
         self.run(f"scontrol update JobId={self.job_id} TimeLimit={limit}")
 
     def was_requeued(self):
-        return self.lab.job(self.job_id, "Restarts") != "0" and self.state() == "PENDING"
+        return self.lab.jobs(self.job_id, "Restarts") != ["0"] and self.states() == ["PENDING"]
 
     def start_again(self):
-        """Start a requeued job with half an hour, and now: Slurm would wait for two minutes."""
+        """Start a requeued job with half an hour, and now. Slurm would wait for two minutes, so leases age by these."""
+        for lease in (self.folder / ".raypar" / "leases").glob("*"):
+            before_s = lease.stat().st_mtime - 120
+            os.utime(lease, (before_s, before_s))
         self.lab.run(f"scontrol update JobId={self.job_id} TimeLimit=30 StartTime=now", user="root")

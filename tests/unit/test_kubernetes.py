@@ -234,8 +234,8 @@ def test_the_command_prints_the_study_with_the_files_beside_it_and_its_flags(fol
     assert list(problems(ray_job)) == [] and ray_job["metadata"]["name"] == "s"
     data = config_map["data"]
     assert {key: data[key] for key in data if key != "start.sh"} == {
-        "1-s.py": STUDY,
-        "2-helper.py": (folder / "helper.py").read_text(),
+        "1-helper.py": (folder / "helper.py").read_text(),
+        "2-s.py": STUDY,
     }
     assert (
         data["start.sh"]

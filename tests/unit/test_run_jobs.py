@@ -166,10 +166,10 @@ def make(folder, *names):
         path.write_text(path.name)
 
 
-def uploaded(folder, tmp_path):
+def uploaded(folder, tmp_path, study="study.py"):
     """Return the names of the files that Ray packs for a job."""
     client = Client()
-    submit(client, "study", folder / "study.py", "true", {})
+    submit(client, "study", folder / study, "true", {})
     environment = client.submitted["runtime_env"]
     create_package(environment["working_dir"], tmp_path / "package.zip", True, excludes=environment["excludes"])
     with zipfile.ZipFile(tmp_path / "package.zip") as package:
@@ -200,6 +200,13 @@ def test_files_ignored_by_git_are_not_uploaded(folder, tmp_path):
     (tmp_path / ".gitignore").write_text("secrets.yaml\nscratch/\n*.local\n!kept.local\n")
     make(folder, "secrets.yaml", "scratch/x.py", "a [b] #1.local", "kept.local", "sub/secrets.yaml", "sub/y.py")
     assert uploaded(folder, tmp_path) == {"study.py", "kept.local", "sub/y.py"}
+
+
+def test_the_hidden_study_of_a_script_is_uploaded(folder, tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text(".*_study.py\n")
+    make(folder, "train.py", ".train_study.py", ".other_study.py")
+    assert uploaded(folder, tmp_path, ".train_study.py") == {"study.py", "train.py", ".train_study.py"}
 
 
 def test_a_home_folder_is_not_uploaded(folder, tmp_path, monkeypatch):
