@@ -3,6 +3,7 @@
 1. Two users run a study of 1, 2 and 3 workers at once, on the same three nodes.
 2. Slurm's time limit ends a job in mid-trial, and it continues: trials lost, doubled, and begun in vain.
 3. A node's power is cut in mid-trial, and the study goes to its end.
+4. The power of the first node, which runs the study, is cut in mid-trial, and the job runs again on others.
 
 The nodes are namespaces of this machine and share its cores, so that times say little about a cluster. Needs root,
 slurm-wlm and munge.
@@ -85,6 +86,22 @@ def power_cut(lab: SlurmLab) -> None:
     lab.power_on(3)
 
 
+def power_cut_of_first(lab: SlurmLab) -> None:
+    study = Submitted(lab, "alice", "--nodes 2 --time 1h --cpus-per-node 1 --until-done")
+    study.faulty.go(study.until_held())
+    study.until_held()
+    lab.power_off(1)
+    begun_s = time.monotonic()
+    study.until(study.was_requeued, "another run")
+    print_row("the first node's power cut in mid-trial: in the queue after", f"{time.monotonic() - begun_s:.0f} s")
+    (study.folder / "holds").unlink()
+    study.start_again()
+    print_row("end", " ".join(study.until_over()))
+    print_trials(study)
+    study.end()
+    lab.power_on(1)
+
+
 def print_trials(study: Submitted) -> None:
     print_bar("trials lost", num_lost(study), WHOLE, at_most=0)
     print_bar("trials doubled", num_duplicates(study.folder), WHOLE, at_most=0)
@@ -94,6 +111,7 @@ CASES: dict[str, Callable[[SlurmLab], None]] = {
     "two-jobs": two_jobs,
     "end-of-time": end_of_time,
     "power-cut": power_cut,
+    "first-node": power_cut_of_first,
 }
 
 

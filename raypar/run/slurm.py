@@ -3,7 +3,7 @@
 The batch script of `raypar cluster slurm` becomes `main` on the first node. It starts `serve` on every node by
 ``srun``, whose input reaches all of them and carries the token and the head's address, so no file on the shared file
 system does. Their reports come back on its output. The end of that input ends Ray on all nodes, also if this process is
-killed.
+killed. If the first node is lost, another ends the job, since Slurm would keep it.
 Nothing has a fixed port or path, so jobs can share nodes.
 """
 
@@ -44,6 +44,9 @@ STOPPED = 143  # exit code of a study that SIGTERM ended
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 30.0
 POLL_S = 0.2
+CHECK_S = 5.0  # between questions whether the first node is lost
+RUNNING = "RUNNING"  # Slurm's state of a job
+END = "end"  # last line for the nodes
 EARLY_S = 90.0  # Slurm may send the signal a minute early
 SLURM_TIMEOUT_S = 60.0
 NUM_LOG_LINES = 20
@@ -96,11 +99,11 @@ class Job:
 
     def is_running(self) -> bool:
         """Return False if the job was cancelled meanwhile; a requeued job would come back to life."""
-        return _asked("squeue", "--noheader", f"--job={self.id}", "--format=%T") == "RUNNING"
+        return _asked("squeue", "--noheader", f"--job={self.id}", "--format=%T") == RUNNING
 
     def address(self) -> str:
         """Return the address of this node, the first, towards the others."""
-        names = _asked("scontrol", "show", "hostnames", self.variables["SLURM_JOB_NODELIST"]).split()
+        names = _hostnames(self.variables["SLURM_JOB_NODELIST"])
         return address_towards(_address_of(names[-1])) if len(names) > 1 else "127.0.0.1"
 
 
@@ -114,6 +117,11 @@ def _asked(*command: str) -> str:
         )
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
+
+
+def _hostnames(nodes: str) -> list[str]:
+    """Return the names in Slurm's list of nodes, such as ``gpu[1-4,7]``."""
+    return _asked("scontrol", "show", "hostnames", nodes).split() if nodes else []
 
 
 def _address_of(node: str) -> str:
@@ -196,16 +204,21 @@ def serve(source: IO[str], reports: IO[str], variables: Mapping[str, str]) -> in
         reports: for reports.
     """
     name, is_head = variables.get("SLURMD_NODENAME") or socket.gethostname(), variables.get("SLURM_NODEID") == "0"
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    over, was_told, was_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        was_ended.set()
+        over.set()
+
+    signal.signal(signal.SIGTERM, end)
 
     def tell(**report: object) -> None:
         with contextlib.suppress(OSError):
             print(REPORT + json.dumps({"node": name, **report}), file=reports, flush=True)
 
     def wait_for_the_end() -> None:
-        while source.readline():
-            pass
+        if END in map(str.strip, source):
+            was_told.set()
         over.set()
 
     token = source.readline().strip()
@@ -219,13 +232,35 @@ def serve(source: IO[str], reports: IO[str], variables: Mapping[str, str]) -> in
     try:
         folder = private_folder(token, variables)
         try:
-            return _run_ray(ray_command(address, folder, variables), folder, over, tell, variables)
+            code = _run_ray(ray_command(address, folder, variables), folder, over, tell, variables)
         finally:
             end_descendants()
             remove_folder(folder)
+        end_without_first_node(variables["SLURM_JOB_ID"], name, was_told, was_ended)
+        return code
     except OSError as error:
         tell(ended=1, log=[str(error)])
         return 1
+
+
+def end_without_first_node(job_id: str, name: str, was_told: threading.Event, was_ended: threading.Event) -> None:
+    """Have Slurm end a job that has lost its first node: with ``--no-kill`` it would keep the other nodes, idle.
+
+    Args:
+        name: this node's.
+        was_told: the first node has said that the job ends.
+        was_ended: Slurm ends this process.
+    """
+    while not was_told.wait(CHECK_S if not was_ended.is_set() else POLL_S):
+        words = (word.partition("=") for word in _asked("scontrol", "show", "job", job_id).split())
+        job = {key: value for key, _, value in words}
+        if job.get("JobState", "" if was_ended.is_set() else RUNNING) != RUNNING:
+            return
+        nodes = _hostnames(job.get("NodeList", ""))
+        if nodes and job["BatchHost"] not in nodes:
+            if name == nodes[0]:
+                _asked(*(("scontrol", "requeue") if job["Requeue"] == "1" else ("scancel",)), job_id)
+            return
 
 
 def private_folder(token: str, variables: Mapping[str, str]) -> Path:
@@ -348,6 +383,7 @@ class JobNodes:
     def end(self) -> None:
         """End Ray on all nodes, which then remove its files."""
         assert self._srun.stdin is not None
+        self._give(END)
         with contextlib.suppress(OSError):
             self._srun.stdin.close()
         try:

@@ -76,8 +76,8 @@ def test_the_jobs_of_an_array_share_the_blocks_and_a_report(lab, submit):
         assert f"part {part} of 2: block {block}; `raypar report mine` covers all parts" in study.output()
     rows = study.rows()
     assert len(rows) == 6 and {row["state"] for row in rows} == {"finished"}
-    by_block = {block: {row["config.num_workers"] for row in rows if row["repeat"] == block} for block in "01"}
-    assert by_block == {"0": {*"123"}, "1": {*"123"}}
+    by_block = {block: {row["config.num_workers"] for row in rows if row["repeat"] == block} for block in "12"}
+    assert by_block == {"1": {*"123"}, "2": {*"123"}}
     assert "Ran on node1, node2, node3 (2 cores" in study.run("raypar report mine --verbose")
     assert "Traceback" not in study.output()
     check_nothing_is_left(lab)

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -394,11 +395,12 @@ def test_a_ray_that_does_not_start_ends_the_job_with_the_reason(supervised, monk
 def test_a_nodes_part_reports_rays_end_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "ray_command", lambda *_: ["sh", "-c", "echo no port; exit 3"])
     monkeypatch.setattr(slurm, "end_descendants", lambda: None)
+    monkeypatch.setattr(slurm, "end_without_first_node", lambda *_: None)
     before, told = signal.getsignal(signal.SIGTERM), io.StringIO()
     reading, writing = os.pipe()
     os.write(writing, b"token\nfirst 127.0.0.1\n")  # and no end
     try:
-        variables = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "node1", "TMPDIR": str(tmp_path)}
+        variables = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1", "TMPDIR": str(tmp_path)}
         assert slurm.serve(os.fdopen(reading), told, variables) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -406,3 +408,50 @@ def test_a_nodes_part_reports_rays_end_and_leaves_nothing(tmp_path, monkeypatch)
     report = json.loads(told.getvalue().removeprefix(slurm.REPORT))
     assert report == {"node": "node1", "ended": 3, "log": ["no port"]}
     assert not [*tmp_path.iterdir()]
+
+
+JOB = "JobState=RUNNING Requeue={} NodeList={} BatchHost=node1"
+
+
+def set_scontrol(fake_slurm, job):
+    """Make `scontrol show` print a job, and the names of its nodes, which are separated by commas; return the calls."""
+    calls = fake_slurm("scontrol")
+    script = calls.with_name("scontrol")
+    which = f"case $2 in job) echo {shlex.quote(job)};; hostnames) echo $3 | tr , ' ';; esac"
+    script.write_text(f'#!/bin/sh\necho "scontrol $*" >>{calls}\n{which}\n')
+    fake_slurm("scancel")
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("requeues", "nodes", "name", "last"),
+    [
+        (1, "node2,node3", "node2", "scontrol requeue 7"),
+        (0, "node2,node3", "node2", "scancel 7"),
+        (1, "node2,node3", "node3", "scontrol show hostnames node2,node3"),  # node2 does it
+    ],
+)
+def test_one_of_the_other_nodes_ends_a_job_that_lost_its_first_node(fake_slurm, requeues, nodes, name, last):
+    calls = set_scontrol(fake_slurm, JOB.format(requeues, nodes))
+    slurm.end_without_first_node("7", name, threading.Event(), raised())
+    assert calls.read_text().splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("job", [JOB.format(1, "node2").replace("RUNNING", "COMPLETING"), ""])
+def test_a_node_leaves_a_job_alone_that_slurm_ends(fake_slurm, job):
+    calls = set_scontrol(fake_slurm, job)
+    slurm.end_without_first_node("7", "node2", threading.Event(), raised())
+    assert calls.read_text().splitlines() == ["scontrol show job 7"]
+
+
+def test_a_node_asks_nothing_when_the_first_one_ends_the_job(fake_slurm):
+    calls = set_scontrol(fake_slurm, JOB.format(1, "node2"))
+    slurm.end_without_first_node("7", "node2", raised(), threading.Event())
+    assert not calls.exists()
+
+
+def raised():
+    """Return an event that is set."""
+    event = threading.Event()
+    event.set()
+    return event
