@@ -75,7 +75,8 @@ def slurm(
         raypar cluster slurm mine.py --time 2h --partition gpu --setup 'module load cuda' --print
     """
     with handle_signals():
-        from raypar.run.sbatch import BatchFile, missing_sbatch, parse_time_s, problems, submit
+        from raypar.execution.plan import make_plan
+        from raypar.run.sbatch import BatchFile, cluster_of, missing_sbatch, parse_time_s, problems, submit
 
         errors: list[RayparError] = []
         if not only_print and (missing := missing_sbatch()):
@@ -102,6 +103,10 @@ def slurm(
             if jobs > 1:
                 StudyPart(1, jobs).check(loaded.study, "--jobs {count}")
             common.uri_of(flags.tracking_uri)
+            cluster = None if errors else cluster_of(nodes, cpus_per_node, gpus_per_node)
+            # Which labels the nodes will have is unknown.
+            if cluster is not None and "node_label" not in {**loaded.study.config, **loaded.study.space}:
+                make_plan(loaded.study, cluster, (), where=loaded.path)
         except RayparError as error:
             errors.append(error)
         if errors:

@@ -121,6 +121,13 @@ class News:
     is_closing: bool = False
 
 
+@dataclass(frozen=True)
+class KillOrder:
+    """Order to kill the ranks of a trial. `hangs`: because they hang."""
+
+    hangs: bool
+
+
 class AgentCalls(Protocol):
     """Calls of a node's workers."""
 
@@ -136,8 +143,8 @@ class AgentCalls(Protocol):
         """Wait for the broker's verdict on a report. Returns whether to continue: the same for all ranks."""
         ...
 
-    def wait_for_kill(self, turn: int) -> tuple[bool, bool]:
-        """Wait until a trial's ranks are to be killed or the next begins. Returns whether to kill, and if they hang."""
+    def wait_for_kill(self, turn: int) -> KillOrder | None:
+        """Wait until a trial's ranks are to be killed, or the next begins (None)."""
         ...
 
 
@@ -196,9 +203,9 @@ class Agent:
             return news.verdicts[index]
         return not is_void(news) and bool(news.rest)
 
-    def wait_for_kill(self, turn: int) -> tuple[bool, bool]:
+    def wait_for_kill(self, turn: int) -> KillOrder | None:
         news = self._wait_for(lambda news: news.number != turn or news.is_killed or news.is_closing)
-        return news.number == turn and news.is_killed, news.hangs
+        return KillOrder(news.hangs) if news.number == turn and news.is_killed else None
 
     def _wait_for(self, condition: Callable[[News], bool]) -> News:
         with self._changed:

@@ -291,9 +291,9 @@ def _supervised(process: RankProcess, agent: AgentCalls, number: int, job: Trial
     rank, over = context.rank, threading.Event()
 
     def kill_on_request() -> None:
-        is_to_be_killed, hangs = agent.wait_for_kill(number)
-        if is_to_be_killed and not over.is_set():
-            if hangs and job.spec.placement.device == "cuda":
+        order = agent.wait_for_kill(number)
+        if order is not None and not over.is_set():
+            if order.hangs and job.spec.placement.device == "cuda":
                 # Its peers are asked as well, so they must live until then.
                 note_status(context, os.environ, job.log_path(rank)) if rank == 0 else over.wait(ASK_S)
             process.kill()

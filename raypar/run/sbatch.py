@@ -15,6 +15,7 @@ from pathlib import Path
 
 from raypar.errors import ClusterError, RayparError
 from raypar.files import make_private_folder
+from raypar.run.cluster import Cluster
 from raypar.units import DAY_S, DURATIONS_S, HOUR_S, MINUTE_S, counted, parsed
 
 FOLDER = Path(".raypar/slurm")  # in the folder of the study's store
@@ -120,6 +121,14 @@ def problems(
             yield RayparError(f"--option {option}: raypar sets it", hint=f"use {OWN_OPTIONS[name]}")
         elif name in FIXED_OPTIONS:
             yield RayparError(f"--option {option}: raypar sets it", hint="leave it out, or edit what --print prints")
+
+
+def cluster_of(nodes: int, cpus_per_node: int | None, gpus_per_node: str | None) -> Cluster | None:
+    """Return the cluster that a job will have; None if only Slurm knows how many CPUs."""
+    if cpus_per_node is None:
+        return None
+    num_gpus = (gpus_per_node or "0").rpartition(":")[2]
+    return Cluster(({"CPU": cpus_per_node, "GPU": int(num_gpus)},) * nodes, is_own=False)
 
 
 @dataclass(frozen=True, kw_only=True)

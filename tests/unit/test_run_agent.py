@@ -12,7 +12,7 @@ import pytest
 from results import make_spec
 
 from raypar.run import agent as module
-from raypar.run.agent import Agent, Moved, News, Ready, agent_at, serve_node
+from raypar.run.agent import Agent, KillOrder, Moved, News, Ready, agent_at, serve_node
 from raypar.run.pool import Turn
 from raypar.train.position import Position
 
@@ -88,10 +88,10 @@ def test_no_rank_waits_for_a_report_of_a_trial_that_is_killed_or_over(agent, bro
     assert agent.next_turn(0) == TURN
     waiting, killed = calls(agent.verdict, 1, 0), calls(agent.wait_for_kill, 1)
     broker.answer(News(1, is_killed=True, hangs=True))
-    assert killed.result(LIMIT_S) == (True, True) and waiting.result(LIMIT_S) is False
+    assert killed.result(LIMIT_S) == KillOrder(hangs=True) and waiting.result(LIMIT_S) is False
     broker.answer(News(2, replace(TURN, attempt=2)))
     assert agent.next_turn(1).attempt == 2
-    assert not agent.wait_for_kill(1)[0] and agent.verdict(1, 0) is False
+    assert agent.wait_for_kill(1) is None and agent.verdict(1, 0) is False
 
 
 def test_what_happens_during_a_call_to_the_broker_goes_along_with_the_next(broker, calls):

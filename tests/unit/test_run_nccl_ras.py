@@ -10,6 +10,7 @@ import pytest
 from results import make_spec
 
 from raypar.run import gang
+from raypar.run.agent import KillOrder
 from raypar.run.nccl_ras import ADDRESS, HEAD, listening, note_status, status
 from raypar.run.ranks import RankEnd
 from raypar.train.job import RankContext, RunSettings
@@ -111,7 +112,7 @@ def killed_rank(monkeypatch, tmp_path, context, *, hangs, device="cuda"):
     """Run a rank that waits until it is killed; return its log, which is empty without a status."""
     process, job = Process(), RunSettings(tmp_path).job(make_spec({}, device=device), 1, b"")
     job.folder.mkdir(parents=True)
-    agent = SimpleNamespace(wait_for_kill=lambda _: (True, hangs))
+    agent = SimpleNamespace(wait_for_kill=lambda _: KillOrder(hangs))
 
     def supervise(*_):
         assert process.killed.wait(30)

@@ -157,6 +157,25 @@ def test_several_jobs_divide_a_study(study, fake_slurm):
     )
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (("--nodes", "2", "--cpus-per-node", "4"), "needs 9 CPUs in one gang, the cluster has 8"),
+        (("--cpus-per-node", "16", "--gpus-per-node", "a100:2"), "needs 3 GPUs in one gang, the cluster has 2"),
+        (("--nodes", "2"), None),  # only Slurm knows
+    ],
+)
+def test_a_study_that_does_not_fit_on_the_nodes_is_refused(study, fake_slurm, sizes, message):
+    fake_slurm("sbatch", "17")
+    widest = '"num_workers": grid(1, 9)' if "4" in sizes else '"num_workers": grid(1, 3), "device": grid("cuda")'
+    (study / "mine.py").write_text(STUDY.replace('"lr": grid(0.1, 0.2)', widest))
+    command = ["cluster", "slurm", "mine.py", "--time", "2h", *sizes]
+    if message is None:
+        assert raypar(*command)[0] == 0
+    else:
+        refused(message, *command)
+
+
 def test_attach_and_stop_name_the_commands_for_a_slurm_job(study):
     folder = study / ".raypar" / "slurm"
     folder.mkdir(parents=True)
