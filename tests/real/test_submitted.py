@@ -49,6 +49,14 @@ study = Study(
 )
 """
 
+SCRIPT = """
+from argparse import ArgumentParser
+
+parser = ArgumentParser()
+parser.add_argument("--x", type=int, default=1)
+print("accuracy:", parser.parse_args().x / 10)
+"""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -153,7 +161,7 @@ def test_a_submitted_study_runs_without_its_client_and_resumes_after_a_stop(head
         ("0.2", "1"),
     ]
     # The study of a script goes there with it.
-    client.write("script.py", "print('accuracy:', 0.5)\n")
+    client.write("script.py", SCRIPT)
     of_script = client.run("study", "script.py", "--address", head.url, "--grid", "x=1,2", "--repeats", "1")
     assert of_script.returncode == 0 and "2 points, 2 trials" in of_script.stdout, of_script.stdout + of_script.stderr
 
