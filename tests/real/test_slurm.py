@@ -171,7 +171,7 @@ def test_a_study_survives_a_nodes_power_cut_and_ends_with_a_report_at_sigterm(la
 def test_a_job_whose_ray_does_not_start_on_a_node_ends_with_the_reason(lab, submit):
     lab.run("chmod 555 /tmp", user="root", node=2)
     try:
-        study = submit("bob", "--nodes 2 --time 10m --cpus-per-node 1", STUDY)
+        study = submit("bob", "--nodes 2 --time 10m --cpus-per-node 1 --set num_workers=1,2", STUDY)
         assert study.until_over() == ("FAILED", "1:0"), study.output()
     finally:
         lab.run("chmod 1777 /tmp", user="root", node=2)
