@@ -34,7 +34,9 @@ def machine_kinds(results: Iterable[TrialResult]) -> tuple[MachineKind, ...]:
     cpus: dict[str, tuple[str, int]] = {}
     gpus: defaultdict[str, set[str]] = defaultdict(set)
     for result in results:
-        for node, rank in zip(result.conditions.node, result.conditions.ranks, strict=False):
+        nodes, ranks = result.conditions.node, result.conditions.ranks
+        # If some ranks were lost, it is unknown which node each of the others was on.
+        for node, rank in zip(nodes, ranks, strict=True) if len(nodes) == len(ranks) else ():
             trials_of[node].add(result.spec.identity)
             cpus[node] = rank.cpu_model or "", rank.num_node_cores or 0
             if result.spec.placement.device == "cuda" and rank.device_name:
@@ -43,7 +45,7 @@ def machine_kinds(results: Iterable[TrialResult]) -> tuple[MachineKind, ...]:
     for node in sorted(cpus):
         alike[*cpus[node], tuple(sorted(gpus[node]))].append(node)
     kinds = [
-        MachineKind(*kind, tuple(nodes), len(set[str]().union(*(trials_of[node] for node in nodes))))
-        for kind, nodes in alike.items()
+        MachineKind(*kind, tuple(names), len(set[str]().union(*(trials_of[name] for name in names))))
+        for kind, names in alike.items()
     ]
     return tuple(sorted(kinds, key=lambda kind: -kind.num_trials))

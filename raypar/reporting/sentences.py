@@ -101,11 +101,9 @@ def machine_lines(machines: Sequence[MachineKind]) -> list[IndentedLine]:
     lines = []
     for kind in machines:
         cores = units.counted(kind.num_cores, "core") if kind.num_cores else ""
-        nodes, what = (
-            units.listed(kind.nodes, MAX_MACHINES),
-            ", ".join(filter(None, (cores, kind.cpu_model, *kind.gpus))),
-        )
-        lines.append((0, f"Ran on {nodes}{f' ({what})' if what else ''}: {units.counted(kind.num_trials, 'trial')}."))
+        what = ", ".join(filter(None, (cores, kind.cpu_model, *kind.gpus)))
+        nodes = units.listed(kind.nodes, MAX_MACHINES) + (f" ({what})" if what else "")
+        lines.append((0, f"Ran on {nodes}: {units.counted(kind.num_trials, 'trial')}."))
     return lines
 
 

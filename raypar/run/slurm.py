@@ -259,7 +259,8 @@ def end_without_first_node(job_id: str, name: str, was_told: threading.Event, wa
         nodes = _hostnames(job.get("NodeList", ""))
         if nodes and job["BatchHost"] not in nodes:
             if name == nodes[0]:
-                _asked(*(("scontrol", "requeue") if job["Requeue"] == "1" else ("scancel",)), job_id)
+                ending = ["scontrol", "requeue"] if job["Requeue"] == "1" else ["scancel"]
+                _asked(*ending, job_id)
             return
 
 

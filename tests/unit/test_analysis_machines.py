@@ -31,3 +31,9 @@ def test_machines_of_a_kind_are_named_together():
 
 def test_without_conditions_there_are_no_machines():
     assert machine_kinds([make_result({"num_workers": 1}, 0, 8.0, 0.9)]) == ()
+
+
+def test_a_trial_that_lost_ranks_names_no_machine():
+    result = ran_on(0, ["a", "b"], 8, "Xeon")
+    lost = replace(result.conditions, ranks=result.conditions.ranks[1:])
+    assert machine_kinds([replace(result, conditions=lost)]) == ()
