@@ -26,6 +26,8 @@ from raypar.gpus import all_gpus
 from raypar.masking import masked
 from raypar.search_path import hidden_by
 
+SOURCE_TAGS = "mlflow.source."  # MLflow's tags for the origin of a run
+_BRANCHES = "refs/heads/"
 PACKAGES = ("raypar", "ray", "torch", "torchvision", "mlflow", "numpy")
 
 
@@ -73,12 +75,36 @@ def cpu_model() -> str:
 
 
 def git_state(folder: Path) -> dict[str, str]:
-    """Return the folder's commit and whether anything differs from it; empty outside of git."""
-    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    """Return the folder's commit and whether anything differs from it; empty outside of git.
+
+    MLflow's own tags for these, with the branch and the address of the remote, are included.
+    """
+    resolved = _output(["git", "-C", str(folder), "rev-parse", "HEAD", "--symbolic-full-name", "HEAD"])
+    commit, _, head = resolved.partition("\n")
     if not commit:
         return {}
-    dirty = _output(["git", "-C", str(folder), "status", "--porcelain"])
-    return {"git.commit": commit, "git.dirty": "yes" if dirty else "no"}
+    is_dirty = bool(_output(["git", "-C", str(folder), "status", "--porcelain"]))
+    branch = head.removeprefix(_BRANCHES) if head.startswith(_BRANCHES) else ""  # without one, HEAD is detached
+    of_mlflow = {
+        "commit": commit,
+        "branch": branch,
+        "dirty": str(is_dirty).lower(),
+        "repoURL": _without_user(_remote_url(folder)),
+    }
+    tags = {f"{SOURCE_TAGS}git.{key}": value for key, value in of_mlflow.items() if value}
+    return {"git.commit": commit, "git.dirty": "yes" if is_dirty else "no", **tags}
+
+
+def _remote_url(folder: Path) -> str:
+    """Return the address of ``origin``, else of the first remote; empty if there is none."""
+    listed = _output(["git", "-C", str(folder), "config", "--get-regexp", r"^remote\..*\.url$"])
+    urls = [line.partition(" ") for line in listed.splitlines()]
+    return min(urls, key=lambda url: url[0] != "remote.origin.url", default=("", "", ""))[2]
+
+
+def _without_user(url: str) -> str:
+    """Return an address without the user, password and token before its host; ``git@host:path`` has no secret."""
+    return re.sub(r"^([\w+.-]+://)[^/?#]*@", r"\1", masked(url))
 
 
 def repository_of(folder: Path) -> tuple[tuple[str, ...], str]:

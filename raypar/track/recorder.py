@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from raypar.errors import StoreError
-from raypar.study.trial import COUNTERS, TrialResult
+from raypar.provenance import SOURCE_TAGS
+from raypar.study.trial import COUNTERS, REVISION, TrialResult
 from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
@@ -107,6 +108,9 @@ class Recorder:
         self._execution, self._tracking_uri, self._project_dir = execution, tracking_uri, project_dir
         self._clock, self._now = clock, now
         self._retry_after_s, self._retry_at_s = retry_after_s, float("-inf")
+        self._tags = dict(execution.tags)
+        if execution.study_file is not None:
+            self._tags |= {f"{SOURCE_TAGS}name": str(execution.study_file), f"{SOURCE_TAGS}type": "LOCAL"}
         self._shown: ViewContent | None = None
         self._totals = dict.fromkeys(COUNTERS, 0)
         self._path = journal.journal_path(project_dir, execution.study, execution.uid)
@@ -142,10 +146,6 @@ class Recorder:
         except (OSError, NotImplementedError) as e:  # a lock's Timeout is an OSError
             self._release()
             raise self._unwritable(e) from e
-        tags = dict(started.tags)
-        if started.study_file is not None:
-            tags["mlflow.source.name"] = str(started.study_file)
-            tags["mlflow.source.type"] = "LOCAL"
         self._write(
             "execution",
             upload=upload,
@@ -153,7 +153,7 @@ class Recorder:
             is_new=is_first,
             name=time.strftime("execution %Y-%m-%d %H:%M:%S", time.localtime(started.started_at)),
             params=dict(started.params),
-            tags=tags,
+            tags=self._tags,
             description=started.description,
             about=started.about,
             answer=started.answer or started.description,
@@ -181,6 +181,9 @@ class Recorder:
         if result.load:
             optional["system"] = result.load
         of = self._execution
+        # The two revisions of a comparison are other commits than the working tree's.
+        if REVISION not in result.spec.point and (source := self._source):
+            optional["source"] = source
         if of.has_points:
             optional["point"] = result.spec.point_identity
         shown = view_content(result, of.score, of.mode, compares=of.compares, has_points=of.has_points)
@@ -189,6 +192,10 @@ class Recorder:
             optional["shown"] = asdict(shown)
         self._write("trial", uid=uuid.uuid4().hex, result=result.to_json(), totals=totals, **optional)
         self._totals = totals
+
+    @property
+    def _source(self) -> dict[str, str]:
+        return {key: text for key, text in self._tags.items() if key.startswith(SOURCE_TAGS)}
 
     def record_metrics(self, metrics: Sequence[tuple[str, float, int]]) -> None:
         """Record metrics of the execution, such as speedup curves, as (key, value, step)."""

@@ -122,7 +122,7 @@ class Uploader:
             name = short_label(result.spec.point)
             above = self._point(record, point, name, child.params, child.start_ms) if point else parent
             ids = {"raypar.uid": uid, "raypar.execution": execution, "mlflow.parentRunId": above.run_id}
-            run = self._writer.create(study, child.name, child.start_ms, {**child.tags, **ids})
+            run = self._writer.create(study, child.name, child.start_ms, {**child.tags, **record.get("source", {}), **ids})
         system = [Point(*point) for point in record.get("system", ())]
         self._writer.log(run, params=child.params, points=[*child.points, *system])
         self._writer.log_inputs(run, child.inputs)

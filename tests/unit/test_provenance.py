@@ -1,8 +1,10 @@
-"""Edits of a study's files that count as a change of code, and others."""
+"""Git's state in tags; edits of a study's files that count as a change of code, and others."""
+
+import subprocess
 
 import pytest
 
-from raypar.provenance import changed_files, source_files
+from raypar.provenance import changed_files, git_state, source_files
 
 STUDY = '''
 """What it asks."""
@@ -93,3 +95,61 @@ def test_a_dropped_import_counts_and_a_broken_module_leaves_others_comparable(tm
 def test_digests_of_another_scheme_are_not_comparable(tmp_path, stored):
     now = code(tmp_path)
     assert changed_files(stored, now) == () == changed_files(now, stored)
+
+
+def git(folder, *words):
+    subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    git(tmp_path, "init", "-b", "feature/x")
+    (tmp_path / "s.py").write_text("study = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=n", "-c", "user.email=e@h", "commit", "-m", "first")
+    return tmp_path
+
+
+def standard(folder):
+    """Return MLflow's own tags, by the last word of their names."""
+    return {k.removeprefix("mlflow.source.git."): v for k, v in git_state(folder).items() if k.startswith("mlflow.")}
+
+
+def test_git_is_described_in_the_standard_tags_of_mlflow_too(repository):
+    from mlflow.utils import mlflow_tags
+
+    git(repository, "remote", "add", "backup", "https://h/backup.git")
+    git(repository, "remote", "add", "origin", "https://h/it.git")
+    tags = git_state(repository)
+    assert tags[mlflow_tags.MLFLOW_GIT_COMMIT] == tags["git.commit"] and len(tags["git.commit"]) == 40
+    assert tags[mlflow_tags.MLFLOW_GIT_BRANCH] == "feature/x"
+    assert (tags[mlflow_tags.MLFLOW_GIT_DIRTY], tags["git.dirty"]) == ("false", "no")
+    assert tags[mlflow_tags.MLFLOW_GIT_REPO_URL] == "https://h/it.git"
+    (repository / "s.py").write_text("study = 2\n")
+    assert (standard(repository)["dirty"], git_state(repository)["git.dirty"]) == ("true", "yes")
+
+
+def test_what_git_does_not_know_has_no_tag(repository, tmp_path_factory):
+    git(repository, "checkout", "--detach")
+    assert standard(repository).keys() == {"commit", "dirty"}
+    empty = tmp_path_factory.mktemp("empty")
+    assert git_state(empty) == {}
+    git(empty, "init")
+    assert git_state(empty) == {}  # no commit yet
+
+
+@pytest.mark.parametrize(
+    ("remote", "shown"),
+    [
+        ("https://user:pass@h/it.git", "https://h/it.git"),
+        ("https://user:p@ss/word@h/it.git", "https://h/it.git"),
+        ("https://ghp_0123456789abcdef@h:8443/it.git", "https://h:8443/it.git"),
+        ("https://h/it.git?access_token=0123456789", "https://h/it.git?access_token=***"),
+        ("ssh://git@h:22/it.git", "ssh://h:22/it.git"),
+        ("git@h:org/it.git", "git@h:org/it.git"),
+        ("/srv/with space/it.git", "/srv/with space/it.git"),
+    ],
+)
+def test_the_address_of_a_repository_has_no_secret(repository, remote, shown):
+    git(repository, "remote", "add", "upstream", remote)
+    assert standard(repository)["repoURL"] == shown

@@ -25,7 +25,7 @@ from recording import (
 )
 from results import stored_conditions
 
-from raypar.study.trial import Failure, FailureKind, TrialState
+from raypar.study.trial import REVISION, Failure, FailureKind, TrialState
 from raypar.track.names import short_label
 from raypar.track.runs import PointRun, run_params
 from raypar.track.store import Store, default_tracking_uri
@@ -159,6 +159,25 @@ def test_mlflow_has_the_execution_its_points_their_trials_and_the_experiment(pro
         state = unpacked(experiment.tags[f"mlflow.sharedViewState.{view}"])
         assert state["searchFilter"] == f"tags.`raypar.kind` = '{kind}'"
     assert experiment.artifact_location == (project / "mlartifacts" / "mnist").as_uri()
+
+
+SOURCE = {"mlflow.source.git.commit": "c" * 40, "mlflow.source.git.branch": "main"}
+
+
+def test_executions_and_trials_have_the_commit_in_mlflows_tags(project, uri):
+    origin = {"tags": {**SOURCE, "host": "n1"}, "study_file": Path("s.py")}
+    record(project, uri, MEDIUM, execution=origin)
+    for kind in ("execution", "trial"):
+        (run,) = runs(uri, kind=kind)
+        wanted = {**SOURCE, "mlflow.source.name": "s.py", "mlflow.source.type": "LOCAL"}
+        assert wanted.items() <= run.data.tags.items()
+
+
+def test_trials_of_two_revisions_do_not_have_the_commit_of_the_working_tree(project, uri):
+    spec = replace(MEDIUM.spec, point={**MEDIUM.spec.point, REVISION: "main"})
+    record(project, uri, replace(MEDIUM, spec=spec), execution={"tags": SOURCE})
+    (trial,) = runs(uri)
+    assert not [key for key in trial.data.tags if key.startswith("mlflow.source.git")]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
