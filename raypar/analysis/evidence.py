@@ -11,7 +11,7 @@ from typing import TypeAlias
 from raypar.analysis.load import doubt_of_times
 from raypar.analysis.pairwise import Family, family_of
 from raypar.analysis.points import PointAnalysis, analyse_points
-from raypar.analysis.question import Question, current_results, excluded_sentence
+from raypar.analysis.question import PointKey, Question, current_results, excluded_sentence, point_key
 from raypar.study.quantity import energy_source
 from raypar.study.trial import REVISION, TrialResult
 
@@ -68,8 +68,20 @@ class Evidence:
         It is empty for a search, which looks for the best metric. It is also empty for two revisions: their trials
         alternate in random order, so load affects both alike and only widens the intervals.
         """
-        is_immune = self.question.is_search or REVISION in self.question.baseline
-        return "" if is_immune else doubt_of_times(self.finished)
+        return "" if self._is_immune else doubt_of_times(self.finished)
+
+    @property
+    def _is_immune(self) -> bool:
+        return self.question.is_search or REVISION in self.question.baseline
+
+    @cached_property
+    def doubtful(self) -> frozenset[PointKey]:
+        """Points whose times can't be compared: most trials of the study, the point or its baseline were disturbed."""
+        if self._is_immune:
+            return frozenset()
+        doubted = {point_key(p.point) for p in self.points if self.doubt or doubt_of_times(p.measured)}
+        compared = [(point_key(p.point), point_key(self.question.baseline_of(p.point))) for p in self.points]
+        return frozenset(pair[0] for pair in compared if not doubted.isdisjoint(pair))
 
 
 def evidence_of(question: Question, results: Sequence[TrialResult]) -> Evidence:

@@ -19,6 +19,8 @@ from typing import Any
 
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
+from raypar.analysis.comparison import Outcome
+from raypar.analysis.load import doubt_of_times
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import (
     PointKey,
@@ -30,6 +32,7 @@ from raypar.analysis.question import (
     question_to_dict,
 )
 from raypar.analysis.settle import Stopped
+from raypar.analysis.verdict import BaselineComparison
 from raypar.errors import BrokeOff, StoreError, WorkloadError
 from raypar.execution.options import Options, ResumeFlags
 from raypar.execution.origin import CodeOrigin
@@ -60,6 +63,7 @@ BREAKDOWN_FILE = "breakdown.json"
 log = logging.getLogger(__name__)
 SPEEDUP = "scaling/speedup"
 COMPARED = ("speedup", "efficiency")  # estimates that compare the times of two points
+ENDS = ("", "_low", "_high")  # of the metrics of an estimate: its value, and its interval's ends
 MAX_CURVES = 6
 MAX_NOTE_POINTS = 30
 SUMMARY_AFTER_S = 60.0  # before the first summary, which takes time on a core that a trial may need
@@ -240,7 +244,9 @@ class ResultHandler:
 
     def _record_speedups(self, result: TrialResult) -> None:
         results, base = self.outcome.results, self._question.baseline.get("num_workers")
-        speedups = pair_speedups(self._question, self._compared_with(result))
+        # MLflow sorts by them, with nothing beside a number that says how far it can be trusted.
+        trusted = [r for r in self._compared_with(result) if not doubt_of_times([r])]
+        speedups = pair_speedups(self._question, trusted)
         metrics: dict[str, dict[str, float]] = {}
         for identity in speedups.keys() - self._paired:
             metrics[identity] = {"speedup": _rounded(speedups[identity])}
@@ -359,7 +365,10 @@ def note_of(analysis: StudyAnalysis) -> str:
 def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
     """Return the points with results for MLflow; none for a search, whose trials are its points."""
     comparisons = analysis.verdict.comparisons
-    compared = {point_key(c.point.point): f"{c.outcome}: {units.ratio_interval(c.point.speedup)}" for c in comparisons}
+    compared = {
+        point_key(c.point.point): f"{_outcome(analysis, c)}: {units.ratio_interval(c.point.speedup)}"
+        for c in comparisons
+    }
     runs = []
     for point in analysis.points if not analysis.question.is_search else ():
         if point.results:
@@ -372,8 +381,19 @@ def point_runs(analysis: StudyAnalysis) -> list[PointRun]:
                 "mlflow.note.content": "; ".join(filter(None, note)),
             }
             metrics = {**swept_numbers(spec), **_medians(analysis, point)}
-            runs.append(PointRun(spec.point_identity, short_label(point.point), run_params(spec), metrics, tags))
+            withdrawn = () if _has_comparison(analysis, point) else [f"{MEDIAN}{k}{e}" for k in COMPARED for e in ENDS]
+            name = short_label(point.point)
+            runs.append(PointRun(spec.point_identity, name, run_params(spec), metrics, tags, withdrawn))
     return runs
+
+
+def _has_comparison(analysis: StudyAnalysis, point: PointAnalysis) -> bool:
+    """Return whether MLflow may sort a point by its speedup."""
+    return point_key(point.point) not in analysis.evidence.doubtful
+
+
+def _outcome(analysis: StudyAnalysis, compared: BaselineComparison) -> Outcome:
+    return compared.outcome if _has_comparison(analysis, compared.point) else Outcome.DISTURBED
 
 
 def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
@@ -383,10 +403,10 @@ def _medians(analysis: StudyAnalysis, point: PointAnalysis) -> dict[str, float]:
     """
     values: dict[str, float] = {"num_trials": len(point.samples)}
     for key, estimate in estimates_of(analysis, point).items():
-        if estimate is not None and not (analysis.verdict.doubt and key in COMPARED):
-            ends: dict[str, float | None] = {"": estimate.value}
-            ends |= {} if units.is_noise(estimate) else {"_low": estimate.low, "_high": estimate.high}
-            values |= {f"{MEDIAN}{key}{end}": value for end, value in ends.items() if value is not None}
+        if estimate is not None and (key not in COMPARED or _has_comparison(analysis, point)):
+            bounds = (None, None) if units.is_noise(estimate) else (estimate.low, estimate.high)
+            ends = zip(ENDS, (estimate.value, *bounds), strict=True)
+            values |= {f"{MEDIAN}{key}{end}": value for end, value in ends if value is not None}
     return {key: _rounded(value) for key, value in values.items() if math.isfinite(value)}
 
 
@@ -399,13 +419,11 @@ def speedup_curves(analysis: StudyAnalysis) -> list[tuple[str, float, int]]:
     """Return the speedup of each setting as (key, value, number of workers), which MLflow draws as a curve.
 
     MLflow has no error bars, so at each number of workers the curve visits both ends of the interval. Points whose
-    interval is only noise are omitted, as are all curves if times are doubtful.
+    interval is only noise are omitted, as are points whose times are doubtful.
     """
-    if analysis.verdict.doubt:
-        return []
     curves: dict[str, list[tuple[float, int]]] = {}
     for point in analysis.points:
-        if point.speedup is None or units.is_noise(point.speedup):
+        if point.speedup is None or units.is_noise(point.speedup) or not _has_comparison(analysis, point):
             continue
         if "num_workers" in point.point and point.num_workers is not None:
             setting = {key: value for key, value in point.point.items() if key != "num_workers"}

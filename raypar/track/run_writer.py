@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,6 +139,12 @@ class RunWriter:
         while metrics or pairs or labels:
             self._client.log_batch(run.run_id, metrics[:_MAX_POINTS], pairs[:_MAX_PAIRS], labels[:_MAX_PAIRS])
             metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
+
+    @store_errors()
+    def known(self, run: RunRef, keys: Collection[str]) -> list[str]:
+        """Return those of the metrics that a run has a number for."""
+        metrics = self._client.get_run(run.run_id).data.metrics if keys else {}
+        return [key for key in keys if not math.isnan(metrics.get(key, math.nan))]
 
     @store_errors()
     def log_inputs(self, run: RunRef, inputs: Sequence[Input]) -> None:

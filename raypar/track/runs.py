@@ -99,6 +99,7 @@ class PointRun(NamedTuple):
     Attributes:
         identity: `TrialSpec.point_identity`; a study has one run for each.
         metrics: swept numbers, and estimates under keys that trials don't use.
+        withdrawn: metrics that no longer hold, though an earlier record may have them.
     """
 
     identity: str
@@ -106,6 +107,7 @@ class PointRun(NamedTuple):
     params: Mapping[str, str]
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
+    withdrawn: Sequence[str] = ()
 
 
 def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -122,7 +123,8 @@ class Uploader:
             name = short_label(result.spec.point)
             above = self._point(record, point, name, child.params, child.start_ms) if point else parent
             ids = {"raypar.uid": uid, "raypar.execution": execution, "mlflow.parentRunId": above.run_id}
-            run = self._writer.create(study, child.name, child.start_ms, {**child.tags, **record.get("source", {}), **ids})
+            tags = {**child.tags, **record.get("source", {}), **ids}
+            run = self._writer.create(study, child.name, child.start_ms, tags)
         system = [Point(*point) for point in record.get("system", ())]
         self._writer.log(run, params=child.params, points=[*child.points, *system])
         self._writer.log_inputs(run, child.inputs)
@@ -155,6 +157,7 @@ class Uploader:
             run = self._point(record, point.identity, point.name, point.params, at_ms)
             keys = key_names(point.metrics)
             metrics = [Point(keys[key], float(value), at_ms, 0) for key, value in point.metrics.items()]
+            metrics += [Point(key, math.nan, at_ms, 0) for key in self._writer.known(run, point.withdrawn)]
             place = {"raypar.order": f"{order:04}", "mlflow.parentRunId": parent.run_id, "mlflow.runName": point.name}
             self._writer.log(run, params=point.params, points=metrics, tags={**point.tags, **place})
 

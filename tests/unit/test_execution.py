@@ -38,6 +38,7 @@ from raypar.run.locks import Holder, leased_cores, leased_gpus, present
 from raypar.run.runner import Notice, TrialEnded, TrialsAdded, TrialStarted
 from raypar.scratch import LOCK_FILE, PREFIX
 from raypar.signals import Interrupted, handle_signals
+from raypar.study.conditions import Conditions
 from raypar.study.options import Auto
 from raypar.study.profile import PARTS, Breakdown, Profile
 from raypar.study.trial import Failure, FailureKind, TrialResult, TrialState, result_from_json
@@ -96,6 +97,23 @@ def test_speedups_are_recorded_once_when_a_pair_is_complete(stage):
     for width in (4, 8):
         curve = {num_workers: v for (key, num_workers), v in scaling.items() if key == f"scaling/speedup width {width}"}
         assert curve == {1: 1.0, 2: pytest.approx(2.0)}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_disturbed_trial_has_no_speedup_in_the_store_nor_has_one_compared_with_it(stage, num_workers):
+    busy = Conditions.from_stored({"cores": [[0]], "foreign_cpu_share": [0.5]})
+
+    def trial(spec):
+        is_disturbed = spec.placement.num_workers == num_workers and spec.repeat == 0
+        return finished(spec, **({"conditions": busy} if is_disturbed else {}))
+
+    stage.trial = trial
+    study = a_study()
+    stage.execute(study)
+    recorded = {identity for metrics in stage.of("metrics") for identity in metrics}
+    left_out = [s for s in study.trials() if s.identity not in recorded]
+    assert {s.repeat for s in left_out} == {0}
+    assert {s.placement.num_workers for s in left_out} == ({1, 2} if num_workers == 1 else {2})
 
 
 def test_the_answer_is_stored_during_the_run_and_at_the_end(stage, monkeypatch):

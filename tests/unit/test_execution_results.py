@@ -66,18 +66,32 @@ def test_intervals_that_are_only_noise_are_omitted():
     assert {step for _, _, step in speedup_curves(analysis)} == {1, 2, 4}
 
 
-def test_disturbed_points_have_no_speedup():
-    busy = {"cores": [[0]], "foreign_cpu_share": [0.5]}
-    for num_disturbed, has_speedup in ((4, True), (5, False)):
-        results = timed((32,))
-        results = [replace(r, conditions=Conditions.from_stored(busy)) for r in results[:num_disturbed]] + results[
-            num_disturbed:
-        ]
-        analysis = analyse(QUESTION, results)
-        runs = point_runs(analysis)
-        compared = {key for run in runs for key in run.metrics if "speedup" in key or "efficiency" in key}
-        assert (bool(compared), bool(speedup_curves(analysis))) == (has_speedup, has_speedup)
-        assert all("median_train_time_s" in run.metrics for run in runs)
+@pytest.mark.parametrize(
+    ("disturbed", "sortable"),
+    [
+        ({}, {1, 2, 4}),
+        ({4: 1}, {1, 2, 4}),  # a caveat
+        ({4: 2}, {1, 2}),
+        ({1: 2}, set()),  # all are compared with it
+        ({1: 1, 2: 2, 4: 2}, set()),  # most trials of the study
+    ],
+)
+def test_disturbed_points_have_no_speedup(disturbed, sortable):
+    busy = Conditions.from_stored({"cores": [[0]], "foreign_cpu_share": [0.5]})
+    results = [
+        replace(r, conditions=busy) if r.spec.repeat < disturbed.get(r.spec.point["num_workers"], 0) else r
+        for r in timed((32,))
+    ]
+    analysis = analyse(QUESTION, results)
+    runs = {run.metrics["num_workers"]: run for run in point_runs(analysis)}
+    of_comparisons = {f"median_{key}{end}" for key in ("speedup", "efficiency") for end in ("", "_low", "_high")}
+    assert {n for n, run in runs.items() if of_comparisons & run.metrics.keys()} == sortable
+    assert {n for n, run in runs.items() if not run.withdrawn} == sortable
+    assert all(set(run.withdrawn) in (set(), of_comparisons) for run in runs.values())
+    assert {step for _, _, step in speedup_curves(analysis)} == sortable
+    assert all("median_train_time_s" in run.metrics for run in runs.values())
+    notes = {n: run.tags["mlflow.note.content"] for n, run in runs.items()}
+    assert {n for n in (2, 4) if "disturbed: " in notes[n]} == {2, 4} - sortable
 
 
 def test_points_have_rounded_medians_their_outcome_and_one_is_recommended():

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,23 @@ def test_an_outage_within_a_record_neither_loses_nor_duplicates(project, uri, mo
     assert [run.data.metrics for run in points if run.info.run_name == "bs=32"] == [{"num_trials": 1.0}]
     assert results_of(uri, project) == stripped(SMALL, MEDIUM, LARGE)
     assert all(history(uri, run, "accuracy") == [(1, 0.5), (2, 0.9)] for run in runs(uri))
+
+
+def test_metrics_that_no_longer_hold_can_not_be_sorted_by(project, uri):
+    times = iter(range(1_700_000_000, 1_800_000_000))
+    rec = recorder(project, uri, now=lambda: next(times))
+    rec.record(SMALL)
+    point = PointRun(SMALL.spec.point_identity, "bs=32", {}, {"num_trials": 1.0, "median_speedup": 2.5}, {})
+    doubtful = point._replace(metrics={"num_trials": 2.0}, withdrawn=("median_speedup", "median_speedup_low"))
+    shown = []
+    for content in (point, doubtful, doubtful, point):
+        rec.record_summary("a", [content])
+        (run,) = runs(uri, kind="point")
+        shown.append({key: None if math.isnan(value) else value for key, value in run.data.metrics.items()})
+    first = {"num_trials": 1.0, "median_speedup": 2.5}
+    assert shown == [first, *[{"num_trials": 2.0, "median_speedup": None}] * 2, first]
+    assert len(history(uri, run, "median_speedup")) == 3
+    rec.close("finished")
 
 
 def test_a_journal_left_by_an_outage_is_older_than_the_latest_execution(project):
