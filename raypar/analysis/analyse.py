@@ -13,6 +13,7 @@ from raypar.analysis.evidence import Evidence, evidence_of
 from raypar.analysis.finding import Finding
 from raypar.analysis.goodput import BatchGroup, batch_groups, common_target
 from raypar.analysis.gradient_noise import noise_scale_lines
+from raypar.analysis.load import doubt_of_times
 from raypar.analysis.lr_rules import rule_lines
 from raypar.analysis.machines import MachineKind, machine_kinds
 from raypar.analysis.pairwise import Family, trial_speedup
@@ -170,3 +171,8 @@ def speedups_in_blocks(question: Question, points: Sequence[PointSamples]) -> di
             if partner is not None and (speedup := trial_speedup(partner, sample)) is not None:
                 speedups[sample.identity] = speedup
     return speedups
+
+
+def trusted_speedups(question: Question, results: Sequence[TrialResult]) -> dict[str, float]:
+    """Return the speedups of `pair_speedups`, without pairs of which a trial was strongly disturbed by other load."""
+    return pair_speedups(question, [result for result in results if not doubt_of_times([result])])

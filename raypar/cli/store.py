@@ -349,24 +349,47 @@ def doctor(
 
 def export(
     name: common.StudyName,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="All trials: .csv, .json or .parquet; a summary: .md.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="All trials: .csv, .json or .parquet; a summary: .md."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write all trials as TensorBoard's event files.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file, or an earlier export, if it is there.")
+    ] = False,
     tracking_uri: common.TrackingUri = None,
 ) -> None:
     """Write a study's trials, or a summary, into a file.
 
     A table has a row per trial, with units in the column names. A .json also has the reports and every step time. A
-    summary is for a paper or a pull request.
+    summary is for a paper or a pull request. TensorBoard shows the trials' curves, and in HParams a row per point.
 
-    Examples:  raypar store export batch_size trials.csv    raypar store export batch_size summary.md --force
+    Examples:  raypar store export batch_size trials.csv    raypar store export batch_size --tensorboard runs
     """
+    from raypar.analysis.analyse import trusted_speedups
     from raypar.execution.stored import read_study
     from raypar.reporting.export import MARKDOWN, check_path, markdown_of, write
+    from raypar.reporting.tensorboard import check_log_folder, write_event_files
     from raypar.reporting.text import write_text
     from raypar.reporting.view import StudyView
 
-    check_path(path, force=force)
+    if path is None and tensorboard is None:
+        raise RayparError(
+            "nothing to write", hint="name a FILE (.csv, .json, .parquet or .md), or --tensorboard FOLDER"
+        )
+    if path is not None:
+        check_path(path, force=force)
+    if tensorboard is not None:
+        check_log_folder(tensorboard, force=force)
     study = read_study(name, common.uri_of(tracking_uri), Path.cwd())
+    if tensorboard is not None:
+        write_event_files(tensorboard, study.results, trusted_speedups(study.question, study.results))
+        shown = f"`tensorboard --logdir {shlex.quote(str(tensorboard))}` shows them"
+        common.say(common.stdout(), f"wrote the {len(study.results)} trials of {name} to {tensorboard}; {shown}")
+    if path is None:
+        return
     if path.suffix.lower() == MARKDOWN:
         write_text(path, markdown_of(StudyView(study.analysis), study.origin, study.description))
         common.say(common.stdout(), f"wrote a summary of {name} to {path}")

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from raypar import units
-from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups
+from raypar.analysis.analyse import StudyAnalysis, analyse, pair_speedups, trusted_speedups
 from raypar.analysis.comparison import Outcome
-from raypar.analysis.load import doubt_of_times
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import (
     PointKey,
@@ -245,8 +244,7 @@ class ResultHandler:
     def _record_speedups(self, result: TrialResult) -> None:
         results, base = self.outcome.results, self._question.baseline.get("num_workers")
         # MLflow sorts by them, with nothing beside a number that says how far it can be trusted.
-        trusted = [r for r in self._compared_with(result) if not doubt_of_times([r])]
-        speedups = pair_speedups(self._question, trusted)
+        speedups = trusted_speedups(self._question, self._compared_with(result))
         metrics: dict[str, dict[str, float]] = {}
         for identity in speedups.keys() - self._paired:
             metrics[identity] = {"speedup": _rounded(speedups[identity])}

@@ -216,10 +216,11 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
-def _unwritable(path: Path, error: OSError) -> RayparError:
+def unwritable(path: Path, error: OSError) -> RayparError:
+    """Return the error for a file that can't be written."""
     hint = "name a file in an existing folder that you may write to"
     return RayparError(f"{path}: can't be written: {error.strerror or error}", hint=hint)
 
@@ -244,7 +245,7 @@ def _check_folder(folder: Path, shown: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise _unwritable(shown, error) from None
+        raise unwritable(shown, error) from None
 
 
 def write_text(path: Path, text: str) -> None:

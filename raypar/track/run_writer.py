@@ -141,7 +141,7 @@ class RunWriter:
             metrics, pairs, labels = metrics[_MAX_POINTS:], pairs[_MAX_PAIRS:], labels[_MAX_PAIRS:]
 
     @store_errors()
-    def known(self, run: RunRef, keys: Collection[str]) -> list[str]:
+    def current_metrics(self, run: RunRef, keys: Collection[str]) -> list[str]:
         """Return those of the metrics that a run has a number for."""
         metrics = self._client.get_run(run.run_id).data.metrics if keys else {}
         return [key for key in keys if not math.isnan(metrics.get(key, math.nan))]

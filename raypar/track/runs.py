@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raypar.study.options import GENERAL, OPTIONS, has_effect
 from raypar.study.quantity import View, of_view
@@ -219,14 +219,22 @@ def without_step_times(result: TrialResult) -> TrialResult:
 
 
 def run_params(spec: TrialSpec) -> dict[str, str]:
+    """Return the `param_values` as MLflow stores them."""
+    return {key: param_text(value) for key, value in param_values(spec).items()}
+
+
+def param_values(spec: TrialSpec) -> dict[str, Any]:
     """Return swept and workload-specific hyperparameters, `PARAMS`, and other options that have an effect.
 
     Options at their defaults, and options without effect in this config, are left out.
     """
     values = {key: value for key, value in {**spec.config, **spec.point}.items() if _is_param(spec, key)}
     keys = key_names(values)
-    texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in values.items()}
-    return {keys[k]: clip(text, MAX_PARAM_LENGTH) for k, text in texts.items()}
+    return {keys[k]: value for k, value in values.items()}
+
+
+def param_text(value: object) -> str:
+    return clip(",".join(map(str, value)) if isinstance(value, tuple) else str(value), MAX_PARAM_LENGTH)
 
 
 def _is_param(spec: TrialSpec, key: str) -> bool:

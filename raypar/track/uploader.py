@@ -157,7 +157,7 @@ class Uploader:
             run = self._point(record, point.identity, point.name, point.params, at_ms)
             keys = key_names(point.metrics)
             metrics = [Point(keys[key], float(value), at_ms, 0) for key, value in point.metrics.items()]
-            metrics += [Point(key, math.nan, at_ms, 0) for key in self._writer.known(run, point.withdrawn)]
+            metrics += [Point(key, math.nan, at_ms, 0) for key in self._writer.current_metrics(run, point.withdrawn)]
             place = {"raypar.order": f"{order:04}", "mlflow.parentRunId": parent.run_id, "mlflow.runName": point.name}
             self._writer.log(run, params=point.params, points=metrics, tags={**point.tags, **place})
 

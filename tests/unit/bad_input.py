@@ -339,6 +339,8 @@ FLAGS = (
     Case("an empty table", ("model", "fit", "t.csv"), ("t.csv", "workers"), {"t.csv": ""}),
     flags("an unknown format", "store export s t.xlsx", "t.xlsx", ".csv"),
     flags("an existing file", "store export s good.py", "good.py"),
+    flags("no file", "store export s", "nothing to write", "--tensorboard FOLDER"),
+    flags("a file as a folder", "store export s --tensorboard good.py", "good.py", "is not a folder"),
     flags("no such workload", "model work digit", "no workload `digit`", "did you mean 'digits'?"),
     flags("a peak of NaN", "model work digits --peak-tflops nan", "--peak-tflops nan", "greater than 0"),
     flags(

@@ -20,6 +20,7 @@ OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydant
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
 OWNERS["pandas"] = ("reporting", "analysis")
 OWNERS["pynvml"] = ("gpus",)
+OWNERS["tensorboardX"] = ("reporting",)
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
 MAY_START_WITH = {"torch": ("measure", "train", "run", "parallel", "predict"), "ray": ("train", "run")}
 
