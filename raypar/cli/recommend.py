@@ -237,7 +237,8 @@ def _next_step(store: Store, study: str, question: Question, settling: Settling)
         set=tuple(fixed.values()),
         repeats=None if flags.until else num_repeats,
         seed=flags.seed or None,
-        log_model=flags.log_model,  # changes the trials' identity
+        log_model=flags.log_model,  # changes the trials' identity, as the next does
+        log_all_models=flags.log_all_models,
         no_ray=flags.no_ray,
         address=flags.address,
         data_dir=data_dir if str(data_dir or "") != os.environ.get("RAYPAR_DATA_DIR") else None,

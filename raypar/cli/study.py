@@ -270,8 +270,8 @@ def load(file: Path, flags: RunFlags) -> LoadedStudy:
     common.set_data_dir(flags.data_dir)
     with handle_signals():
         loaded = load_study(file, flags.set, flags.of_study)
-    if flags.log_model:
-        loaded = keeping_models(loaded)
+    if asked := flags.keeps_models:
+        loaded = keeping_models(loaded, asked)
     if flags.num_profiled_steps:
         check_can_profile(loaded.study, "--profile")
     return loaded
@@ -285,11 +285,11 @@ def options_here(flags: RunFlags, **others: Any) -> Options:
     return Options(project_dir=Path.cwd(), tracking_uri=uri, flags=flags, command=common.own_command(), **others)
 
 
-def keeping_models(loaded: LoadedStudy) -> LoadedStudy:
-    """Return the study with the changes for ``--log-model``. Raises RayparError if its models can't be logged."""
+def keeping_models(loaded: LoadedStudy, asked: str) -> LoadedStudy:
+    """Return the study with trials that keep models. Raises RayparError if they can't be logged. `asked`: the flag."""
     from raypar.execution.best_model import check_can_log, with_models
 
-    check_can_log(loaded.study)
+    check_can_log(loaded.study, asked)
     return replace(loaded, study=with_models(loaded.study))
 
 

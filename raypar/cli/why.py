@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 SUFFIX = "_why"
 # Run flags of verbs that ask about a script: all but those that need a model, or ask something else.
-FLAGS = tuple(flag.name for flag in all_flags() if flag.name not in ("num_profiled_steps", "log_model", "dry_run"))
+FLAGS = tuple(
+    flag.name
+    for flag in all_flags()
+    if flag.name not in ("num_profiled_steps", "log_model", "log_all_models", "dry_run")
+)
 
 
 @takes(*FLAGS)

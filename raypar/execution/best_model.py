@@ -1,4 +1,4 @@
-"""Best model at the end of a study: selected on the validation set, tested once, logged on request."""
+"""Models at the end of a study: the best one is selected on the validation set and tested once; logged on request."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from raypar.run.runner import Listener, Notice
 from raypar.study.metric import Metric
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialSpec, best_first, gain, point_label
+from raypar.study.trial import TrialResult, TrialSpec, best_first, best_report, gain, point_label
 from raypar.study.workload import Workload
 from raypar.track.recorder import Recorder
+from raypar.track.runs import BEST_MODEL, KEPT_MODEL
 from raypar.track.store import Store
 
 FINAL_TEST_FILE = "test.json"
+MAX_PROBLEMS = 2  # named in a notice
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,22 @@ def chosen_point(analysis: StudyAnalysis) -> PointAnalysis | None:
     return max(scored, key=lambda entry: gain(analysis.question.mode, entry[1].value))[0] if scored else None
 
 
-FINAL_MODEL_FILE = "model.json"
-OTHER_TRIALS = "--log-model needs each trial's model: {} in the store without a model will run again"
+FINAL_MODEL_FILE, ALL_MODELS_FILE = "model.json", "models.json"
+OTHER_TRIALS = "to log models, each trial has to keep its own: {} in the store without a model will run again"
 NOT_LOGGED = "no model was logged: {}"
+LOGGING = "logging {} in MLflow"
+SOME_NOT_LOGGED = "{} not logged: {}"
 
 
-def check_can_log(study: Study) -> None:
-    """Raise RayparError if the study's trials keep no model that can be logged."""
+def check_can_log(study: Study, asked: str = "--log-model") -> None:
+    """Raise RayparError if the study's trials keep no model that can be logged. `asked`: the flag that asks for it."""
     workload = study.workload
     if not isinstance(workload, Workload):
-        problem = f"--log-model: workload {workload.name} is a {workload.kind}, whose model raypar can't access"
+        problem = f"{asked}: workload {workload.name} is a {workload.kind}, whose model raypar can't access"
         hint = "call mlflow.pytorch.log_model in its code, or make a Workload of model and data"
         raise RayparError(problem, hint=hint)
     if workload.save is not None:
-        problem = f"--log-model: workload {workload.name} saves its models itself"
+        problem = f"{asked}: workload {workload.name} saves its models itself"
         hint = "use --set keep_model=true: the trial's files in the store include the saved model"
         raise RayparError(problem, hint=hint)
 
@@ -144,25 +148,73 @@ def log_final_model(
     if best is None:
         notice(Notice(NOT_LOGGED.format(f"no trial reported {analysis.question.metric}")))
         return
-    kept = store.model_folder(study.name, best.spec.identity)
-    if kept is None:
-        notice(Notice(NOT_LOGGED.format(f"{best.spec.label}, the best trial, kept none")))
+    if problem := _log(study, best, store, recorder, folder, BEST_MODEL):
+        notice(Notice(NOT_LOGGED.format(problem)))
+    else:
+        recorder.add_artifact(FINAL_MODEL_FILE, json.dumps(_about(study, best)))
+
+
+def unlogged(study: Study, results: Mapping[str, TrialResult], store: Store) -> list[TrialResult]:
+    """Return the trials with a kept model that is not yet logged as one of all."""
+    logged = _stored_json(store, study.name, ALL_MODELS_FILE)
+    keeping = [r for r in results.values() if r.state.traits.is_usable and r.spec.config.get("keep_model")]
+    return [r for r in keeping if logged.get(r.spec.identity) != r.started_at]
+
+
+def log_all_models(
+    study: Study,
+    results: Mapping[str, TrialResult],
+    store: Store,
+    recorder: Recorder,
+    folder: Path,
+    notice: Listener,
+) -> None:
+    """Log the model of each trial that is not yet logged. Failures only cause a notice.
+
+    Args:
+        folder: path of a temporary folder.
+    """
+    logged = _stored_json(store, study.name, ALL_MODELS_FILE)
+    problems: list[str] = []
+    if not (missing := unlogged(study, results, store)):
         return
+    notice(Notice(LOGGING.format(units.counted(len(missing), "model"))))
+    for result in missing:
+        identity = result.spec.identity
+        if problem := _log(study, result, store, recorder, folder / identity, KEPT_MODEL):
+            problems.append(problem)
+        else:
+            logged[identity] = result.started_at
+    if len(problems) < len(missing):
+        recorder.add_artifact(ALL_MODELS_FILE, json.dumps(logged))
+    if problems:
+        num_models = f"{len(problems)} of {units.counted(len(missing), 'model')}"
+        notice(Notice(SOME_NOT_LOGGED.format(num_models, units.listed(list(dict.fromkeys(problems)), MAX_PROBLEMS))))
+
+
+def _about(study: Study, result: TrialResult) -> dict[str, str]:
+    return {"study": study.name, "trial": result.spec.label, "identity": result.spec.identity}
+
+
+def _log(study: Study, result: TrialResult, store: Store, recorder: Recorder, folder: Path, name: str) -> str:
+    """Log the model that a trial has kept. Return why that failed; empty if it did not."""
+    kept, metric = store.model_folder(study.name, result.spec.identity), study.workload.metric_of()
+    best = best_report(result.reports, metric.name, metric.mode)
+    if kept is None or best is None:
+        return f"{result.spec.label} kept none"
     try:
         from raypar.track.client import save_model
         from raypar.train.saved_model import exported
 
         assert isinstance(study.workload, Workload)  # see `check_can_log`
-        model, inputs, outputs = exported(study.workload, best.spec.config, kept)
+        model, inputs, outputs = exported(study.workload, result.spec.config, kept)
         shutil.rmtree(folder, ignore_errors=True)
-        about = {"study": study.name, "trial": best.spec.label, "identity": best.spec.identity}
-        save_model(model, inputs, outputs, folder, metadata=about, versions=versions())
+        save_model(model, inputs, outputs, folder, metadata=_about(study, result), versions=versions())
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        notice(Notice(NOT_LOGGED.format(f"{type(error).__name__}: {first}; the weights of {best.spec.label} are kept")))
-        return
-    recorder.record_model(best.spec.identity, folder)
-    recorder.add_artifact(FINAL_MODEL_FILE, json.dumps(about))
+        return f"{type(error).__name__}: {first}; the weights of {result.spec.label} are kept"
+    recorder.record_model(result, folder, name, best)
+    return ""
 
 
 def _best(analysis: StudyAnalysis, results: Mapping[str, TrialResult]) -> TrialResult | None:

@@ -20,8 +20,10 @@ from raypar.execution.best_model import (
     final_test,
     is_logged,
     last_final_test,
+    log_all_models,
     log_final_model,
     other_trials,
+    unlogged,
     with_final_test,
 )
 from raypar.execution.machine import alone, cluster_for, leased_machine, other_load
@@ -51,8 +53,9 @@ from raypar.study.loader import LoadedStudy
 from raypar.study.part import describe
 from raypar.study.study import Study
 from raypar.study.trial import TrialResult
-from raypar.track.client import MODEL_NAME, lease_path
+from raypar.track.client import lease_path
 from raypar.track.recorder import Execution, Recorder
+from raypar.track.runs import BEST_MODEL, KEPT_MODEL
 from raypar.track.store import Store
 from raypar.track.uploader import end_abandoned
 from raypar.train.affinity import allowed_cores
@@ -196,12 +199,12 @@ class _Execution:
         """End an execution of a study without missing trials. Its model may still have to be logged."""
         study, options = self.loaded.study, self.options
         outcome.analysis = with_final_test(outcome.analysis, last_final_test(self.store, study.name))
-        logs_model = options.flags.log_model and not is_logged(study, outcome.analysis, outcome.results, self.store)
-        if logs_model or has_moved:
+        logs_best = options.flags.log_model and not is_logged(study, outcome.analysis, outcome.results, self.store)
+        logs_all = options.flags.log_all_models and bool(unlogged(study, outcome.results, self.store))
+        if logs_best or logs_all or has_moved:
             execution = execution_record(self.loaded, options, outcome.plan.question, note_of(outcome.analysis))
             with self.recorder(execution, upload=True) as recorder:
-                if logs_model:
-                    self.log_model(outcome, recorder, self.notice)
+                self.log_models(outcome, recorder, self.notice, best=logs_best, every=logs_all)
                 outcome.num_unsent = recorder.close("finished")
         self.services.end_abandoned(options.project_dir, options.tracking_uri)
         remove_abandoned()  # otherwise done when a run makes its folders
@@ -238,12 +241,17 @@ class _Execution:
                 raise
             except Exception as error:  # the user's code
                 handler(Notice(NOT_TESTED.format(type(error).__name__, cut(message_of(error)))))
-        if self.options.flags.log_model:
-            self.log_model(outcome, handler.recorder, handler)
+        flags = self.options.flags
+        self.log_models(outcome, handler.recorder, handler, best=flags.log_model, every=flags.log_all_models)
 
-    def log_model(self, outcome: ExecutionOutcome, recorder: Recorder, notice: Listener) -> None:
-        folder = outcome.log_dir / MODEL_NAME
-        log_final_model(self.loaded.study, outcome.analysis, outcome.results, self.store, recorder, folder, notice)
+    def log_models(
+        self, outcome: ExecutionOutcome, recorder: Recorder, notice: Listener, *, best: bool, every: bool
+    ) -> None:
+        study, results, store, folder = self.loaded.study, outcome.results, self.store, outcome.log_dir
+        if best:
+            log_final_model(study, outcome.analysis, results, store, recorder, folder / BEST_MODEL, notice)
+        if every:
+            log_all_models(study, results, store, recorder, folder / KEPT_MODEL, notice)
 
     def report(self, execution: Execution, handler: ResultHandler) -> None:
         """Store the answer and the HTML report. An error in the report only causes a notice."""
@@ -287,7 +295,7 @@ def _notices(options: Options, plan: ExecutionPlan, stored: Sequence[TrialResult
     num_unprofiled = sum(not r.profile for r in plan.done if r.spec.repeat == 0 and r.is_complete)
     if options.profiling.num_steps and num_unprofiled:
         yield NO_PROFILE.format(units.counted(num_unprofiled, "point"))
-    if options.flags.log_model and (text := other_trials(stored, plan.missing)):
+    if options.flags.keeps_models and (text := other_trials(stored, plan.missing)):
         yield text
 
 

@@ -114,6 +114,9 @@ class RunFlags:
         0, "Profile some steps of each point after its training.", word="--profile", given=NUM_PROFILED_STEPS
     )
     log_model: bool = what(False, "Log the best trial's model in MLflow (implies keep_model=true).", is_compared=False)
+    log_all_models: bool = what(
+        False, "Log every trial's model in MLflow, at its step (implies keep_model=true).", is_compared=False
+    )
     system_metrics: bool = what(False, "Record the load of each trial's machines and GPUs.")
     part: str | None = what(
         None,
@@ -201,6 +204,11 @@ class RunFlags:
             if each.check is not None and not each.check.holds(value):
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise RayparError(f"{each.word} {shown}: {each.check.problem}", hint=each.check.hint)
+
+    @property
+    def keeps_models(self) -> str:
+        """The flag for which each trial has to keep its model; empty: none."""
+        return "--log-model" if self.log_model else "--log-all-models" if self.log_all_models else ""
 
     @property
     def of_study(self) -> tuple[FieldFlag, ...]:

@@ -486,6 +486,22 @@ def gain(mode: str, value: float) -> float:
     return -value if mode == "min" else value
 
 
+def best_report(reports: Sequence[Mapping[str, float]], metric: str, mode: str) -> int | None:
+    """Return the index of the report whose weights a trial keeps: the first best one; None: all have diverged.
+
+    A report without the metric counts as better than all before.
+    """
+    best: int | None = None
+    for i, report in enumerate(reports):
+        score = report.get(metric)
+        if bad_losses(report) or (score is not None and not math.isfinite(score)):
+            continue
+        last = None if best is None else reports[best].get(metric)
+        if score is None or last is None or gain(mode, score) > gain(mode, last):
+            best = i
+    return best
+
+
 def best_first(results: Iterable[TrialResult], metric: str, mode: str) -> list[TrialResult]:
     """Return the finished trials, ordered by their best reports, whose weights are kept; without the metric: last."""
 

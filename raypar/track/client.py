@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -26,6 +26,8 @@ from raypar.track.one_time_link import log_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from raypar.track.runs import Point
+
 
 # By default, MLflow retries for four minutes while a study waits. Variables that the user has set take precedence.
 _ENVIRONMENT = {
@@ -37,7 +39,6 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 SERVERS = ("http", "https", "databricks")
-MODEL_NAME = "best_model"
 # Error codes of MLflow that are not the record's fault: locked database, full disk, login, too many requests.
 _OUTAGES = frozenset(
     {
@@ -320,21 +321,38 @@ def save_model(
     )
 
 
-def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str) -> None:
-    """Log a folder of `save_model` as a run's model, once per uid."""
+def upload_model(
+    client: Any,
+    experiment_id: str,
+    run_id: str,
+    folder: Path,
+    *,
+    uid: str,
+    name: str,
+    step: int,
+    points: Sequence[Point],
+) -> None:
+    """Log a folder of `save_model` as a run's model after a step, once per uid.
+
+    Args:
+        points: metrics of the run at this step, which become the model's as well.
+    """
     mlflow = import_mlflow()
     from mlflow.models import Model
 
     tags = {"raypar.uid": uid}
+    run = client.get_run(run_id)
     models = client.search_logged_models([experiment_id], filter_string=tag_filter(tags), max_results=1)
     if not models:
-        params = client.get_run(run_id).data.params
-        models = [client.create_logged_model(experiment_id, MODEL_NAME, run_id, tags, params)]
+        models = [client.create_logged_model(experiment_id, name, run_id, tags, run.data.params)]
     model = models[0]
     # MLflow writes these when it saves and logs in one step.
     saved = Model.load(str(folder))
     saved.model_id, saved.run_id, saved.artifact_path = model.model_id, run_id, model.artifact_location
     saved.save(str(folder / "MLmodel"))
     client.log_model_artifacts(model.model_id, str(folder))
-    client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, 0)])
+    if model.model_id not in {output.model_id for output in (run.outputs.model_outputs if run.outputs else ())}:
+        client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, step)])
+    metrics = [mlflow.entities.Metric(p.key, p.value, p.time_ms, p.step, model.model_id) for p in points]
+    client.log_batch(run_id, metrics)
     client.finalize_logged_model(model.model_id, "READY")

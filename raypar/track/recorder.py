@@ -22,7 +22,7 @@ from raypar.track import journal
 from raypar.track.client import Rejected, Unreachable
 from raypar.track.names import key_names
 from raypar.track.run_writer import RunWriter
-from raypar.track.runs import PointRun, view_content
+from raypar.track.runs import PointRun, points_of_report, view_content
 from raypar.track.uploader import Uploader, replay
 from raypar.track.view import ViewContent
 
@@ -220,9 +220,18 @@ class Recorder:
         if trials:
             self._write("trial_inputs", by_identity={t.spec.identity: t.data for t in trials}, contexts=contexts)
 
-    def record_model(self, identity: str, folder: Path) -> None:
-        """Add a folder of `raypar.track.client.save_model` as a model of the trial's run; the folder has to stay."""
-        self._write("model", uid=uuid.uuid4().hex, identity=identity, folder=str(folder))
+    def record_model(self, result: TrialResult, folder: Path, name: str, report: int) -> None:
+        """Add a folder of `raypar.track.client.save_model` as a model of the trial's run; the folder has to stay.
+
+        A model of this name that the run already has is replaced.
+
+        Args:
+            report: index of the report whose weights it has; the metrics of that report are the model's.
+        """
+        step, points = points_of_report(result, report)
+        identity = result.spec.identity
+        uid = uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {identity} {result.started_at}").hex
+        self._write("model", uid=uid, identity=identity, folder=str(folder), name=name, step=step, points=points)
 
     def add_artifact(self, path_in_run: str, text: str) -> None:
         """Add a text to the files of the execution's run."""

@@ -161,9 +161,12 @@ class RunWriter:
             self._client.log_inputs(run.run_id, datasets)
 
     @store_errors()
-    def log_model(self, study: str, run: RunRef, folder: Path, uid: str) -> None:
-        """Add a folder as a model of the run, once per uid."""
-        upload_model(self._client, self.experiment(study), run.run_id, folder, uid=uid)
+    def log_model(
+        self, study: str, run: RunRef, folder: Path, *, uid: str, name: str, step: int, points: Sequence[Point]
+    ) -> None:
+        """Add a folder as a model of the run after a step, with its metrics at that step, once per uid."""
+        experiment = self.experiment(study)
+        upload_model(self._client, experiment, run.run_id, folder, uid=uid, name=name, step=step, points=points)
 
     @store_errors()
     def write_file(self, run: RunRef, name: str, text: str) -> None:

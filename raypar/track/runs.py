@@ -36,6 +36,8 @@ from raypar.track.view import ViewContent
 NO_DIGEST = "none"
 _MAX_DIGEST_LENGTH = 36  # MLflow's limit
 
+# Names of logged models: of the best trial, and of any trial.
+BEST_MODEL, KEPT_MODEL = "best_model", "kept_model"
 RESULT_TAG = "raypar.result"
 RESULT_FILE = "trial.json"
 SOURCE_FILE = "study.py"
@@ -112,9 +114,7 @@ class PointRun(NamedTuple):
 
 def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> ChildRun:
     """Return a result as MLflow's fields: the same for the same arguments, so that it can be sent twice."""
-    start_s = result.started_at or recorded_at
-    end_s = start_s + result.wall_s if result.wall_s else recorded_at
-    start_ms, end_ms = round(start_s * 1000), round(max(start_s, end_s) * 1000)
+    start_ms, end_ms = _span_ms(result, recorded_at)
     files = {RESULT_FILE: result_json}
     if result.failure and result.failure.traceback:
         files[TRACEBACK_FILE] = result.failure.traceback
@@ -129,6 +129,19 @@ def child_run(result: TrialResult, *, result_json: str, recorded_at: float) -> C
         files=files,
         inputs=inputs_of(result.data, ("train", "val")),
     )
+
+
+def _span_ms(result: TrialResult, recorded_at: float) -> tuple[int, int]:
+    start_s = result.started_at or recorded_at
+    end_s = start_s + result.wall_s if result.wall_s else recorded_at
+    return round(start_s * 1000), round(max(start_s, end_s) * 1000)
+
+
+def points_of_report(result: TrialResult, index: int) -> tuple[int, list[Point]]:
+    """Return the step of a report, and its metrics as `child_run` has them."""
+    step = _steps(result)[index]
+    points = _series(result, *_span_ms(result, result.started_at))
+    return step, [point for point in points if point.step == step]
 
 
 def inputs_of(data: DataRecord, contexts: Sequence[str]) -> tuple[Input, ...]:
@@ -260,9 +273,7 @@ def swept_numbers(spec: TrialSpec) -> dict[str, float]:
 
 def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
     """Return every numeric key of the reports. Reports have no time of day, so they are spread over the trial."""
-    reports, keys = result.reports, series_keys(result)
-    by_step = _axis(reports, "step") if _is_of_own_loop(result) else None
-    steps = by_step or _axis(reports, "epoch") or range(len(reports))
+    reports, keys, steps = result.reports, series_keys(result), _steps(result)
     points = []
     for i, report in enumerate(reports):
         time_ms = start_ms + (end_ms - start_ms) * (i + 1) // len(reports)
@@ -270,6 +281,12 @@ def _series(result: TrialResult, start_ms: int, end_ms: int) -> list[Point]:
             if (value := _number(report.get(name))) is not None:
                 points.append(Point(key, value, time_ms, steps[i]))
     return points
+
+
+def _steps(result: TrialResult) -> Sequence[int]:
+    """Return the step of each report."""
+    by_step = _axis(result.reports, "step") if _is_of_own_loop(result) else None
+    return by_step or _axis(result.reports, "epoch") or range(len(result.reports))
 
 
 def _is_of_own_loop(result: TrialResult) -> bool:

@@ -20,7 +20,7 @@ from raypar.track.check import check_address
 from raypar.track.client import Failing, Rejected, Unreachable, has_server, reachable, unreachable
 from raypar.track.names import key_names, short_hash, short_label, split_tag
 from raypar.track.run_writer import RunRef, RunWriter
-from raypar.track.runs import SOURCE_FILE, Point, PointRun, child_run, inputs_of
+from raypar.track.runs import BEST_MODEL, SOURCE_FILE, Point, PointRun, child_run, inputs_of
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.stored_runs import StoredRun
 from raypar.track.view import ViewContent, links, saved_views
@@ -177,7 +177,9 @@ class Uploader:
         run = self._trial_run(record, record["identity"])
         folder = journal.kept_folder(self._writer.project_dir, record["folder"])
         if run is not None and folder is not None:  # None: deleted before the store could be reached
-            self._writer.log_model(record["study"], run, folder, _quotable(record["uid"]))
+            points = [Point(*point) for point in record.get("points", ())]
+            about = {"name": record.get("name", BEST_MODEL), "step": int(record.get("step", 0)), "points": points}
+            self._writer.log_model(record["study"], run, folder, uid=_quotable(record["uid"]), **about)
 
     def _artifact(self, record: Record, _is_new: bool) -> None:
         self._writer.write_file(self._parent(record), record["path"], record["text"])

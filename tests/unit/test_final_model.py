@@ -1,4 +1,4 @@
-"""``--log-model``: studies that allow it, and the logged model of the best trial."""
+"""``--log-model`` and ``--log-all-models``: studies that allow it, and the logged models."""
 
 import json
 from dataclasses import replace
@@ -12,14 +12,18 @@ from raypar import Data, Split, Study, Workload, grid
 from raypar.analysis.analyse import analyse
 from raypar.errors import RayparError
 from raypar.execution.best_model import (
+    ALL_MODELS_FILE,
     FINAL_MODEL_FILE,
     check_can_log,
     is_logged,
+    log_all_models,
     log_final_model,
     other_trials,
+    unlogged,
     with_models,
 )
 from raypar.study.trial import TrialResult, TrialState
+from raypar.track.runs import BEST_MODEL, KEPT_MODEL
 from raypar.train.saved_model import NUM_EXAMPLES, WEIGHTS_FILE, exported
 from raypar.workloads import digits
 from workloads.gpt2_code import gpt2_code
@@ -44,7 +48,7 @@ def a_store():
     store = SimpleNamespace(folders={}, artifacts={}, models=[], notices=[])
     store.model_folder = lambda study, identity: store.folders.get(identity)
     store.artifact = lambda study, name: store.artifacts.get(name)
-    store.record_model = lambda *model: store.models.append(model)
+    store.record_model = lambda result, *model: store.models.append((result.spec.identity, *model))
     store.add_artifact = store.artifacts.__setitem__
     store.notice = lambda event: store.notices.append(event.text)
     return store
@@ -99,7 +103,7 @@ def test_the_best_trial_of_the_best_point_is_saved_and_logged_once(tmp_path):
     analysis = analyse(keeping, tuple(found.values()))
     assert not is_logged(keeping, analysis, found, stored)
     logged(keeping, found, stored, tmp_path / "best")
-    assert (stored.models, stored.notices) == ([(best, tmp_path / "best")], [])
+    assert (stored.models, stored.notices) == ([(best, tmp_path / "best", BEST_MODEL, 1)], [])
     assert json.loads(stored.artifacts[FINAL_MODEL_FILE])["trial"] == "lr=0.5 #2"
     assert is_logged(keeping, analysis, found, stored)
     for damaged in ("{", "[]"):
@@ -133,11 +137,48 @@ def test_a_model_that_can_not_be_logged_causes_a_notice(tmp_path):
     logged(odd, found, stored, tmp_path / "best")
     logged(odd, {}, stored, tmp_path / "best")
     assert stored.notices == [
-        "no model was logged: lr=0.5 #2, the best trial, kept none",
+        "no model was logged: lr=0.5 #2 kept none",
         "no model was logged: TypeError: the model gives a dict, not a tensor; the weights of lr=0.5 #2 are kept",
         "no model was logged: no trial reported accuracy",
     ]
     assert (stored.models, stored.artifacts) == ([], {})
+
+
+def test_the_model_of_every_trial_is_logged_once_at_the_report_that_it_is_of(tmp_path):
+    keeping = with_models(STUDY)
+    found = results(keeping, 0.6, 0.95, 0.8, 0.9)
+    stopped, failed = list(found)[1:3]
+    found[stopped] = replace(found[stopped], state=TrialState.STOPPED, reports=found[stopped].reports[:1])
+    found[failed] = replace(found[failed], state=TrialState.FAILED)
+    stored = a_store()
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)
+    stored.folders = dict.fromkeys(found, tmp_path)
+    usable = [identity for identity in found if identity != failed]
+    assert [r.spec.identity for r in unlogged(keeping, found, stored)] == usable
+    log_all_models(keeping, found, stored, stored, tmp_path / "models", stored.notice)
+    reports = [0 if identity == stopped else 1 for identity in usable]
+    expected = [(i, tmp_path / "models" / i, KEPT_MODEL, n) for i, n in zip(usable, reports, strict=True)]
+    assert (stored.models, stored.notices) == (expected, ["logging 3 models in MLflow"])
+    assert all((folder / "MLmodel").exists() for _, folder, *_ in stored.models)
+
+    log_all_models(keeping, found, stored, stored, tmp_path / "models", stored.notice)
+    assert len(stored.models) == 3 and len(stored.notices) == 1
+    again = usable[2]
+    found[again] = replace(found[again], started_at=99.0)  # with --fresh
+    log_all_models(keeping, found, stored, stored, tmp_path / "models", stored.notice)
+    assert [identity for identity, *_ in stored.models[3:]] == [again]
+
+
+def test_models_that_can_not_be_logged_cause_one_notice_and_the_others_are_logged(tmp_path):
+    keeping = with_models(STUDY)
+    found = results(keeping, 0.6, 0.95, 0.8, 0.9)
+    stored = a_store()
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / WEIGHTS_FILE)
+    stored.folders[list(found)[1]] = tmp_path
+    log_all_models(keeping, found, stored, stored, tmp_path / "models", stored.notice)
+    assert stored.notices[1:] == ["3 of 4 models not logged: lr=0.1 #1 kept none, lr=0.5 #1 kept none and 1 more"]
+    assert list(json.loads(stored.artifacts[ALL_MODELS_FILE])) == [list(found)[1]]
+    assert len(unlogged(keeping, found, stored)) == 3
 
 
 def test_single_samples_are_ready_for_the_model(tmp_path):

@@ -180,6 +180,30 @@ def test_trials_of_two_revisions_do_not_have_the_commit_of_the_working_tree(proj
     assert not [key for key in trial.data.tags if key.startswith("mlflow.source.git")]
 
 
+def test_a_logged_model_has_its_trial_its_step_and_the_metrics_of_that_step(project, uri):
+    from mlflow.models import Model
+
+    folder = project / ".raypar" / "logs" / "model"
+    folder.mkdir(parents=True)
+    Model().save(str(folder / "MLmodel"))
+    rec = recorder(project, uri)
+    rec.record(MEDIUM)
+    for name, report in (("kept_model", 1), ("kept_model", 1), ("first_model", 0)):
+        rec.record_model(MEDIUM, folder, name, report)
+    rec.close("finished")
+    (trial,) = runs(uri)
+    models = client(uri).search_logged_models([trial.info.experiment_id])
+    assert {model.name: model.source_run_id for model in models} == dict.fromkeys(
+        ("kept_model", "first_model"), trial.info.run_id
+    )
+    assert len(models) == 2 and all(model.params["batch_size"] == "64" for model in models)
+    metrics = {model.name: [(m.key, m.value, m.step) for m in model.metrics] for model in models}
+    assert metrics == {"kept_model": [("accuracy", 0.9, 2)], "first_model": [("accuracy", 0.5, 1)]}
+    steps = {output.model_id: output.step for output in trial.outputs.model_outputs}
+    assert {model.name: steps[model.model_id] for model in models} == {"kept_model": 2, "first_model": 1}
+    assert history(uri, trial, "accuracy") == [(1, 0.5), (2, 0.9)]
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_study_name_stays_in_its_folders(project, uri, name):
     rec = recorder(project, uri, study=name, execution={"study_source": "x"})
