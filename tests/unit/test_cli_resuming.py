@@ -83,7 +83,7 @@ def test_stored_keys_stay_readable():
     first = {"file": "s.py", "set": ["epochs=1"], "repeats": 3, "seed": 0, "data_dir": None, "address": None}
     first |= {"isolation": "warm", "no_ray": False, "trial_timeout": None}
     later = {"num_profiled_steps": 0, "log_model": False, "system_metrics": False, "exclusive": False}
-    later |= {"not_before": 0.0, "share_machine": False, "min_nodes": None}
+    later |= {"not_before": 0.0, "share_machine": False, "min_nodes": None, "log_all_models": False}
     later |= {"until": None, "margin": None, "max_repeats": None, "budget": None, "command": ""}
     stored = first | later
     assert json.loads(ResumeFlags.from_stored("s", {**stored, "until": ""}).to_json()) == stored

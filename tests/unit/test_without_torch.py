@@ -76,7 +76,7 @@ def assert_refused(result, *words):
 
 def test_what_is_in_a_store_is_read_and_all_that_reads_shows_and_submits_can_be_imported(project):
     recorded(project, question(), results(1))
-    commands = *READING, "store export scaling trials.csv", "model list digits"
+    commands = *READING, "store export scaling trials.csv --tensorboard runs", "model list digits"
     done = run(project, *commands, code=WITHOUT + COMMANDS + IMPORTS)
     assert [(code, err) for code, _, err in done if code] == [] and (project / "trials.csv").exists()
 
