@@ -44,7 +44,7 @@ EXECUTION_KEYS = (
     *("device", "cpus_per_worker", "cpu_affinity", "nodes", "node_label", "num_threads", "compile", "channels_last"),
     *("loader", "num_loader_workers", "prefetch_factor", "pin_memory"),
     *("bucket_mb", "overlap", "static_graph", "fsdp_reshard"),
-    *("num_warmup_steps", "eval_batch_size", "keep_model", "stop_on_nan"),
+    *("num_warmup_steps", "eval_batch_size", "keep_model", "keep_checkpoints", "stop_on_nan"),
 )
 # Provenance that differs each time, or is reported separately.
 UNREPORTED = ("command", "load", "git.dirty")

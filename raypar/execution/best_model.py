@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec, best_first, best_report, gain, point_label
 from raypar.study.workload import Workload
 from raypar.track.recorder import Recorder
-from raypar.track.runs import BEST_MODEL, KEPT_MODEL
+from raypar.track.runs import BEST_MODEL, CHECKPOINT_MODEL, KEPT_MODEL
 from raypar.track.store import Store
+from raypar.train.job import REPORTS_FOLDER
 
 FINAL_TEST_FILE = "test.json"
 MAX_PROBLEMS = 2  # named in a notice
@@ -169,7 +170,7 @@ def log_all_models(
     folder: Path,
     notice: Listener,
 ) -> None:
-    """Log the model of each trial that is not yet logged. Failures only cause a notice.
+    """Log the models of each trial whose models are not yet logged. Failures only cause a notice.
 
     Args:
         folder: path of a temporary folder.
@@ -181,7 +182,11 @@ def log_all_models(
     notice(Notice(LOGGING.format(units.counted(len(missing), "model"))))
     for result in missing:
         identity = result.spec.identity
-        if problem := _log(study, result, store, recorder, folder / identity, KEPT_MODEL):
+        where = folder / identity
+        problem = _log(study, result, store, recorder, where, KEPT_MODEL) or next(
+            filter(None, _log_checkpoints(study, result, store, recorder, where.with_name(f"{identity}-reports"))), ""
+        )
+        if problem:
             problems.append(problem)
         else:
             logged[identity] = result.started_at
@@ -202,6 +207,25 @@ def _log(study: Study, result: TrialResult, store: Store, recorder: Recorder, fo
     best = best_report(result.reports, metric.name, metric.mode)
     if kept is None or best is None:
         return f"{result.spec.label} kept none"
+    return _log_report(study, result, recorder, kept, folder, name, best)
+
+
+def _log_checkpoints(
+    study: Study, result: TrialResult, store: Store, recorder: Recorder, folder: Path
+) -> Iterator[str]:
+    """Log the model of each report that a trial has kept, and yield for each why that failed; empty if it did not."""
+    if not result.spec.config.get("keep_checkpoints"):
+        return
+    kept = store.model_folder(study.name, result.spec.identity, REPORTS_FOLDER)
+    for index in range(len(result.reports)):
+        if kept is not None and (there := kept / str(index)).is_dir():  # a report that diverged has none
+            yield _log_report(study, result, recorder, there, folder / str(index), CHECKPOINT_MODEL, index)
+
+
+def _log_report(
+    study: Study, result: TrialResult, recorder: Recorder, kept: Path, folder: Path, name: str, report: int
+) -> str:
+    """Log the model in the folder `kept` as that of a report. Return why that failed; empty if it did not."""
     try:
         from raypar.track.client import save_model
         from raypar.train.saved_model import exported
@@ -213,7 +237,7 @@ def _log(study: Study, result: TrialResult, store: Store, recorder: Recorder, fo
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         return f"{type(error).__name__}: {first}; the weights of {result.spec.label} are kept"
-    recorder.record_model(result, folder, name, best)
+    recorder.record_model(result, folder, name, report)
     return ""
 
 

@@ -215,6 +215,12 @@ GENERAL: Mapping[str, Option] = {
         "a restarted trial continues from a checkpoint that is at most this many epochs old; None: from the beginning",
     ),
     "keep_model": Option(False, bool, "keep the trained model as an artifact of its run"),
+    "keep_checkpoints": Option(
+        False,
+        bool,
+        "with keep_model: keep the model of every report, too, not only of the best one",
+        has_effect=lambda config: config["keep_model"],
+    ),
     "max_memory": Option(
         None,
         str,

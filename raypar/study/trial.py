@@ -67,6 +67,7 @@ IDENTITY_DEFAULTS = {
     "activation_checkpointing": False,
     "shard_size": None,
     "noise_scale": False,
+    "keep_checkpoints": False,
 }
 
 

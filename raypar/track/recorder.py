@@ -223,14 +223,14 @@ class Recorder:
     def record_model(self, result: TrialResult, folder: Path, name: str, report: int) -> None:
         """Add a folder of `raypar.track.client.save_model` as a model of the trial's run; the folder has to stay.
 
-        A model of this name that the run already has is replaced.
+        A model of this name and step that the run already has is replaced.
 
         Args:
             report: index of the report whose weights it has; the metrics of that report are the model's.
         """
         step, points = points_of_report(result, report)
         identity = result.spec.identity
-        uid = uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {identity} {result.started_at}").hex
+        uid = uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {step} {identity} {result.started_at}").hex
         self._write("model", uid=uid, identity=identity, folder=str(folder), name=name, step=step, points=points)
 
     def add_artifact(self, path_in_run: str, text: str) -> None:

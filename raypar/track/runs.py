@@ -36,8 +36,8 @@ from raypar.track.view import ViewContent
 NO_DIGEST = "none"
 _MAX_DIGEST_LENGTH = 36  # MLflow's limit
 
-# Names of logged models: of the best trial, and of any trial.
-BEST_MODEL, KEPT_MODEL = "best_model", "kept_model"
+# Names of logged models: of the best trial, of any trial, and of any report of a trial.
+BEST_MODEL, KEPT_MODEL, CHECKPOINT_MODEL = "best_model", "kept_model", "checkpoint"
 RESULT_TAG = "raypar.result"
 RESULT_FILE = "trial.json"
 SOURCE_FILE = "study.py"

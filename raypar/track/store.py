@@ -120,16 +120,16 @@ class Store:
         best = latest([*(result for result in reversed(stored) if result is not None), *pending])
         return best[0].step_times_s if best else ()
 
-    def model_folder(self, study_name: str, identity: str) -> Path | None:
-        """Return a folder with the trial's model; None if it kept none."""
+    def model_folder(self, study_name: str, identity: str, name: str = MODEL_FOLDER) -> Path | None:
+        """Return a folder with the trial's model, or one for each report (`REPORTS_FOLDER`); None: it kept none."""
         for record in self._pending("trial", study_name):
             folder = journal.kept_folder(self.project_dir, record.get("artifact_dir"))
             result = parse_result(record.get("result"))
             is_of_trial = result is not None and result.spec.identity == identity
-            if folder is not None and is_of_trial and (folder / MODEL_FOLDER).is_dir():
-                return folder / MODEL_FOLDER
+            if folder is not None and is_of_trial and (folder / name).is_dir():
+                return folder / name
         to = self.project_dir / ".raypar" / "models" / identity
-        folders = (self._runs.path(run, MODEL_FOLDER, to) for run in self._trial_runs(study_name, identity=identity))
+        folders = (self._runs.path(run, name, to) for run in self._trial_runs(study_name, identity=identity))
         return next((folder for folder in folders if folder is not None and folder.is_dir()), None)
 
     def _trial_runs(self, study_name: str, **tags: str) -> Iterable[StoredRun]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from raypar.measure.telemetry import RankCounters
 
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
-MODEL_FOLDER, PROFILE_FOLDER = "model", "profile"  # in a trial's artifacts
+# In a trial's artifacts; REPORTS_FOLDER has a folder for each report, counted from 0.
+MODEL_FOLDER, REPORTS_FOLDER, PROFILE_FOLDER = "model", "reports", "profile"
 # Variable of a fork server: a JSON object with the earlier values of the variables that it has replaced.
 REPLACED_VARIABLES = "RAYPAR_REPLACED_VARIABLES"
 

@@ -17,6 +17,7 @@ from raypar.parallel.loss import part_of
 from raypar.study.trial import bad_losses, gain
 from raypar.study.workload import Config, Data, Workload
 from raypar.train.data import Feed, paired
+from raypar.train.job import REPORTS_FOLDER
 from raypar.train.precision import Numerics, numerics_of
 
 WEIGHTS_FILE = "weights.pt"
@@ -27,39 +28,50 @@ class BestWeights:
 
     def __init__(self, workload: Workload, config: Config, folder: Path | None) -> None:
         self._workload, self._config, self._folder = workload, config, folder
+        self._num_reports = 0
         self._best: float | None = None
         self._weights: dict[str, Any] = {}  # tensors and extra states
 
     def update(self, model: nn.Module, report: Mapping[str, float]) -> None:
         """Copy the weights if this report is the best so far; a report without the metric counts as best."""
-        metric = self._workload.metric_of()
+        metric, index = self._workload.metric_of(), self._num_reports
+        self._num_reports += 1
         score, mode = report.get(metric.name), metric.mode
         if self._folder is None or bad_losses(report) or (score is not None and not math.isfinite(score)):
             return
-        if score is None or self._best is None or gain(mode, score) > gain(mode, self._best):
-            self._best = score
-            self._weights = {
-                key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
-                for key, value in model.state_dict().items()
-            }
+        is_best = score is None or self._best is None or gain(mode, score) > gain(mode, self._best)
+        if not (is_best or self._config["keep_checkpoints"]):
+            return
+        weights = {
+            key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+            for key, value in model.state_dict().items()
+        }
+        if is_best:
+            self._best, self._weights = score, weights
+        if self._config["keep_checkpoints"]:
+            self._write(model, weights, self._folder.with_name(REPORTS_FOLDER) / str(index))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score and weights, for a checkpoint."""
-        return {"best": self._best, "weights": self._weights}
+        return {"best": self._best, "weights": self._weights, "num_reports": self._num_reports}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._best, self._weights = state["best"], dict(state["weights"])
+        self._num_reports = state["num_reports"]
 
     def save(self, model: nn.Module) -> None:
         """Write the best weights with the workload's `save`, or as one file of tensors."""
         if self._folder is None or not self._weights:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
         model.load_state_dict(self._weights)
+        self._write(model, self._weights, self._folder)
+
+    def _write(self, model: nn.Module, weights: Mapping[str, Any], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         if self._workload.save is not None:
-            self._workload.save(model, self._config, self._folder)
+            self._workload.save(model, self._config, folder)
         else:
-            torch.save(self._weights, self._folder / WEIGHTS_FILE)
+            torch.save(weights, folder / WEIGHTS_FILE)
 
 
 NUM_EXAMPLES = 4

@@ -23,7 +23,7 @@ from raypar.execution.best_model import (
     with_models,
 )
 from raypar.study.trial import TrialResult, TrialState
-from raypar.track.runs import BEST_MODEL, KEPT_MODEL
+from raypar.track.runs import BEST_MODEL, CHECKPOINT_MODEL, KEPT_MODEL
 from raypar.train.saved_model import NUM_EXAMPLES, WEIGHTS_FILE, exported
 from raypar.workloads import digits
 from workloads.gpt2_code import gpt2_code
@@ -46,7 +46,7 @@ STUDY = Study(workload=WORKLOAD, space={"lr": grid(0.1, 0.5)}, num_repeats=2, na
 def a_store():
     """Return a fake of store, recorder and listener, with everything that it was given."""
     store = SimpleNamespace(folders={}, artifacts={}, models=[], notices=[])
-    store.model_folder = lambda study, identity: store.folders.get(identity)
+    store.model_folder = lambda study, identity, *name: store.folders.get((identity, *name) if name else identity)
     store.artifact = lambda study, name: store.artifacts.get(name)
     store.record_model = lambda result, *model: store.models.append((result.spec.identity, *model))
     store.add_artifact = store.artifacts.__setitem__
@@ -167,6 +167,33 @@ def test_the_model_of_every_trial_is_logged_once_at_the_report_that_it_is_of(tmp
     found[again] = replace(found[again], started_at=99.0)  # with --fresh
     log_all_models(keeping, found, stored, stored, tmp_path / "models", stored.notice)
     assert [identity for identity, *_ in stored.models[3:]] == [again]
+
+
+def test_the_models_of_all_reports_are_logged_at_their_steps_if_they_were_kept(tmp_path):
+    keeping = replace(with_models(STUDY), space={"lr": grid(0.1)}, num_repeats=1)
+    keeping = replace(keeping, config={**keeping.config, "keep_checkpoints": True})
+    (spec,) = keeping.trials()
+    reports = tuple({"epoch": e + 1, "accuracy": a} for e, a in enumerate((0.7, 0.9, 0.8)))
+    found = {spec.identity: TrialResult(spec, TrialState.FINISHED, 1.0, train_time_s=1.0, reports=reports)}
+    stored = a_store()
+    stored.folders = {spec.identity: tmp_path / "1", (spec.identity, "reports"): tmp_path}
+    weights = [nn.Linear(3, 2).state_dict() for _ in range(3)]
+    for i in (0, 1):  # the third was lost
+        (tmp_path / str(i)).mkdir()
+        torch.save(weights[i], tmp_path / str(i) / WEIGHTS_FILE)
+    log_all_models(keeping, found, stored, stored, tmp_path / "models", stored.notice)
+    assert [(name, report) for _, _, name, report in stored.models] == [
+        (KEPT_MODEL, 1),
+        (CHECKPOINT_MODEL, 0),
+        (CHECKPOINT_MODEL, 1),
+    ]
+    import mlflow.pytorch
+
+    inputs = torch.ones(2, 3, dtype=torch.uint8)
+    for _, folder, _, report in stored.models:
+        loaded = mlflow.pytorch.load_model(str(folder))
+        expected = torch.nn.functional.linear(inputs / 2, weights[report]["weight"], weights[report]["bias"])
+        torch.testing.assert_close(loaded(inputs), expected)
 
 
 def test_models_that_can_not_be_logged_cause_one_notice_and_the_others_are_logged(tmp_path):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from raypar import Study, grid
 from raypar.analysis.question import question_of
 from raypar.parallel.strategy import DistContext
 from raypar.study.options import resolve
+from raypar.study.trial import best_report
 from raypar.train.checkpoint import Checkpoints
 from raypar.train.loop import NO_ENERGY, train
+from raypar.train.saved_model import WEIGHTS_FILE
 
 EPOCHS, STEPS_PER_EPOCH = 5, 4
 WORKLOAD = replace(NOISY, defaults={**NOISY.defaults, "epochs": EPOCHS, "keep_model": True})
@@ -145,3 +148,19 @@ def test_checkpoints_are_not_part_of_a_trials_identity_unless_they_are_swept():
     assert question_of(plain) == question_of(keeping)  # and excludes no stored trial
     swept = Study(workload=WORKLOAD, name="s", space={"checkpoint_every_epochs": grid(1, 2)}, num_repeats=1)
     assert len({t.identity for t in swept.trials()}) == 2
+
+
+@pytest.mark.parametrize("cut_at", [0, 4])
+def test_the_weights_of_every_report_are_kept_on_request_across_an_interruption(tmp_path, cut_at):
+    if cut_at:
+        interrupted(tmp_path, cut_at, keep_checkpoints=True)
+    channel = Channel()
+    trained(channel, tmp_path, keep_checkpoints=True)
+    kept = [torch.load(tmp_path / "reports" / str(i) / WEIGHTS_FILE) for i in range(EPOCHS)]
+    assert {path.name for path in (tmp_path / "reports").iterdir()} == set(map(str, range(EPOCHS)))
+    for before, after in pairwise(kept):
+        assert not torch.equal(*(next(iter(weights.values())) for weights in (before, after)))
+    best = best_report(channel, *(lambda m: (m.name, m.mode))(WORKLOAD.metric_of()))
+    torch.testing.assert_close(torch.load(tmp_path / "model" / WEIGHTS_FILE), kept[best], rtol=0, atol=0)
+    trained(Channel(), tmp_path / "not asked for")
+    assert not (tmp_path / "not asked for" / "reports").exists()
