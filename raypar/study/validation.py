@@ -92,12 +92,9 @@ def validate(
             mistakes.append(Mistake(key, config[key], f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
     if must_fit and not mistakes:
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
-            cheaper = (
-                "use --set device=cpu"
-                if placement.device == "cuda" and "GPU" in wrong
-                else "drop the point, ask for less"
-            )
-            hint = f"{cheaper}, or {cluster.remedy}"
+            lacks_gpus = placement.device == "cuda" and "GPU" in wrong
+            less = "use --set device=cpu" if lacks_gpus else "drop the point, ask for less"
+            hint = f"{less}, or {cluster.remedy}"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
 
