@@ -115,7 +115,7 @@ command("profile:profile", "Show what each worker spends a step's time on.", of=
 command("fit_batch:fit_batch", "Find the largest batch that fits into memory.", name="fit-batch", of=model)
 command("memory:memory", "Predict the memory of a worker.", of=model)
 command("network:network", "Measure the network between workers.", of=model)
-command("fit:fit", "Fit scaling laws to a study or a CSV file.", of=model)
+command("fit:fit", "Fit scaling laws to a study or a table.", of=model)
 command("predict:predict", "Predict more workers or another network.", of=model)
 command("layout:layout", "Find the fastest way to divide a step among workers.", of=model)
 command("store:generate", "Generate text with the best model that a study kept.", of=model)
