@@ -78,7 +78,7 @@ def _shows(text: str) -> str:
     return "?" if re.fullmatch(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", text) else marks
 
 
-def _number(cell: str, decimal: str) -> float | None:
+def number_in(cell: str, decimal: str) -> float | None:
     """Return the number in a cell; None for words, including infinity and NaN, and for Python's ``1_000`` notation."""
     decimal = "." if isinstance(cell, Exact) else decimal
     mark = "," if decimal == "." else "."
@@ -137,7 +137,7 @@ class CellParser:
         text = _bare(cell)
         if (match := _START.fullmatch(text)) and match[2] and len({_stem(s) for s in self.suffixes}) == 1:
             text = match[1] if all(map(is_noun, words_of(match[2]))) else text
-        number = _number(text, self.decimal)
+        number = number_in(text, self.decimal)
         # Some tools write all numbers as floats: 4 workers as 4.0.
         if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
             if not isinstance(cell, Exact) and _shows(text) == "?" and number < 1000:
@@ -162,13 +162,13 @@ class CellParser:
 
     def _ratio(self, cell: str) -> float | None:
         """Return the number of a rate, a speedup or an efficiency; None if there is none."""
-        number = _number(cell, self.decimal)
+        number = number_in(cell, self.decimal)
         match = _START.fullmatch(cell)
         if number is not None or match is None:
             if number is not None and "%" in self.suffixes:
                 raise ValueError("has no %, others have", "write all with %, or none")
             return number
-        number, suffix = _number(match[1], self.decimal), match[2].strip()
+        number, suffix = number_in(match[1], self.decimal), match[2].strip()
         if number is None or len(self.suffixes) == 1:  # one unit
             return number
         if self.column.role is Role.SPEEDUP:
@@ -182,7 +182,7 @@ class CellParser:
     def _seconds(self, cell: str) -> float | None:
         if match := _CLOCK.fullmatch(cell):
             return self._clock(match)
-        number = _number(cell, self.decimal)
+        number = number_in(cell, self.decimal)
         if number is not None:
             if math.isnan(self.column.unit_s):
                 raise ValueError(f"must be {self.column.unit}, the unit in the column's name", "write 90 s as 0:01:30")
@@ -191,7 +191,7 @@ class CellParser:
             return number * self.column.unit_s
         if not _WITH_UNITS.fullmatch(cell):
             return None
-        parts = [(_number(text, self.decimal), unit) for text, unit in _PART.findall(cell)]
+        parts = [(number_in(text, self.decimal), unit) for text, unit in _PART.findall(cell)]
         if any(value is None or unit not in UNIT_S for value, unit in parts):
             return None
         of_name = self.column.unit_s

@@ -48,12 +48,30 @@ class Asked:
         decimal: decimal separator, "." or ","; None: inferred from the numbers.
         is_of_each: whether a throughput is per worker; None: inferred from the column's name or the numbers.
         scaling: quantity that grows with the workers; None: nothing, unless the times are ambiguous.
+        ignored: names of columns that are left out.
+        skips_missing: leave out lines without a worker count or a measured value.
     """
 
     columns: Mapping[Role, str] = field(default_factory=dict)
     decimal: str | None = None
     is_of_each: bool | None = None
     scaling: Scaling | None = None
+    ignored: Sequence[str] = ()
+    skips_missing: bool = False
+
+
+class TableRun(NamedTuple):
+    """Line of a table that counts.
+
+    Attributes:
+        label: of its group.
+        values: seconds, or work per second of all workers; one for each repeat.
+    """
+
+    line: Line
+    label: str
+    num_workers: int
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -64,11 +82,17 @@ class Table:
         runs: one entry for each group, by its label; without grouping, a single entry with an empty label.
         scaling: quantity that grows with the workers.
         reading: a sentence on how the columns were interpreted.
+        measured: name of the column that counts.
+        lines: the lines that count, in order.
+        decimal: decimal separator of its numbers.
     """
 
     runs: Mapping[str, Runs]
     scaling: Scaling
     reading: str
+    measured: str
+    lines: Sequence[TableRun]
+    decimal: str
 
 
 class _Family(NamedTuple):
@@ -129,7 +153,7 @@ def table_of(sheet: Sheet, path: Path, by: Sequence[str] = (), asked: Asked | No
     """Return the runs of a sheet; see `read_table`."""
     asked = asked or Asked()
     columns = _columns_of(path, sheet, by, asked)
-    groups = _groups_of(path, sheet, columns)
+    groups, lines = _groups_of(path, sheet, columns, asked)
     if not groups:
         raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
     if (num_counts := sum(len(families[0]) for families in groups.values())) > MAX_COUNTS:
@@ -145,26 +169,39 @@ def table_of(sheet: Sheet, path: Path, by: Sequence[str] = (), asked: Asked | No
     scaling = Scaling.WEAK if is_time and exponent else Scaling.STRONG
     unit = f"total {main.column.name}" if exponent else main.column.name
     of_ratios = {Role.TIME: "", Role.SPEEDUP: "as given", Role.EFFICIENCY: "eff. × workers"}
+
+    def of_all(num_workers: int, values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(value * (num_workers if exponent and not is_time else 1) for value in values)
+
     runs = {
         label: Runs(
-            {n: tuple(v * (n if exponent and not is_time else 1) for v in values) for n, values in of.items()},
+            {n: of_all(n, values) for n, values in of.items()},
             Measurement.TIME if is_time else Measurement.THROUGHPUT,
             unit=of_ratios.get(main.column.role, unit),
         )
         for label, (of, *_) in groups.items()
     }
-    return Table(runs, asked.scaling or scaling, _reading(path, sheet, columns, exponent, checks))
+    return Table(
+        runs,
+        asked.scaling or scaling,
+        _reading(path, sheet, columns, exponent, checks),
+        main.column.name,
+        [run._replace(values=of_all(run.num_workers, run.values)) for run in lines],
+        main.parser.decimal,
+    )
 
 
-def _groups_of(path: Path, sheet: Sheet, columns: _Columns) -> dict[str, list[dict[int, list[float]]]]:
-    """Return the values of each measured family by worker count, by group.
+def _groups_of(
+    path: Path, sheet: Sheet, columns: _Columns, asked: Asked
+) -> tuple[dict[str, list[dict[int, list[float]]]], list[TableRun]]:
+    """Return the values of each measured family by worker count, by group; and the lines that count.
 
     Raises:
         RayparError: lines have mistakes.
     """
     head, mistakes = sheet.head, list[Mistake]()
     groups: dict[str, list[dict[int, list[float]]]] = {}
-    read: list[tuple[Line, str, int]] = []
+    read: list[TableRun] = []
     for line in sheet.lines:
         if any(line.cells[len(head.cells) :]):
             num_cells = max(i for i, cell in enumerate(line.cells, 1) if cell)
@@ -174,6 +211,8 @@ def _groups_of(path: Path, sheet: Sheet, columns: _Columns) -> dict[str, list[di
             continue
         num_workers, each = 0, list[list[float]]()
         cell = line.cells[columns.workers.column.index]
+        if asked.skips_missing and not (cell and any(line.cells[c.index] for c in columns.measured[0].columns)):
+            continue
         try:
             num_workers = columns.workers.workers(cell)
         except ValueError as error:  # its arguments are problem and hint
@@ -188,15 +227,17 @@ def _groups_of(path: Path, sheet: Sheet, columns: _Columns) -> dict[str, list[di
             of = groups.setdefault(label, [{} for _ in columns.measured])
             for values, by_count in zip(each, of, strict=True):
                 by_count.setdefault(num_workers, []).extend(values)
-            read.append((line, label, num_workers))
+            read.append(TableRun(line, label, num_workers, tuple(each[0])))
     free = {i for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None and c.role in MEASURED}
     free |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(words_of(name))}
     used = {c.index for family in columns.measured for c in family.columns}
-    mistakes += _mixed_columns(head.cells, read, free | used | {columns.workers.column.index, *columns.by})
+    free |= {i for i, name in enumerate(head.cells) if name in asked.ignored}
+    how = "leave it out with --ignore {}" if asked.skips_missing else "delete the column"
+    mistakes += _mixed_columns(head.cells, read, how, free | used | {columns.workers.column.index, *columns.by})
     mistakes += _mixed_nodes(sheet, columns.workers.column)
     if mistakes:
         raise _error(path, mistakes)
-    return groups
+    return groups, read
 
 
 def _values_of(line: Line, family: _Family) -> tuple[list[float], list[Mistake]]:
@@ -292,7 +333,7 @@ def _shown(ratios: Sequence[tuple[int, int, float]], exponent: int) -> str:
 
 def _reading(path: Path, sheet: Sheet, columns: _Columns, exponent: int, checks: Sequence[str]) -> str:
     main = columns.measured[0]
-    weak = " (weak scaling)" if exponent else " (strong scaling)"
+    weak = " (weak scaling)" if exponent else ""
     what = {
         Role.TIME: f"time in {main.parser.unit}{weak}",
         Role.THROUGHPUT: f"throughput of {'each worker' if exponent else 'all workers together'}",
@@ -317,7 +358,7 @@ def _columns_of(path: Path, sheet: Sheet, by: Sequence[str], asked: Asked) -> _C
     """
     head, mistakes = sheet.head, list[Mistake]()
     names = [name.lower() for name in head.cells]
-    roles = [column for i, name in enumerate(head.cells) if (column := role_of(i, name)) is not None]
+    roles = [c for i, name in enumerate(head.cells) if (c := role_of(i, name)) and name not in asked.ignored]
     chosen: dict[Role, TableColumn] = {}
     for role, name in asked.columns.items():
         same = [i for i, other in enumerate(names) if other == name.lower()]
@@ -428,18 +469,18 @@ def _mixed_nodes(sheet: Sheet, workers: TableColumn) -> Iterator[Mistake]:
 
 
 def _mixed_columns(
-    head: Sequence[str], lines: Sequence[tuple[Line, str, int]], ignored: Collection[int]
+    head: Sequence[str], lines: Sequence[TableRun], how: str, ignored: Collection[int]
 ) -> Iterator[Mistake]:
     """Yield columns with several values at one worker count of a group, whose lines are thus not repeats of one run."""
     for column in sorted(set(range(len(head))) - set(ignored)):
         first: dict[tuple[str, int], Line] = {}
-        for line, label, num_workers in lines:
+        for line, label, num_workers, _ in lines:
             before, cell = first.setdefault((label, num_workers), line), line.cells[column]
             if before.cells[column] != cell:
                 workers = units.counted(num_workers, "worker")
                 other = _clipped(before.cells[column])
                 problem = f"differs from {other!r} in line {before.number}, which has {workers} too"
-                hint = f"fit each value on its own with --by {head[column]}, or delete the column"
+                hint = f"fit each value on its own with --by {head[column]}, or {how.format(head[column])}"
                 yield Mistake(f"line {line.number}, {head[column]}", _clipped(cell), problem, hint)
                 break
 

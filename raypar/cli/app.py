@@ -92,10 +92,11 @@ command("ab:ab", "Run a study under two revisions of its code and compare.", pan
 command("store:list_studies", "List the studies in the store.", name="list", panel=AROUND)
 command("store:ui", "Show the studies in MLflow's UI, in the browser.", panel=AROUND)
 
-store = group("store", "Show, compare, export, resume, rename, delete or upload studies.")
+store = group("store", "Show, compare, export, import, resume, rename or delete studies.")
 command("store:show", "Show every trial of a study.", of=store)
 command("store:compare", "Compare studies of two machines, versions or branches.", of=store)
 command("store:export", "Write a study's trials, or a summary, into a file.", of=store)
+command("imports:import_runs", "Import runs of MLflow or a table as a study.", name="import", of=store)
 command("study:resume", "Run the missing trials of an interrupted study.", of=store)
 command("store:rename", "Give a study another name.", of=store)
 command("store:delete", "Delete a study.", of=store)
