@@ -162,6 +162,16 @@ def stalled(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(subject, labels, ", {}: excluded from times and speedups.")
 
 
+@check("Run the leading points with raypar to confirm them: its trials are isolated and in random order.")
+def imported(evidence: Evidence) -> Iterator[Finding]:
+    trials = [r for r in evidence.finished if r.conditions.is_imported]
+    if trials:
+        works = list(dict.fromkeys(str(timed_work(r)) for r in trials))
+        were = "was" if len(trials) == 1 else "were"
+        form = ", with times of {}: isolation from other programs and the order of runs are unknown."
+        yield Finding(f"{_share(trials, evidence.finished)} {were} imported, not run by raypar", works, form)
+
+
 @check(
     "Call raypar.step() after each training step, or pass model and data to Workload(model=…, "
     "data=…): then only the steps are timed. Otherwise, make trials long compared with their start."
@@ -189,7 +199,8 @@ def _why_not_observed(result: TrialResult) -> list[str]:
 
 @check("Let the code do only the work to compare in each step, or between two reports.")
 def reported_steps(evidence: Evidence) -> Iterator[Finding]:
-    works = list(dict.fromkeys(str(timed_work(r)) for r in evidence.finished if timed_work(r)))
+    timed = [r for r in evidence.finished if not r.conditions.is_imported]
+    works = list(dict.fromkeys(str(timed_work(r)) for r in timed if timed_work(r)))
     if evidence.time_metric == WALL_TIME or not {*works} - {BY_OPTIMIZER, BY_BACKWARD}:
         return
     if works == ["raypar.step"]:
@@ -221,7 +232,8 @@ def unproven_work(evidence: Evidence) -> Iterator[Finding]:
             rest = point_key({k: v for k, v in p.point.items() if k not in OF_EQUAL_WORK})
             alike[rest].append((float(np.median(values)), point_label(p.point), max(values) - min(values)))
     subject = "Equal work of the points is not proven"
-    why = ": raypar can't instrument this training code."
+    is_imported = any(r.conditions.is_imported for p in foreign for r in p.measured)
+    why = ": the runs were imported." if is_imported else ": raypar can't instrument this training code."
     ends = []
     for group in (sorted(group) for group in alike.values() if len(group) > 1):
         (low, low_label, _), (high, high_label, _) = group[0], group[-1]

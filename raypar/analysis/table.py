@@ -1,89 +1,42 @@
-"""Tables of measurements from other sources for `raypar model fit`: roles and units of columns, notation of numbers.
+"""Tables of measurements from other sources for `raypar model fit`: which columns count, and how they are read.
 
 A column's role follows from its name and unit (``GPUs``, ``images/sec``, ``time (ms)``), or is given. If a table has
 two possible readings that would give different speedups, it is refused and both readings are shown: a throughput that
 falls with more workers may be per worker or a total, a time that hardly falls may be from strong or weak scaling, and
-``1.100`` may be one thousand one hundred.
+``1.100`` may be one thousand one hundred. Times, throughputs, speedups and efficiencies in one table are checked
+against each other, which often leaves one reading.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from raypar import units
+from raypar.analysis.cells import CellParser, decimal_of
+from raypar.analysis.columns import EXTREMES, MEASURED, REPEATS, SPREADS, Role, TableColumn, is_noun, role_of, words_of
 from raypar.analysis.laws import Scaling
 from raypar.analysis.scaling import Measurement, Runs
+from raypar.analysis.sheet import EXAMPLE, TOO_LARGE, Line, Sheet, read_sheet
 from raypar.errors import Mistake, RayparError
 
-DELIMITERS = ",;\t"
-MAX_WORKERS = 1_000_000
-# In seconds, or work per second. Numbers outside are surely mistakes.
-MIN_VALUE, MAX_VALUE = 1e-15, 1e15
 MAX_MISTAKES = 20  # reported one by one
 MAX_SHOWN = 60  # characters of a cell
-# Limits of a table, so that its laws are fitted within seconds.
-MAX_BYTES, MAX_LINES, MAX_COUNTS = 5_000_000, 5_000, 200
-TOO_LARGE = "keep some repeats of some worker counts: a few dozen lines fit a law as well"
-EXAMPLE = "a table is, line by line: workers,time   1,100.5   2,52.1   4,28.7"
+MAX_COUNTS = 200  # so that the laws are fitted within seconds
 # If no speedup exceeds this, N times as many workers may have done N times the work: that is perfect scaling at most.
 MAX_DOUBTED = 1.1
+MAX_DISAGREEMENT = 0.05  # of two columns' speedups, which may be rounded
+_NAMED = (Role.TIME, Role.THROUGHPUT)  # have an option
+_MINUTES = re.compile(r"[\[(/]\s*min")
 
-# Columns that distinguish repeats of one run.
-REPEATS = ("repeat", "rep", "run", "trial", "block", "iteration", "seed", "timestamp", "date")
-WORKERS = {"worker", "gpu", "cpu", "device", "accelerator", "process", "proc", "rank", "core", "thread", "node"}
-WORKERS |= {"replica", "tpu", "npu"}
-COUNTS = {"num", "number", "no", "nr", "nb", "n", "count", "of", "total"}
-GLUED = {f"n{noun}{s}" for noun in WORKERS for s in ("", "s")} | {"np"}  # "ngpus"
-SECONDS = {"ns": 1e-9, **dict.fromkeys(("us", "µs", "usec", "microsecond", "microseconds"), 1e-6)}
-SECONDS |= dict.fromkeys(("ms", "msec", "millis", "millisecond", "milliseconds"), 1e-3)
-SECONDS |= dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0)
-SECONDS |= dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
-SECONDS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), units.HOUR_S)
-NO_NAMES = {"s", "us", "min", "h"}  # units that alone are not the name of a time
-TIMES = {"time", "times", "duration", "elapsed", "runtime", "walltime", "wallclock", "wall", "latency", "makespan"}
-RATES = {"throughput", "fps", "ips", "qps", "rps", "tps", "flops", "gflops", "tflops", "bandwidth"}
-TOTALS = {"total", "global", "aggregate", "aggregated", "overall", "all", "cluster", "system", "combined"}
-NO_TIMES = {"start", "started", "end", "ended", "finish", "finished", "date"}  # "start_time"
-SPREADS = {"std", "stdev", "stddev", "sd", "sem", "var", "variance", "err", "error", "ci", "cv", "low", "high"}
-
-
-class Role(StrEnum):
-    """Role of a column. If a table has several measured roles, the first one counts: the others follow from it."""
-
-    WORKERS = "workers"
-    TIME = "time"
-    THROUGHPUT = "throughput"
-    SPEEDUP = "speedup"
-    EFFICIENCY = "efficiency"
-
-
-@dataclass(frozen=True)
-class TableColumn:
-    """Column with a role.
-
-    Attributes:
-        index: from 0.
-        name: as in the header.
-        unit_s: unit of a time, in seconds.
-        unit: name of that unit; empty if the column's name has none, which means seconds.
-        is_of_each: whether a rate is per worker; None if the name doesn't show it.
-    """
-
-    index: int
-    name: str
-    role: Role
-    unit_s: float = 1.0
-    unit: str = ""
-    is_of_each: bool | None = None
+# By worker count, values of one measured column.
+_Values = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -95,12 +48,30 @@ class Asked:
         decimal: decimal separator, "." or ","; None: inferred from the numbers.
         is_of_each: whether a throughput is per worker; None: inferred from the column's name or the numbers.
         scaling: quantity that grows with the workers; None: nothing, unless the times are ambiguous.
+        ignored: names of columns that are left out.
+        skips_missing: leave out lines without a worker count or a measured value.
     """
 
     columns: Mapping[Role, str] = field(default_factory=dict)
     decimal: str | None = None
     is_of_each: bool | None = None
     scaling: Scaling | None = None
+    ignored: Sequence[str] = ()
+    skips_missing: bool = False
+
+
+class TableRun(NamedTuple):
+    """Line of a table that counts.
+
+    Attributes:
+        label: of its group.
+        values: seconds, or work per second of all workers; one for each repeat.
+    """
+
+    line: Line
+    label: str
+    num_workers: int
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -111,72 +82,62 @@ class Table:
         runs: one entry for each group, by its label; without grouping, a single entry with an empty label.
         scaling: quantity that grows with the workers.
         reading: a sentence on how the columns were interpreted.
+        measured: name of the column that counts.
+        lines: the lines that count, in order.
+        decimal: decimal separator of its numbers.
     """
 
     runs: Mapping[str, Runs]
     scaling: Scaling
     reading: str
+    measured: str
+    lines: Sequence[TableRun]
+    decimal: str
 
 
-class _Line(NamedTuple):
-    """Line of a table: its number (from 1) and a cell for each column."""
+class _Family(NamedTuple):
+    """Columns of one measured quantity; several are repeats, as in ``time_1``, ``time_2``."""
 
-    number: int
-    cells: list[str]
+    columns: tuple[TableColumn, ...]
+    parser: CellParser
+
+    @property
+    def column(self) -> TableColumn:
+        return self.columns[0]
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        """Powers of the worker count by which a value may be multiplied: 1 for values of each worker."""
+        if self.column.role is Role.SPEEDUP:
+            return (0,)
+        if self.parser.is_of_each is not None:
+            return (int(self.parser.is_of_each),)
+        return (0, 1)
+
+
+class _Disagreement(NamedTuple):
+    """Worker count with different speedups by the first measured column and by another."""
+
+    size: float
+    num_workers: int
+    first: float
+    second: float
+    other: int
 
 
 class _Columns(NamedTuple):
-    """Columns of a table that count: of workers, of what was measured, and those to group by."""
+    """Columns that count: of workers, of what was measured (the first is used, the others check it), to group by."""
 
-    workers: TableColumn
-    measured: TableColumn
-    by: list[int]
-
-
-def role_of(index: int, name: str) -> TableColumn | None:
-    """Return the role that a column's name and unit imply; None if there is none."""
-    words = _words(name)
-    pairs = list(pairwise(words))
-    is_of_each = True if any(a == "per" and _noun(b) for a, b in pairs) else False if TOTALS & set(words) else None
-    kept = [w for w in words if w not in COUNTS]
-    if (GLUED & set(words) and len(kept) == 1) or kept == ["world", "size"]:
-        return TableColumn(index, name, Role.WORKERS)
-    # "gpu" alone may be a column with the GPU's name.
-    if len(kept) == 1 and _noun(kept[0]) and (kept[0].endswith("s") or len(words) > 1):
-        return TableColumn(index, name, Role.WORKERS)
-    if SPREADS & set(words):
-        return None
-    if "speedup" in words or ("speed", "up") in pairs:
-        return TableColumn(index, name, Role.SPEEDUP, is_of_each=False)
-    if {"efficiency", "eff"} & set(words):
-        return TableColumn(index, name, Role.EFFICIENCY, is_of_each=True)
-    if RATES & set(words) or any(a == "per" and b in SECONDS and words[0] not in TIMES for a, b in pairs):
-        return TableColumn(index, name, Role.THROUGHPUT, is_of_each=is_of_each)
-    # "gpu_hours" and "cpu_time" are sums over workers.
-    is_summed = any(_noun(w) and ("per", w) not in pairs for w in words)
-    at = next((i for i, w in enumerate(words) if w in TIMES), 0)
-    is_unit = bool(words) and words[0] in SECONDS and (words[0] not in NO_NAMES or "per" in words)
-    if is_summed or NO_TIMES & set(words) or not (is_unit or (words and words[at] in TIMES)):
-        return None
-    unit = words[0] if is_unit else next((w for w in reversed(words[at:]) if w in SECONDS), "")  # "min time": a minimum
-    return TableColumn(index, name, Role.TIME, SECONDS.get(unit, 1.0), unit)
-
-
-def _words(name: str) -> list[str]:
-    """Return the words of a column's name in lower case; a slash becomes "per"."""
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
-    return re.findall(r"[^\W\d_]+", parted.replace("/", " per ").replace("#", " num ").lower())
-
-
-def _noun(word: str) -> bool:
-    return word in WORKERS or word.removesuffix("es") in WORKERS or word.removesuffix("s") in WORKERS
+    workers: CellParser
+    measured: Sequence[_Family]
+    by: Sequence[int]
 
 
 def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -> Table:
-    """Read the runs in a CSV file; cells are separated by commas, semicolons, tabs or spaces.
+    """Read the runs in a file: CSV (any separator), a spreadsheet (.xlsx), a Markdown table or Parquet.
 
     The first line names the columns. Lines with the same worker count are repeats. Empty lines and lines that start
-    with ``#`` are skipped.
+    with ``#`` are skipped. Worker counts may also be side by side, one column for each.
 
     Args:
         by: names of columns whose values distinguish runs.
@@ -185,126 +146,221 @@ def read_table(path: Path, by: Sequence[str] = (), asked: Asked | None = None) -
     Raises:
         RayparError: the file can't be read, has mistakes (all are listed), or has two readings (both are shown).
     """
+    return table_of(read_sheet(path), path, by, asked)
+
+
+def table_of(sheet: Sheet, path: Path, by: Sequence[str] = (), asked: Asked | None = None) -> Table:
+    """Return the runs of a sheet; see `read_table`."""
     asked = asked or Asked()
-    (head, *lines), delimiter = _rows(path)
-    columns = _columns_of(path, head, by, asked.columns)
-    cells = [_bare(columns.measured, line.cells[columns.measured.index]) for line in lines]
-    decimal = asked.decimal or _decimal_of(path, cells, delimiter)
-    groups = _groups_of(path, head, lines, columns, decimal)
+    columns = _columns_of(path, sheet, by, asked)
+    groups, lines = _groups_of(path, sheet, columns, asked)
     if not groups:
         raise RayparError(f"{path}: the table has a head and no runs below it", hint=EXAMPLE)
-    if (num_counts := sum(map(len, groups.values()))) > MAX_COUNTS:
+    if (num_counts := sum(len(families[0]) for families in groups.values())) > MAX_COUNTS:
         raise RayparError(f"{path}: the table has {num_counts:,} worker counts, over {MAX_COUNTS}", hint=TOO_LARGE)
-    measured, scaling = _settled(path, columns.measured, groups, asked)
-    quantity = Measurement.TIME if measured.role is Role.TIME else Measurement.THROUGHPUT
-    unit = f"total {measured.name}" if measured.is_of_each else measured.name
+    exponent = _settled(path, columns.measured, groups, asked)
+    main = columns.measured[0]
+    checks = [
+        family.column.name
+        for i, family in enumerate(columns.measured)
+        if i and any(sum(map(bool, of[i].values())) > 1 for of in groups.values())
+    ]
+    is_time = main.column.role is Role.TIME
+    scaling = Scaling.WEAK if is_time and exponent else Scaling.STRONG
+    unit = f"total {main.column.name}" if exponent else main.column.name
     of_ratios = {Role.TIME: "", Role.SPEEDUP: "as given", Role.EFFICIENCY: "eff. × workers"}
+
+    def of_all(num_workers: int, values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(value * (num_workers if exponent and not is_time else 1) for value in values)
+
     runs = {
         label: Runs(
-            {n: tuple(v * (n if measured.is_of_each else 1) for v in values) for n, values in of.items()},
-            quantity,
-            unit=of_ratios.get(measured.role, unit),
+            {n: of_all(n, values) for n, values in of.items()},
+            Measurement.TIME if is_time else Measurement.THROUGHPUT,
+            unit=of_ratios.get(main.column.role, unit),
         )
-        for label, of in groups.items()
+        for label, (of, *_) in groups.items()
     }
-    return Table(runs, scaling, _reading(path, columns.workers, measured, decimal))
+    return Table(
+        runs,
+        asked.scaling or scaling,
+        _reading(path, sheet, columns, exponent, checks),
+        main.column.name,
+        [run._replace(values=of_all(run.num_workers, run.values)) for run in lines],
+        main.parser.decimal,
+    )
 
 
 def _groups_of(
-    path: Path, head: _Line, lines: Sequence[_Line], columns: _Columns, decimal: str
-) -> dict[str, dict[int, list[float]]]:
-    """Return the measured values by group and worker count.
+    path: Path, sheet: Sheet, columns: _Columns, asked: Asked
+) -> tuple[dict[str, list[dict[int, list[float]]]], list[TableRun]]:
+    """Return the values of each measured family by worker count, by group; and the lines that count.
 
     Raises:
         RayparError: lines have mistakes.
     """
-    workers, measured, by = columns
-    mistakes: list[Mistake] = []
-    groups: dict[str, dict[int, list[float]]] = {}
-    read: list[tuple[_Line, str, int]] = []
-    for line in lines:
+    head, mistakes = sheet.head, list[Mistake]()
+    groups: dict[str, list[dict[int, list[float]]]] = {}
+    read: list[TableRun] = []
+    for line in sheet.lines:
         if any(line.cells[len(head.cells) :]):
             num_cells = max(i for i, cell in enumerate(line.cells, 1) if cell)
             problem = f"has {num_cells} cells, the head {len(head.cells)}"
             hint = "write numbers with a point, such as 12.5, and name every column"
             mistakes.append(Mistake(f"line {line.number}", _clipped(",".join(line.cells[:num_cells])), problem, hint))
             continue
-        numbers: list[float] = []
-        for column, parse in ((workers, _workers), (measured, _value)):
-            cell = line.cells[column.index]
-            try:
-                numbers.append(parse(_bare(column, cell), decimal))
-            except ValueError as error:  # its arguments are problem and hint
-                mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
-        if len(numbers) == 2:
-            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in by)
-            groups.setdefault(label, {}).setdefault(int(numbers[0]), []).append(numbers[1] * measured.unit_s)
-            read.append((line, label, int(numbers[0])))
-    has_role = {c.index for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None}
-    has_role |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(_words(name))}
-    mistakes += _mixed_columns(head.cells, read, has_role | {workers.index, measured.index, *by})
+        num_workers, each = 0, list[list[float]]()
+        cell = line.cells[columns.workers.column.index]
+        if asked.skips_missing and not (cell and any(line.cells[c.index] for c in columns.measured[0].columns)):
+            continue
+        try:
+            num_workers = columns.workers.workers(cell)
+        except ValueError as error:  # its arguments are problem and hint
+            mistakes.append(Mistake(f"line {line.number}, {columns.workers.column.name}", _clipped(cell), *error.args))
+        for i, family in enumerate(columns.measured):
+            values, wrong = _values_of(line, family)
+            each.append(values)
+            if i == 0:
+                mistakes += wrong
+        if num_workers and each[0]:
+            label = " ".join(f"{head.cells[i]}={line.cells[i]}" for i in columns.by)
+            of = groups.setdefault(label, [{} for _ in columns.measured])
+            for values, by_count in zip(each, of, strict=True):
+                by_count.setdefault(num_workers, []).extend(values)
+            read.append(TableRun(line, label, num_workers, tuple(each[0])))
+    free = {i for i, name in enumerate(head.cells) if (c := role_of(i, name)) is not None and c.role in MEASURED}
+    free |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(words_of(name))}
+    used = {c.index for family in columns.measured for c in family.columns}
+    free |= {i for i, name in enumerate(head.cells) if name in asked.ignored}
+    how = "leave it out with --ignore {}" if asked.skips_missing else "delete the column"
+    mistakes += _mixed_columns(head.cells, read, how, free | used | {columns.workers.column.index, *columns.by})
+    mistakes += _mixed_nodes(sheet, columns.workers.column)
     if mistakes:
         raise _error(path, mistakes)
-    return groups
+    return groups, read
 
 
-def _settled(
-    path: Path, measured: TableColumn, groups: Mapping[str, Mapping[int, Sequence[float]]], asked: Asked
-) -> tuple[TableColumn, Scaling]:
-    """Return the measured column and the kind of scaling, with every ambiguity resolved.
+def _values_of(line: Line, family: _Family) -> tuple[list[float], list[Mistake]]:
+    """Return a line's values, and what is wrong with it; repeats may be missing, but not all."""
+    values, mistakes = list[float](), list[Mistake]()
+    cells = [(column, line.cells[column.index]) for column in family.columns]
+    for column, cell in [(c, cell) for c, cell in cells if cell] or cells[:1]:
+        try:
+            values.append(family.parser.value(cell))
+        except ValueError as error:
+            mistakes.append(Mistake(f"line {line.number}, {column.name}", _clipped(cell), *error.args))
+    return values, mistakes
+
+
+# ---- readings
+
+
+def _settled(path: Path, measured: Sequence[_Family], groups: Mapping[str, Sequence[_Values]], asked: Asked) -> int:
+    """Return the power of the worker count by which values of the first column are to be multiplied.
 
     Raises:
-        RayparError: two readings are possible; both are shown.
+        RayparError: two readings are possible, or the columns contradict each other; both readings are shown.
     """
-    is_time, is_rate = measured.role is Role.TIME, measured.role is Role.THROUGHPUT
-    of_each = asked.is_of_each if is_rate and asked.is_of_each is not None else measured.is_of_each
-    is_open = of_each is None if is_rate else is_time and not asked.scaling
-    ratios = [ratio for of in groups.values() for ratio in _ratios(of, is_time=is_time)]
-    if is_open and ratios and max(speedup for _, _, speedup in ratios) <= MAX_DOUBTED:
-        readings = ("of all workers together", "of each worker")
-        hint = "say which: --throughput-of all, or --throughput-of worker"
-        if is_time:
-            readings = ("strong scaling, the same work for all", "weak scaling, N workers do N times as much")
-            hint = "say which: --scaling strong, or --scaling weak"
-        shown = [ratios[0], ratios[-1]] if len(ratios) > 1 else ratios
-        texts = []
-        for reading, is_second in zip(readings, (False, True), strict=True):
-            each = []
-            for base, num_workers, speedup in shown:
-                times = num_workers / base if is_second else 1.0
-                share = units.percent(speedup * times * base / num_workers)
-                each.append(f"{units.ratio(speedup * times)} with {num_workers} workers ({share} efficient)")
-            texts.append(f"  {reading}: {', '.join(each)}")
-        raise RayparError("\n".join([f"{path}: `{measured.name}` has two readings", *texts]), hint=hint)
-    return replace(measured, is_of_each=bool(of_each)), asked.scaling or Scaling.STRONG
+    main = measured[0]
+    of_main = [ratio for of in groups.values() for ratio in _ratios(of[0], main)]
+    powers = product(*(_exponents(family, asked) for family in measured))
+    disagreements = {exponents: _disagreement(groups, measured, exponents) for exponents in powers}
+    possible = {exponents[0] for exponents, disagreement in disagreements.items() if disagreement is None}
+    if not possible:
+        closest = min(each for each in disagreements.values() if each is not None)
+        raise _contradictory(path, main.column, closest, measured[closest.other].column)
+    is_flat = bool(of_main) and max(speedup for _, _, speedup in of_main) <= MAX_DOUBTED
+    if len(possible) == 1 or not is_flat:
+        return min(possible)
+    readings = ("of all workers together", "of each worker")
+    hint = "say which: --throughput-of all, or --throughput-of worker"
+    if main.column.role is Role.TIME:
+        readings = ("strong scaling, the same work for all", "weak scaling, N workers do N times as much")
+        hint = "say which: --scaling strong, or --scaling weak"
+    shown = [of_main[0], of_main[-1]] if len(of_main) > 1 else of_main
+    texts = [f"  {reading}: {_shown(shown, exponent)}" for exponent, reading in enumerate(readings)]
+    raise RayparError("\n".join([f"{path}: `{main.column.name}` has two readings", *texts]), hint=hint)
 
 
-def _ratios(of: Mapping[int, Sequence[float]], *, is_time: bool) -> list[tuple[int, int, float]]:
+def _exponents(family: _Family, asked: Asked) -> tuple[int, ...]:
+    if family.column.role is Role.TIME and asked.scaling is not None:
+        return (int(asked.scaling is Scaling.WEAK),)
+    if family.column.role is Role.THROUGHPUT and asked.is_of_each is not None:
+        return (int(asked.is_of_each),)
+    return family.exponents
+
+
+def _ratios(of: _Values, family: _Family) -> list[tuple[int, int, float]]:
     """Return (fewest workers, more workers, speedup) for every larger count, assuming equal work."""
-    base, *others = sorted(of)
-    medians = {n: median(values) for n, values in of.items()}
-    return [(base, n, medians[base] / medians[n] if is_time else medians[n] / medians[base]) for n in others]
+    medians = {n: median(values) for n, values in sorted(of.items()) if values}
+    base = next(iter(medians), 0)
+    is_time = family.column.role is Role.TIME
+    return [(base, n, medians[base] / m if is_time else m / medians[base]) for n, m in medians.items() if n != base]
 
 
-def _reading(path: Path, workers: TableColumn, measured: TableColumn, decimal: str) -> str:
+def _disagreement(
+    groups: Mapping[str, Sequence[_Values]], measured: Sequence[_Family], exponents: Sequence[int]
+) -> _Disagreement | None:
+    """Return where another column's speedup differs most from the first one's; None if all agree."""
+    worst: _Disagreement | None = None
+    for of, i in product(groups.values(), range(1, len(measured))):
+        both = of[0].keys() & {n for n, values in of[i].items() if values}
+        pairs = [_ratios({n: of[j][n] for n in both}, measured[j]) for j in (0, i)]
+        for (base, n, first), (_, _, second) in zip(*pairs, strict=True):
+            a, b = first * (n / base) ** exponents[0], second * (n / base) ** exponents[i]
+            size = abs(math.log(a / b))
+            if size > (worst.size if worst else math.log1p(MAX_DISAGREEMENT)):
+                worst = _Disagreement(size, n, a, b, i)
+    return worst
+
+
+def _contradictory(path: Path, main: TableColumn, at: _Disagreement, other: TableColumn) -> RayparError:
+    """Return the error for columns with different speedups in every reading, of which the closest is shown."""
+    named = [f'--{c.role}-column "{c.name}"' for c in (main, other) if c.role in _NAMED]
+    speedups = f"{units.ratio(at.first)} by one, {units.ratio(at.second)} by the other"
+    problem = f"`{main.name}` and `{other.name}` contradict each other: with {at.num_workers} workers {speedups}"
+    return RayparError(f"{path}: {problem}", hint=f"name the one that counts: {' or '.join(named)}")
+
+
+def _shown(ratios: Sequence[tuple[int, int, float]], exponent: int) -> str:
+    each = []
+    for base, num_workers, speedup in ratios:
+        ratio = speedup * (num_workers / base) ** exponent
+        share = units.percent(ratio * base / num_workers)
+        each.append(f"{units.ratio(ratio)} with {num_workers} workers ({share} efficient)")
+    return ", ".join(each)
+
+
+def _reading(path: Path, sheet: Sheet, columns: _Columns, exponent: int, checks: Sequence[str]) -> str:
+    main = columns.measured[0]
+    weak = " (weak scaling)" if exponent else ""
     what = {
-        Role.TIME: f"time in {measured.unit or 's'}",
-        Role.THROUGHPUT: f"throughput of {'each worker' if measured.is_of_each else 'all workers together'}",
-    }.get(measured.role, str(measured.role))
-    commas = ", with decimal commas" if decimal == "," else ""
-    return f"Read {path.name}: workers from `{workers.name}`, {what} from `{measured.name}`{commas}."
+        Role.TIME: f"time in {main.parser.unit}{weak}",
+        Role.THROUGHPUT: f"throughput of {'each worker' if exponent else 'all workers together'}",
+    }.get(main.column.role, str(main.column.role))
+    workers = "side by side" if sheet.is_wide else f"from `{columns.workers.column.name}`"
+    names = f"`{main.column.name}`{units.and_more(len(main.columns) - 1)}"
+    checked = ", which agrees with " + " and ".join(f"`{name}`" for name in checks) if checks else ""
+    commas = ", with decimal commas" if main.parser.decimal == "," else ""
+    if main.parser.assumed:
+        commas = f", with decimal points ({main.parser.assumed} is below 1,000)"
+    return f"Read {path.name}: workers {workers}, {what} from {names}{commas}{checked}."
 
 
-def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role, str]) -> _Columns:
+# ---- columns
+
+
+def _columns_of(path: Path, sheet: Sheet, by: Sequence[str], asked: Asked) -> _Columns:
     """Return the columns that count.
 
     Raises:
         RayparError: a column is missing, or several could be meant.
     """
-    names, mistakes = [name.lower() for name in head.cells], list[Mistake]()
-    roles = [column for i, name in enumerate(head.cells) if (column := role_of(i, name)) is not None]
+    head, mistakes = sheet.head, list[Mistake]()
+    names = [name.lower() for name in head.cells]
+    roles = [c for i, name in enumerate(head.cells) if (c := role_of(i, name)) and name not in asked.ignored]
     chosen: dict[Role, TableColumn] = {}
-    for role, name in given.items():
+    for role, name in asked.columns.items():
         same = [i for i, other in enumerate(names) if other == name.lower()]
         if len(same) == 1:
             by_name = next((c for c in roles if c.index == same[0] and c.role is role), None)
@@ -316,11 +372,10 @@ def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role,
         raise _error(path, mistakes)
     free = [c for c in roles if c.index not in {other.index for other in chosen.values()}]
 
-    def of(*allowed: Role) -> list[TableColumn]:
-        return [chosen[role] for role in allowed if role in chosen] or [c for c in free if c.role in allowed]
-
-    counted = of(Role.WORKERS)
-    candidates = of(Role.TIME, Role.THROUGHPUT) or of(Role.SPEEDUP) or of(Role.EFFICIENCY)
+    given = chosen.get(Role.WORKERS)
+    counted = [given] if given else _counting(sheet, [c for c in free if c.role is Role.WORKERS])
+    measurable = [chosen[role] for role in MEASURED if role in chosen] or [c for c in free if c.role in MEASURED]
+    candidates, families = _measured(measurable)
     for what, matches, flags in (
         ("how many workers", counted, "--workers-column COLUMN"),
         ("how long they took", candidates, "--time-column COLUMN or --throughput-column COLUMN"),
@@ -328,8 +383,10 @@ def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role,
         if len(matches) != 1:
             shown = ",".join(c.name for c in matches) or ",".join(head.cells)
             problem = f"{len(matches)} columns give {what}" if matches else f"no column gives {what}"
-            mistakes.append(Mistake(f"line {head.number}, head", shown, problem, f"name it: {flags}"))
-    taken = {c.index for c in (*counted[:1], *candidates[:1])}
+            has_names = any(char.isalpha() for char in shown)
+            hint = f"name it: {flags}" if has_names else "write names above the columns, such as workers,time"
+            mistakes.append(Mistake(f"line {head.number}, head", shown, problem, hint))
+    taken = {c.index for c in counted[:1]} | {c.index for family in families for c in family}
     others = [name for i, name in enumerate(names) if i not in taken]
     for name in by:
         if name.lower() not in others:
@@ -338,168 +395,94 @@ def _columns_of(path: Path, head: _Line, by: Sequence[str], given: Mapping[Role,
             mistakes.append(Mistake("--by", name, problem, hint))
     if mistakes:
         raise _error(path, mistakes)
-    return _Columns(counted[0], candidates[0], [names.index(name.lower()) for name in by])
+    all_cells = [[line.cells[c.index] for line in sheet.lines for c in family] for family in families]
+    decimal = asked.decimal or decimal_of(path, [cell for cells in all_cells for cell in cells], sheet.delimiter)
+    workers = CellParser(counted[0], [line.cells[counted[0].index] for line in sheet.lines], decimal)
+    measured = [
+        _Family(family, CellParser(family[0], cells, decimal))
+        for family, cells in zip(families, all_cells, strict=True)
+    ]
+    return _Columns(workers, measured, [names.index(name.lower()) for name in by])
+
+
+def _measured(columns: Sequence[TableColumn]) -> tuple[Sequence[TableColumn], list[tuple[TableColumn, ...]]]:
+    """Return the columns of which one has to be chosen, and all families, the one that counts first.
+
+    A role is of use if one family has it, or two rates, one of each worker and one of all.
+    """
+    by_role = {role: _families([c for c in columns if c.role is role]) for role in MEASURED}
+    first = next((families for families in by_role.values() if families), [])
+    useful = [each for each in by_role.values() if len({bool(f[0].is_of_each) for f in each}) == len(each)]
+    candidates = [family[0] for family in first]
+    return candidates[:1] if first in useful else candidates, [family for each in useful for family in each]
+
+
+def _families(columns: Sequence[TableColumn]) -> list[tuple[TableColumn, ...]]:
+    """Return the columns of one role, with repeats together; minima and percentiles only if there is nothing else."""
+    # Beside a maximum, "time_min" is a minimum, not in minutes.
+    if any({"max", "maximum"} & set(words) and "min" not in words for words in (words_of(c.name) for c in columns)):
+        columns = [
+            replace(c, unit="", unit_s=1.0) if c.unit == "min" and not _MINUTES.search(c.name) else c for c in columns
+        ]
+    extremes = [c for c in columns if EXTREMES & (set(words_of(c.name)) - {c.unit})]
+    families: dict[str, list[TableColumn]] = {}
+    for column in [c for c in columns if c not in extremes] or columns:
+        families.setdefault(_without_repeat(column.name), []).append(column)
+    divided = list[tuple[TableColumn, ...]]()
+    for family in families.values():
+        numbers = [int("".join(re.findall(r"\d+", c.name)) or 0) for c in family]
+        are_repeats = numbers in ([0] * len(family), list(range(len(family))), list(range(1, len(family) + 1)))
+        divided += [tuple(family)] if are_repeats else [(c,) for c in family]
+    return divided
+
+
+def _without_repeat(name: str) -> str:
+    """Return a column's name without the number of a repeat, which is behind the quantity: ``time_1 (s)``."""
+    match = re.fullmatch(r"(.*?)[ _-]*(?:run|rep|repeat|trial|seed)?[ _#-]*\d+(\W.*)?", name.lower())
+    return f"{match[1]}{match[2] or ''}" if match and role_of(0, match[1]) else name.lower()
+
+
+def _counting(sheet: Sheet, columns: Sequence[TableColumn]) -> Sequence[TableColumn]:
+    """Return the columns that may give the number of workers: one, if the others are constant or proportional to it."""
+    if len(columns) < 2:
+        return columns
+    counts = {c.index: [line.cells[c.index] for line in sheet.lines] for c in columns}
+    varying = [c for c in columns if len(set(counts[c.index])) > 1]
+    if not varying or not all(cell.isdigit() and int(cell) for c in varying for cell in counts[c.index]):
+        return varying or columns
+    most = max(varying, key=lambda c: int(counts[c.index][0]))
+    shares = [{int(a) / int(b) for a, b in zip(counts[most.index], counts[c.index], strict=True)} for c in varying]
+    return [most] if all(len(share) == 1 for share in shares) else varying
+
+
+def _mixed_nodes(sheet: Sheet, workers: TableColumn) -> Iterator[Mistake]:
+    """Yield columns of workers per node that vary, if nodes are counted."""
+    counted = set(words_of(workers.name))
+    for i, name in enumerate(sheet.head.cells):
+        per = [b for a, b in pairwise(words_of(name)) if a == "per" and is_noun(b)]
+        is_each = any(b in counted or f"{b}s" in counted for b in per) and role_of(i, name) is None
+        values = list(dict.fromkeys(line.cells[i] for line in sheet.lines))
+        if is_each and len(values) > 1:
+            problem = f"varies, so `{workers.name}` does not count the workers"
+            hint = f"add a column with {workers.name} × {name}, and name it with --workers-column"
+            yield Mistake(f"line {sheet.head.number}, {name}", _clipped(", ".join(values)), problem, hint)
 
 
 def _mixed_columns(
-    head: Sequence[str], lines: Sequence[tuple[_Line, str, int]], ignored: Collection[int]
+    head: Sequence[str], lines: Sequence[TableRun], how: str, ignored: Collection[int]
 ) -> Iterator[Mistake]:
     """Yield columns with several values at one worker count of a group, whose lines are thus not repeats of one run."""
     for column in sorted(set(range(len(head))) - set(ignored)):
-        first: dict[tuple[str, int], _Line] = {}
-        for line, label, num_workers in lines:
+        first: dict[tuple[str, int], Line] = {}
+        for line, label, num_workers, _ in lines:
             before, cell = first.setdefault((label, num_workers), line), line.cells[column]
             if before.cells[column] != cell:
                 workers = units.counted(num_workers, "worker")
                 other = _clipped(before.cells[column])
                 problem = f"differs from {other!r} in line {before.number}, which has {workers} too"
-                hint = f"fit each value on its own with --by {head[column]}, or delete the column"
+                hint = f"fit each value on its own with --by {head[column]}, or {how.format(head[column])}"
                 yield Mistake(f"line {line.number}, {head[column]}", _clipped(cell), problem, hint)
                 break
-
-
-def _rows(path: Path) -> tuple[list[_Line], str]:
-    """Return the lines that are not empty, all with the same number of cells, and the delimiter.
-
-    Raises:
-        RayparError: the file can't be read or is empty.
-    """
-    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
-
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
-            limits = f"{MAX_LINES:,} lines or {MAX_BYTES // 10**6} MB"
-            raise RayparError(f"{path}: the table is longer than {limits}", hint=TOO_LARGE)
-        text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise RayparError(f"{path}: there is no such file", hint="name a CSV file") from None
-    except OSError as error:
-        raise RayparError(f"{path}: can't be read: {error.strerror}", hint="name a CSV file") from None
-    except UnicodeDecodeError as error:
-        message = f"{path}: must be text in UTF-8, see byte {error.start}"
-        raise RayparError(message, hint="save the table as CSV in UTF-8") from None
-    numbered = [(i, line.rstrip("\r")) for i, line in enumerate(text.split("\n"), 1)]
-    numbered = [(i, line) for i, line in numbered if line.strip() and not line.startswith("#")]
-    lines = [line for _, line in numbered]
-    if not lines:
-        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
-    delimiter = max(DELIMITERS, key=lines[0].count)
-    if delimiter not in lines[0]:
-        delimiter = " "
-    width = max(line.count(delimiter) for line in lines) + 1
-    try:
-        frame = pd.read_csv(
-            io.StringIO("\n".join(lines)),
-            sep=r"\s+" if delimiter == " " else delimiter,
-            header=None,
-            names=range(width),
-            index_col=False,
-            dtype=str,
-            keep_default_na=False,
-            skip_blank_lines=False,
-            skipinitialspace=True,
-        )
-    except (ValueError, pd.errors.ParserError) as error:
-        raise RayparError(f"{path}: is not a CSV file: {error}", hint=EXAMPLE) from None
-    if len(frame) != len(numbered):
-        raise RayparError(f"{path}: a quoted cell spans several lines", hint="write each cell in one line")
-    cells = [[str(cell).strip() for cell in row] for row in frame.fillna("").to_numpy().tolist()]
-    rows = [_Line(i, row) for (i, _), row in zip(numbered, cells, strict=True) if any(row)]
-    if not rows:
-        raise RayparError(f"{path}: the table is empty", hint=EXAMPLE)
-    while not rows[0].cells[-1]:  # drop trailing header cells without a name
-        rows[0].cells.pop()
-    return rows, delimiter
-
-
-# ---- numbers
-
-_GAPS = re.compile(r"(?<=\d)[ '’\u00a0\u2009\u202f](?=\d{3})")  # thousands separators, with either decimal separator
-_PLAIN = re.compile(r"[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?")
-
-
-def _decimal_of(path: Path, cells: Sequence[str], delimiter: str) -> str:
-    """Return the decimal separator of some numbers, "." or ",".
-
-    Raises:
-        RayparError: the numbers have two readings, or some have a decimal point and others a decimal comma.
-    """
-    numbers = [text for cell in cells if _PLAIN.fullmatch(text := _GAPS.sub("", cell))]
-    by_mark: dict[str, list[str]] = {}
-    for text in numbers:
-        by_mark.setdefault(_shows(text), []).append(text)
-    groups = by_mark.get("?", [])
-    whole = [text for text in by_mark.get("", []) if "e" not in text.lower()]
-    shown = {mark: by_mark[mark][0] for mark in ".," if mark in by_mark}
-    if any(len(text) > 3 for text in whole):  # their thousands have no separator
-        shown |= {("." if "." in text else ","): text for text in groups}
-    if len(shown) > 1:
-        problem = f"{shown['.']} has a decimal point, {shown[',']} a decimal comma"
-        hint = "write all numbers alike, or say which: --decimal . or --decimal ,"
-        raise RayparError(f"{path}: {problem}", hint=hint)
-    # Three digits everywhere are decimals, unless the table looks as if it came from a decimal-comma locale.
-    if not shown and groups and (whole or delimiter == ";" or any("," in text for text in groups)):
-        text = groups[0]
-        mark = "." if "." in text else ","
-        readings = f"{text.replace(mark, '')}, with a mark between thousands, or {text.replace(mark, '.')}"
-        hint = f"say what separates decimals: --decimal {',' if mark == '.' else '.'} for the first, --decimal {mark}"
-        raise RayparError(f"{path}: {text} has two readings: {readings}", hint=hint)
-    return next(iter(shown), ".")
-
-
-def _shows(text: str) -> str:
-    """Return the decimal separator that a number shows: "." or ",", "?" if ambiguous, empty for a whole number."""
-    marks = re.sub(r"[^.,]", "", text)
-    if not marks:
-        return ""
-    if len(set(marks)) > 1:
-        return marks[-1]
-    if len(marks) > 1:
-        return "." if marks[0] == "," else ","
-    return "?" if re.fullmatch(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", text) else marks
-
-
-def _bare(column: TableColumn, cell: str) -> str:
-    """Return a cell without the optional unit of a speedup or an efficiency."""
-    return cell.rstrip("%×xX ") if column.role in (Role.SPEEDUP, Role.EFFICIENCY) else cell
-
-
-def _number(cell: str, decimal: str) -> float | None:
-    """Return the number in a cell; None for words, including infinity and NaN, and for Python's ``1_000`` notation."""
-    mark = "," if decimal == "." else "."
-    text = _GAPS.sub("", cell)
-    whole = rf"(\d*|\d{{1,3}}(\{mark}\d{{3}})+)"
-    if not re.fullmatch(rf"[+-]?{whole}(\{decimal}\d*)?([eE][+-]?\d+)?", text):
-        return None
-    try:
-        number = float(text.replace(mark, "").replace(decimal, "."))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _workers(cell: str, decimal: str) -> float:
-    number = _number(cell, decimal)
-    # Some tools write all numbers as floats: 4 workers as 4.0.
-    if number is not None and number.is_integer() and 1 <= number <= MAX_WORKERS:
-        return number
-    problem = f"must be a whole number from 1 to {MAX_WORKERS:,}" if cell else "is missing"
-    raise ValueError(problem, "write the worker count, such as 4")
-
-
-def _value(cell: str, decimal: str) -> float:
-    number = _number(cell, decimal)
-    if not cell:
-        raise ValueError("is missing", "leave out the line of a run that failed")
-    if number is None:
-        raise ValueError("must be a number", "write it without a unit and with a point, such as 12.5")
-    if number <= 0:
-        raise ValueError("must be greater than 0", "leave out the line of a run that failed")
-    if not MIN_VALUE <= number <= MAX_VALUE:
-        raise ValueError(f"must be from {MIN_VALUE:g} to {MAX_VALUE:g}", "write times in seconds")
-    return number
 
 
 def _clipped(cell: str) -> str:

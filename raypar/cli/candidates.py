@@ -364,7 +364,7 @@ def _of_group(
 
 
 def of_table(path: Path, asked: PredictRequest) -> CandidateView:
-    """Return the prediction from a CSV file of times or throughputs by worker count.
+    """Return the prediction from a table of times or throughputs by worker count.
 
     Raises:
         RayparError: the file can't be read, or has several groups.

@@ -402,7 +402,9 @@ def complete_workload(incomplete: str) -> list[str]:
 
 def is_table(source: str) -> bool:
     """Return whether an argument names a file of measurements, rather than a study."""
-    return source.lower().endswith(".csv") or Path(source).is_file()
+    from raypar.analysis.sheet import SUFFIXES
+
+    return source.lower().endswith(SUFFIXES) or Path(source).is_file()
 
 
 StudyName = Annotated[

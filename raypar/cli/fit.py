@@ -15,7 +15,7 @@ from raypar.errors import RayparError
 if TYPE_CHECKING:
     from raypar.analysis.table import Asked
 
-_of_file = partial(typer.Option, rich_help_panel="For a CSV file")
+_of_file = partial(typer.Option, rich_help_panel="For a table")
 # Why a study needs no such flag.
 FILE_ONLY = {
     "--scaling": "a study that fixes per_worker_batch_size scales weakly, any other strongly",
@@ -28,7 +28,7 @@ def fit(
         str,
         typer.Argument(
             metavar="STUDY|FILE",
-            help="Study, or CSV file with a column of worker counts and one of times or throughputs.",
+            help="Study, or table (CSV, .xlsx, Markdown) of worker counts and times or throughputs.",
             autocompletion=common.complete_study,
         ),
     ],
@@ -67,14 +67,15 @@ def fit(
     tracking_uri: common.TrackingUri = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Fit scaling laws to a study or a CSV file.
+    """Fit scaling laws to a study or a table.
 
     The laws are Amdahl's, Gustafson's and Gunther's. The answer also shows where to stop.
 
     Examples:  raypar model fit strong_scaling    raypar model fit times.csv --scaling weak
     """
+    from raypar.analysis.columns import Role
     from raypar.analysis.laws import Scaling
-    from raypar.analysis.table import Asked, Role
+    from raypar.analysis.table import Asked
 
     if common.is_table(source):
         columns = {Role.WORKERS: workers_column, Role.TIME: time_column, Role.THROUGHPUT: throughput_column}
@@ -103,7 +104,7 @@ def fit(
 
 
 def _fit_file(source: str, by: Sequence[str], asked: Asked, baseline: int | None, *, as_json: bool) -> None:
-    """Print the scaling laws of a CSV file."""
+    """Print the scaling laws of a table."""
     from raypar.analysis.table import read_table
     from raypar.reporting.fit import FitView, print_fit
 

@@ -63,7 +63,7 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="STUDY|FILE.csv…",
-            help="Studies, or CSV files with a column of worker counts and one of times or throughputs.",
+            help="Studies, or tables (CSV, .xlsx, Markdown) of worker counts and times or throughputs.",
             autocompletion=common.complete_study,
         ),
     ] = None,
@@ -103,7 +103,7 @@ def predict(
     if (workload is None) != (samples_per_s is None):
         raise RayparError("--workload and --samples-per-s belong together", hint="give both, or a study")
     if not sources and workload is None:
-        hint = "name a study, a CSV file, or --workload resnet --samples-per-s 360"
+        hint = "name a study, a table, or --workload resnet --samples-per-s 360"
         raise RayparError("nothing to predict from", hint=hint)
     asked = _counts(workers)
     worker_counts(asked)  # before anything slow: a mistake is reported at once

@@ -244,6 +244,9 @@ def resume(
 
         store = common.store_of(flags.tracking_uri)
         stored = store.resume_info(name)
+        if not stored and store.results(name):
+            hint = f"write a study file, or `raypar store delete {name}` and import all runs again"
+            raise RayparError(f"study `{name}` was imported: raypar has no code to run", hint=hint)
         if not stored:
             raise unknown_study(name, store)
         last = ResumeFlags.from_stored(name, stored)

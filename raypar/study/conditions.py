@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from raypar.study.space import LARGEST_FLOAT
 
+IMPORTED = "import"  # in place of a source of steps
 Stored: TypeAlias = Mapping[str, Any]  # parsed JSON; other programs may have written anything
 
 
@@ -68,7 +69,7 @@ class RankConditions(CpuConditions, GpuConditions):
         peak_rss_bytes: peak memory taken from the machine.
         peak_reserved_bytes: peak memory taken from its GPU.
         steps_from, laps_cover: source and extent of the times of training code that raypar didn't write, see
-            `raypar.measure.laps`; None for raypar's own loop.
+            `raypar.measure.laps`; `IMPORTED` and what was imported for runs of others; None for raypar's own loop.
         batch_norm_parts: number of parts of a batch that batch norm normalises separately.
         without_gradient: parameters that get no gradient in some step.
         finds_unused: DDP searches for these in each step.
@@ -141,6 +142,11 @@ class Conditions:
     def is_foreign(self) -> bool:
         """True if raypar can't instrument the training code: a train loop or a command."""
         return bool(self.of_ranks("steps_from"))
+
+    @property
+    def is_imported(self) -> bool:
+        """True if raypar did not run the trial (`raypar store import`)."""
+        return IMPORTED in self.of_ranks("steps_from")
 
     @property
     def is_untrained(self) -> bool:

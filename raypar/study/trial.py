@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Required, TypeAlias, TypedDict
 
-from raypar.study.conditions import Conditions, Stored
+from raypar.study.conditions import IMPORTED, Conditions, Stored
 from raypar.study.observation import BY_BACKWARD, BY_OPTIMIZER, Observation
 from raypar.study.profile import Profile
 from raypar.study.space import Value
@@ -420,7 +420,7 @@ def timed_work(result: TrialResult) -> str | None:
         return ""
     # Only a command's first machine has any.
     sources = set(conditions.of_ranks("steps_from")) - {""}
-    works = set(conditions.of_ranks("laps_cover")) - {""} if sources == {"reports"} else sources
+    works = set(conditions.of_ranks("laps_cover")) - {""} if sources in ({"reports"}, {IMPORTED}) else sources
     return str(works.pop()) if len(works) == 1 and result.train_time_s is not None else None
 
 

@@ -41,6 +41,18 @@ class StoredRun(NamedTuple):
     tags: Mapping[str, str]
 
 
+class OtherRun(NamedTuple):
+    """Run that raypar may not have made; its times are Unix time, and its metrics the last values."""
+
+    run_id: str
+    name: str
+    status: str
+    started_at: float
+    ended_at: float | None
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+
 class Unfamiliar(Exception):
     """The database can't be read by SQL: other schema, locked, damaged, or with workspaces."""
 
@@ -146,6 +158,20 @@ class MlflowRuns:
         )
         infos = ((run.info, run.data.tags) for run in pages)
         return (StoredRun(i.run_id, i.artifact_uri, i.start_time or 0, i.status, tags) for i, tags in infos)
+
+    def experiment_names(self) -> list[str]:
+        """Return the names of all experiments, also of those without a study."""
+        return [str(e.name) for e in self._pages(self.client.search_experiments, max_results=1000)]
+
+    def runs_of_others(self, experiment_id: str) -> Iterator[OtherRun]:
+        """Yield the runs of an experiment, which need not be raypar's, the oldest first, without deleted ones."""
+        order = ["attributes.start_time ASC"]
+        search = self.client.search_runs
+        for run in self._pages(search, experiment_ids=[experiment_id], max_results=_PAGE_SIZE, order_by=order):
+            info, data = run.info, run.data
+            start_s, end_s = (info.start_time or 0) / 1000, info.end_time and info.end_time / 1000
+            name = info.run_name or info.run_id
+            yield OtherRun(info.run_id, name, info.status, start_s, end_s, dict(data.params), dict(data.metrics))
 
     def _pages(self, search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
         """Yield the results of an MLflow search, fetching each page only when it is needed."""

@@ -374,7 +374,7 @@ def tables():
         "mistakes": refused("workers,time_s\n1,10\n# a remark\ntwo,5.5s\n2.5,0\n\n-4,nan\n8\n0,1e99\n1,1_000\n"),
         "many mistakes": refused("workers,time\n" + "1,x\n" * 25),
         "no column": refused("n,elapsed\n1,2\n"),
-        "two columns": refused("workers,time,throughput\n1,2,3\n"),
+        "two columns": refused("workers,time,duration\n1,2,3\n"),
         "empty": refused(""),
         "a remark alone": refused("\n# nothing\n"),
         "no runs": refused("workers,time\n"),

@@ -130,6 +130,13 @@ CASES = {
     ],
     "short_times": [(sound(time_s=0.5), "2 of 2 points took less than 1 s (num_workers=2: 0.25 s): *")],
     "not_separated": [(TIED, "1 of 1 speedup inconclusive: num_workers=2.")],
+    "imported": [
+        (
+            sound(environment={"steps_from": ["import"], "laps_cover": ["`time`"]}),
+            "12 of 12 trials were imported, not run by raypar, with times of `time`: isolation *",
+        ),
+        (sound(environment={"steps_from": ["reports"], "laps_cover": ["epochs 1 to 4"]}), None),
+    ],
     "batch_norm_in_parts": [
         (
             on({"batch_norm_parts": [1]}, {"batch_norm_parts": [2, 2]}),
@@ -183,6 +190,7 @@ CASES = {
     ],
     "unproven_work": [
         (sound(environment={"steps_from": [""]}), "Equal work of the points is not proven: *"),
+        (sound(environment={"steps_from": ["import"]}), "Equal work *: the runs were imported. Their last *"),
         (sound(environment={"steps_from": "?"}), None),
         (sound(), None),
     ],

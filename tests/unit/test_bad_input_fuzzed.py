@@ -25,6 +25,7 @@ ARGUMENTS = {
     "model work": "gone",
     "store compare": "s t",
     "store export": "s t.csv",
+    "store import": "gone.csv",
     "model generate": "s --prompt x",
     "model predict": "s --workers 4",
     "model network": "--for gone",
