@@ -91,6 +91,7 @@ def protected(cli, tmp_path_factory):
 
 @pytest.mark.mlflow
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_a_study_is_stored_on_a_server_with_a_password(cli, protected):
     commands, url = protected
     cli.write("s.py", STUDY)
@@ -109,6 +110,7 @@ def test_a_study_is_stored_on_a_server_with_a_password(cli, protected):
 
 
 @pytest.mark.mlflow
+@pytest.mark.timeout(900)
 def test_a_user_without_the_permission_keeps_the_results_until_it_is_granted(cli, protected):
     from mlflow import MlflowClient
     from mlflow.server import get_app_client
@@ -158,7 +160,9 @@ def test_workers_run_on_any_core_once_pinning_is_off(cli):
         'workload = Workload.from_command("python show.py", fresh_process=True)\n'
         'study = Study(workload=workload, num_repeats=1, metric="num_cores", mode="max")\n',
     )
-    commands = [line.replace("FILE", "study.py") for line in raypars(section("studies.md", "How to stop pinning"))]
+    commands = [
+        line.replace("FILE", "study.py") for line in raypars(section("studies.md", "CPU affinity: how to stop pinning"))
+    ]
     all_done(cli, "\n".join(commands))
     cli.done("store", "export", "study", "study.csv")
     import pandas as pd
@@ -192,15 +196,17 @@ def test_the_counterpart_of_another_tool_runs_as_printed(cli, tool):
 def test_the_counterpart_of_asv_finds_the_slower_commit(cli):
     write_files(cli, section("other_tools.md", "asv"))
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    for number, steps in enumerate((100, 400)):
-        cli.write("train.py", f"sum(i * i for i in range({steps}_000))\n")
-        start = [["init", "-qb", "main", "."], ["add", "."]] if not number else []
-        for words in (
-            *start,
-            ["commit", "-qam", str(number)],
-            *([["checkout", "-qb", "change"]] if not number else []),
-        ):
-            subprocess.run([*git, *words], cwd=cli.folder, check=True)
+
+    def run_git(*words):
+        subprocess.run([*git, *words], cwd=cli.folder, check=True)
+
+    run_git("init", "-qb", "main", ".")
+    for number, branch in ((100, "change"), (400, "")):
+        cli.write("train.py", f"sum(i * i for i in range({number}_000))\n")
+        run_git("add", "speed.py", "train.py")
+        run_git("commit", "-qm", str(number))
+        if branch:
+            run_git("checkout", "-qb", branch)
     (command,) = raypars(section("other_tools.md", "asv"))
     code, printed = run_shell(cli, f"{command} --no-ray --budget 60s")
     assert code == 1 and "slower" in printed, printed
