@@ -30,6 +30,7 @@ from raypar.plugins import registered
 from raypar.provenance import are_comparable, changed_files, files_text
 from raypar.study.conditions import RankConditions
 from raypar.study.observation import BY_BACKWARD, BY_OPTIMIZER
+from raypar.study.options import UNPINNED
 from raypar.study.script_settings import is_counterfactual
 from raypar.study.trial import REVISION, FailureKind, TrialResult, TrialState, point_label, timed_work
 
@@ -309,7 +310,8 @@ def retried(evidence: Evidence) -> Iterator[Finding]:
     "others move workers between cores, and onto each other's."
 )
 def shared_cores(evidence: Evidence) -> Iterator[Finding]:
-    unpinned = [r for r in evidence.finished if () in r.conditions.of_ranks("cores")]
+    bound = [r for r in evidence.finished if r.spec.config.get("cpu_affinity") != UNPINNED]
+    unpinned = [r for r in bound if () in r.conditions.of_ranks("cores")]
     if unpinned:
         yield Finding(f"{_share(unpinned, evidence.finished)} had no cores of their own")
 

@@ -84,7 +84,8 @@ test -x ~/venv/bin/python || python{python} -m venv ~/venv
 ~/venv/bin/pip install -q -e ~/raypar'[train,client]' {others}
 {mode}~/venv/bin/ray start --address={address} --num-cpus="$(nproc)" --labels host="$(hostname)" --disable-usage-stats
 """
-COPY_TOKEN = "(umask 077 && ssh {source} cat {path} >~/.ray/auth_token)\n"
+# -n: the script may come from standard input, by `ssh NEW bash -s`.
+COPY_TOKEN = "(umask 077 && ssh -n {source} cat {path} >~/.ray/auth_token)\n"
 OF_TORCH = ("torch", "torchvision")  # from the same index, so that their versions match
 
 

@@ -299,7 +299,8 @@ def _find(path: Path, module: types.ModuleType) -> Study:
         raise RayparError(f"{path}: holds several studies: {', '.join(named)}", hint="name the one to run `study`")
     other = vars(module).get("study")
     what = f"`study` is a {type(other).__name__}, not a Study" if other is not None else "defines no Study"
-    raise RayparError(f"{path}: {what}", hint="write study = Study(workload=..., space={...}), with raypar's Study")
+    hint = "write study = Study(workload=..., space={...}), with raypar's Study"
+    raise RayparError(f"{path}: {what}", hint=f"{hint}; for a script, `raypar init {path.name}` writes it")
 
 
 def _local_modules(folder: Path, module_name: str) -> Iterator[str]:

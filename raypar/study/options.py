@@ -36,7 +36,8 @@ PRECISIONS = ("fp32", "fp64", "tf32", "bf16", "fp16")
 LR_SCALINGS = ("none", "linear", "sqrt")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MAX_CORES = 1_000_000
-AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread" or "compact"'
+UNPINNED = "off"  # value of cpu_affinity
+AFFINITIES = 'a count (2), a list of cores ("0-3" or (0, 1)), "spread", "compact" or "off"'
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def listed_cores(affinity: Value) -> tuple[int, ...] | None:
         if not all(isinstance(core, int) and not isinstance(core, bool) and core >= 0 for core in affinity):
             raise ValueError("a list of cores holds whole numbers from 0")
         cores = affinity
-    elif isinstance(affinity, str) and affinity not in ("spread", "compact"):
+    elif isinstance(affinity, str) and affinity not in ("spread", "compact", UNPINNED):
         cores = tuple(core for part in affinity.split(",") for core in _core_range(part.strip()))
     else:
         return None
@@ -179,7 +180,8 @@ GENERAL: Mapping[str, Option] = {
     "cpu_affinity": Option(
         None,
         object,
-        'cores to pin workers to: a count per worker, a list to divide ("0-3" or (0, 1)), "spread" or "compact"',
+        'cores to pin workers to: a count per worker, a list to divide ("0-3" or (0, 1)), "spread" or "compact"; '
+        '"off": workers reserve as many cores, and run on any',
         _affinity_problem,
         optional=True,
     ),

@@ -473,7 +473,7 @@ def _point_mistakes(study: Study) -> list[Mistake]:
         values = examples(affinity) if isinstance(affinity, DOMAINS) else (affinity,)
         if counts := [value for value in values if affinity_width(value, 1) is not None]:
             wrong = f"is given in addition to cpu_affinity={counts[0]!r}, which sets the number of cores too"
-            hint = 'leave cpus_per_worker out, or set cpu_affinity="spread" or "compact"'
+            hint = 'leave cpus_per_worker out, or set cpu_affinity="spread", "compact" or "off"'
             return [Mistake("cpus_per_worker", chosen["cpus_per_worker"], wrong, hint=hint)]
     mistakes: dict[str, Mistake] = {}
     drawn = {key: examples(domain)[0] for key, domain in study.space.items() if not isinstance(domain, Grid)}

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from raypar.errors import Mistake, RayparError, suggest
 from raypar.study.metric import UNITS, Metric
 from raypar.study.options import (
+    UNPINNED,
     absent_cores,
     conflicts,
     cores_text,
@@ -102,7 +103,7 @@ def validate(
 def _unavailable(config: Config, workload: AnyWorkload, cluster: Machines) -> Iterator[Mistake]:
     """Yield the mistakes of values that need something the cluster's machines lack."""
     affinity, device = config["cpu_affinity"], config["device"]
-    if cluster.cores == () and isinstance(affinity, (str, tuple)):
+    if cluster.cores == () and isinstance(affinity, (str, tuple)) and affinity != UNPINNED:
         hint = "leave it out, or give the number of cores of each worker: cpu_affinity=2"
         yield Mistake("cpu_affinity", affinity, "this system can't bind processes to cores", hint=hint)
     elif cluster.cores is not None:

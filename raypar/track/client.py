@@ -46,7 +46,9 @@ _OUTAGES = frozenset(
         *("REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"),
     }
 )
-_UNAUTHORIZED = "failed with error code 401"  # part of MLflow's message; its error_code doesn't show it
+# Parts of MLflow's messages; their error_code doesn't show it.
+_UNAUTHORIZED = "failed with error code 401"
+_FORBIDDEN = "failed with error code 403"
 
 # Alembic's schema by version of MLflow. Experiments, runs and their tags are stored alike in all of these.
 SCHEMAS: Mapping[str, str] = {"3.17": "dc11669786a5", "3.18": "f4a9b2c7d1e6"}
@@ -262,7 +264,7 @@ def local_folder(artifact_uri: str) -> Path | None:
 
 
 def unreachable(tracking_uri: str, reason: object) -> StoreError:
-    """Return the error to show when a store doesn't answer or refuses the user."""
+    """Return the error to show when a store doesn't answer, or refuses the user or what the user asks for."""
     where = masked(tracking_uri)
     if _UNAUTHORIZED in str(reason):
         from mlflow.utils.credentials import read_mlflow_creds
@@ -274,6 +276,12 @@ def unreachable(tracking_uri: str, reason: object) -> StoreError:
             "that file from the cluster's head)"
         )
         return StoreError(f"The tracking store {where} {problem}", hint=hint)
+    if _FORBIDDEN in str(reason):
+        hint = (
+            "ask the server's administrator for the permission EDIT on the study's experiment (MANAGE to rename or "
+            "delete it), or name the study otherwise: Study(name=…)"
+        )
+        return StoreError(f"The tracking store {where} does not permit this user to change the study", hint=hint)
     first = "start the server (`mlflow server`)" if urlsplit(tracking_uri).scheme in SERVERS else "check the address"
     hint = f"{first}, or omit --tracking-uri to use the file mlflow.db here"
     return StoreError(f"The tracking store {where} can't be used: {masked(str(reason))}", hint=hint)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from raypar.errors import RayparError, StoreError
-from raypar.masking import masked
 from raypar.study.trial import TrialSpec, result_from_json
 from raypar.track import journal
 from raypar.track.check import check_address
@@ -344,7 +343,8 @@ def sync(project_dir: Path, tracking_uri: str | None = None, *, lock_timeout_s: 
                 if done.outage:
                     outages[uri] = done.outage
             total.num_left += journal.num_pending(path, uri)
-    total.problems += [f"{masked(uri)} can't be reached: {reason}" for uri, reason in outages.items()]
+    for error in (unreachable(uri, reason) for uri, reason in outages.items()):
+        total.problems.append(f"{error.message}; {error.hint}")
     return total
 
 

@@ -14,6 +14,8 @@ import psutil
 from raypar.gpus import local_cores, visible_gpus
 from raypar.measure.cpu import TOPOLOGY
 from raypar.observe.quota import cpu_quota, whole_cores
+from raypar.study.options import UNPINNED
+from raypar.study.space import Value
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
@@ -97,6 +99,20 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
         return ()
     os.sched_setaffinity(0, cores)
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def bind_rank(cores: Iterable[int], affinity: Value) -> tuple[int, ...]:
+    """Bind the calling thread to the cores of its rank, as `pin`; with ``cpu_affinity="off"``, to all allowed ones.
+
+    The process that it was forked from may have been bound to other cores than the rank's.
+
+    Returns:
+        The cores that it is pinned to; empty: not pinned.
+    """
+    if affinity == UNPINNED:
+        pin(allowed_cores())
+        return ()
+    return pin(cores) if cores else ()
 
 
 MAX_SWEEPS = 5  # a thread that starts during a sweep may have the old cores

@@ -35,7 +35,7 @@ from raypar.study.command import Command, PlaceValues, number_in
 from raypar.study.conditions import RankConditions
 from raypar.study.script_settings import script_settings
 from raypar.study.trial import SINCE_LAUNCH
-from raypar.train.affinity import pin
+from raypar.train.affinity import bind_rank
 from raypar.train.job import PROFILE_FOLDER, REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
 from raypar.train.script_launch import ForkedScript, launch_of
 from raypar.train.script_times import check_applied, with_times
@@ -135,7 +135,7 @@ def run_command(
 
     from raypar.measure.telemetry import Telemetry
 
-    cores = pin(context.node_cores or context.cores) if context.node_cores or context.cores else ()
+    cores = bind_rank(context.node_cores or context.cores, job.spec.config["cpu_affinity"])
     num_nodes = context.world_size // context.local_world_size
     study_folder = _folder(job)
     with contextlib.ExitStack() as stack:

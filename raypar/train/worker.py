@@ -36,7 +36,7 @@ from raypar.search_path import put_first
 from raypar.study.trial import FailureKind
 from raypar.study.workload import AnyWorkload, CommandWorkload, TrainLoopWorkload, Workload
 from raypar.trace import mark
-from raypar.train.affinity import pin
+from raypar.train.affinity import bind_rank
 from raypar.train.job import CHECKPOINT_FOLDER, CheckJob, RankContext, RankOutcome, TrialJob
 from raypar.train.position import Position, PositionWatch, calls
 from raypar.train.transport import transport_of
@@ -185,7 +185,7 @@ def _loader_error(error: BaseException) -> BaseException | None:
 def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
     """Set the process up for the trial, and train."""
     config: Mapping[str, Any] = job.spec.config
-    cores = pin(context.cores) if context.cores else ()  # still single-threaded: every later thread inherits it
+    cores = bind_rank(context.cores, config["cpu_affinity"])  # still single-threaded: every later thread inherits it
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})

@@ -77,6 +77,12 @@ def changed(index, **changes):
     return results
 
 
+def unpinned_by_request():
+    return [
+        replace(r, spec=replace(r.spec, config={**r.spec.config, "cpu_affinity": "off"})) for r in on({"cores": [[]]})
+    ]
+
+
 def nodes(*names, model="EPYC 1", cores=8):
     return {"node": names, "cpu_model": [model] * len(names), "num_node_cores": [cores] * len(names)}
 
@@ -238,6 +244,7 @@ CASES = {
         (on({"cores": [[]]}), "12 of 12 trials had no cores of their own."),
         (on({"cores": [[0], []]}), "12 of 12 trials had no cores of their own."),
         (on({"cores": None}), None),
+        (unpinned_by_request(), None),
     ],
     "too_many_threads": [
         (on({"num_threads": [1, 4], "cores": [[0], [1, 2]]}), "A worker had 4 torch threads on 2 cores*"),

@@ -109,6 +109,7 @@ def test_a_workload_brings_options_with_their_type_or_check_and_other_defaults()
         ({"cpu_affinity": "4,6", "num_workers": 2}, {"cpus_per_worker": 1}),
         ({"cpu_affinity": "spread", "cpus_per_worker": 3}, {"cpus_per_worker": 3}),
         ({"cpu_affinity": "spread"}, {"cpus_per_worker": 6}),
+        ({"cpu_affinity": "off", "cpus_per_worker": 3}, {"cpus_per_worker": 3}),
     ],
 )
 def test_a_config_is_completed_from_the_chosen_values(chosen, expected):

@@ -321,7 +321,7 @@ def test_add_node_copies_the_token_if_the_cluster_requires_one(takes_everybody, 
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     start = "~/venv/bin/ray start --address=10.0.0.1:6379 "
     assert start in done.stdout and ("RAY_AUTH_MODE=token " + start in done.stdout) is not takes_everybody
-    copies = f"(umask 077 && ssh {getpass.getuser()}@10.0.0.2 cat {Path.home()}/.ray/auth_token >~/.ray/auth_token)"
+    copies = f"(umask 077 && ssh -n {getpass.getuser()}@10.0.0.2 cat {Path.home()}/.ray/auth_token >~/.ray/auth_token)"
     assert (copies in done.stdout.splitlines()) is not takes_everybody
     assert f":{REPOSITORY}/ ~/raypar" in lines["rsync"] and f"ray=={ray.__version__}" in done.stdout
 

@@ -138,7 +138,7 @@ class Leases(RuleBasedStateMachine):
     @rule(
         hosts=st.lists(st.sampled_from("ab"), min_size=1, max_size=6),
         num_cores=st.integers(1, 3),
-        affinity=st.sampled_from([None, 2, "spread", "compact"]),
+        affinity=st.sampled_from([None, 2, "spread", "compact", "off"]),
     )
     def lease(self, hosts, num_cores, affinity):
         by_rank = dict(enumerate(hosts))
@@ -336,7 +336,7 @@ def test_missing_cores_are_refused_with_the_existing_ones():
     both = {0: "a", 1: "b"}
     assert leases.refusal(both, "0-3") == "there is no core 3: the machine's are 0-2,8"
     assert leases.refusal(both, (5, 9, 6)) == "there is no core 5-6,9: the machine's are 0-3"
-    for fine in (None, 64, "spread", "compact", "0-2"):
+    for fine in (None, 64, "spread", "compact", "off", "0-2"):
         assert leases.refusal(both, fine) is None
 
 

@@ -43,6 +43,12 @@ def test_a_refused_user_gets_a_hint(given, problem, tmp_path, monkeypatch):
     assert "MLFLOW_TRACKING_USERNAME" in str(error) and "~/.mlflow/credentials" in str(error)
 
 
+def test_a_user_without_the_permission_gets_a_hint():
+    error = unreachable("http://head:5000", ANSWER.replace("401", "403"))
+    assert str(error).startswith("The tracking store http://head:5000 does not permit this user to change the study")
+    assert "permission EDIT" in str(error) and "start the server" not in str(error)
+
+
 def test_a_server_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_UVICORN_OPTS", "--timeout-keep-alive 30")

@@ -160,7 +160,7 @@ def test_records_left_after_close_are_readable_and_uploaded_by_sync(project):
     rec.record(replace(MEDIUM, state=TrialState.FAILED))
     assert rec.close("finished") == 4
     outage = sync(project)
-    assert outage.num_left == 4 and "can't be reached" in outage.problems[0]
+    assert outage.num_left == 4 and "can't be used" in outage.problems[0]
     unblock(project)
 
     def state():

@@ -26,6 +26,22 @@ def test_a_pinned_process_stays_on_its_core_and_knows_the_allowed_ones():
     assert before == allowed == list(allowed_cores()) and pinned == actual == before[-1:]
 
 
+UNBOUND = """
+import json, os
+from raypar.train.affinity import allowed_cores, bind_rank, pin
+first = allowed_cores()[:1]
+pin(first)
+off, actual = bind_rank(first, "off"), sorted(os.sched_getaffinity(0))
+print(json.dumps([off, actual, bind_rank(first, None), bind_rank((), None)]))
+"""
+
+
+@pytest.mark.skipif(not CAN_PIN, reason="this system can't bind processes to cores")
+def test_an_unpinned_rank_runs_on_all_cores_although_its_parent_was_bound_to_one():
+    own, actual, pinned, none = json.loads(subprocess.check_output([sys.executable, "-c", UNBOUND]))
+    assert own == none == [] and actual == list(allowed_cores()) and pinned == actual[:1]
+
+
 # Prints its number of threads, then their cores when asked. Its second child is to keep its cores.
 TREE = """
 import json, os, subprocess, sys, threading
