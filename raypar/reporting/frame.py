@@ -17,7 +17,7 @@ from raypar.analysis.question import Question
 from raypar.analysis.verdict import Verdict
 from raypar.errors import RayparError, suggest
 from raypar.reporting.console import print_report
-from raypar.reporting.export import frame_of, tidy
+from raypar.reporting.export import frame_of, short_names, tidy
 from raypar.reporting.figures import figures_of
 from raypar.reporting.points import estimates_of, standing_of
 from raypar.reporting.text import TerminalConsole
@@ -83,13 +83,13 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     def of(
         cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, final_test: str = ""
     ) -> StudyFrame:
-        """Return the frame of `raypar.reporting.export.frame_of`, with the data for reports.
+        """Return the frame of `raypar.reporting.export.short_names`, with the data for reports.
 
         Args:
             all: every column, not only those of `raypar.reporting.export.tidy`.
             final_test: outcome on the test set, as in `Verdict`.
         """
-        plain = frame_of(question, results) if all else tidy(frame_of(question, results))
+        plain = (short_names if all else tidy)(frame_of(question, results))
         frame = cls(plain)
         frame.attrs.update(plain.attrs)
         frame._asked, frame._results, frame._final_test = question, tuple(results), final_test

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raypar"
-ORDER = "hooks units errors plugins masking files scratch trace signals gpus search_path provenance study workloads "
-ORDER += "parallel measure observe train run track analysis predict reporting execution doctor init cli"
+ORDER = "hooks units errors plugins masking markdown files scratch trace signals gpus search_path provenance study "
+ORDER += "workloads parallel measure observe train run track analysis predict reporting execution doctor init cli"
 ORDER = ORDER.split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Folders that may import a package; `train` may import ray.train.
