@@ -108,7 +108,6 @@ RATIO_AXIS = {"format": "~g", "tickCount": 5}
 IDEAL = "ideal"
 NO_CURVE = f"no points that differ only in num_workers have finished trials at {MIN_COUNTS} worker counts or more"
 MAX_BARS = 20
-PLAIN = (vega.GREY, "circle")
 OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER: ("#D55E00", "triangle-left")}
 
 
@@ -138,13 +137,15 @@ def _comparisons(analysis: StudyAnalysis) -> Figure:
     rows, scale = vega.within(rows, trials=trials, log=True)
     x = quantity("value", "speedup", log2=True, axis=RATIO_AXIS, scale=scale)
     y = nominal("point", sort=None)
-    colour, shape = _styled("outcome", {str(c.outcome): OUTCOME_STYLES.get(c.outcome, PLAIN) for c, _ in shown})
+    colour, shape = vega.styled(
+        "outcome", {str(c.outcome): OUTCOME_STYLES.get(c.outcome, vega.PLAIN) for c, _ in shown}
+    )
     spec = layers(
         rows,
         vega.reference_layer(x=x),
         *vega.interval_layers(rows, "x", x, y, color=colour),
         vega.trial_layer(trials, x, y, "speedup", beside="yOffset"),
-        _medians(x, y, color=colour, shape=shape, tooltip=vega.tooltip(point="point", shown="speedup")),
+        vega.median_layer(x, y, color=colour, shape=shape, tooltip=vega.tooltip(point="point", shown="speedup")),
         height=max(80, 30 * len(rows)),
     )
     title = f"Speedup over {point_label(analysis.question.baseline)}"
@@ -160,20 +161,6 @@ def _speedup_caption(analysis: StudyAnalysis) -> str:
 def _doubt(analysis: StudyAnalysis) -> str:
     """Return the caption of a figure if its times can't be trusted; empty if they can."""
     return "Inconclusive: other processes used the cores." if analysis.verdict.doubt else ""
-
-
-def _styled(field: str, styles: Mapping[str, tuple[str, str]], **legend: int) -> tuple[Spec, Spec]:
-    """Return the channels of colours and shapes by name, with a legend for two or more."""
-    shown = {"orient": "top", "columns": 3, **legend} if len(styles) > 1 else None
-    colour, shape = (
-        nominal(field, scale={"domain": list(styles), "range": list(each)}, legend=shown)
-        for each in zip(*styles.values(), strict=True)
-    )
-    return colour, shape
-
-
-def _medians(x: Spec, y: Spec, **channels: object) -> Spec:
-    return layer({"type": "point", "filled": True, "size": 90, "opacity": 1}, x=x, y=y, **channels)
 
 
 def _speedups(analysis: StudyAnalysis, of: PointSamples, base: PointSamples | None = None, **more: str) -> list[Row]:
@@ -378,7 +365,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     x = quantity("time", _time_title(analysis), scale=x_scale)
     y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by), scale=y_scale)
     front_line = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": vega.GREY}
-    colour, shape = _styled("series", {name: KIND_STYLES[name] for name in names})
+    colour, shape = vega.styled("series", {name: KIND_STYLES[name] for name in names})
     tips = vega.tooltip(point="point", time_shown="time", shown="metric")
     spec = layers(
         rows,
@@ -386,7 +373,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
         vega.trial_layer(vega.thinned(trials, MAX_DRAWN_TRIALS), x, y, metric, color=colour),
         *vega.interval_layers(rows, "x", x, y, color=colour),
         *vega.interval_layers(rows, "y", x, y, color=colour),
-        _medians(x, y, color=colour, shape=shape, tooltip=tips),
+        vega.median_layer(x, y, color=colour, shape=shape, tooltip=tips),
     )
     return Figure("pareto", title, _pareto_caption(analysis, rows), spec)
 
@@ -415,7 +402,7 @@ def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     names = sorted({row["series"] for row in rows})
     encoding: dict[str, Any] = {"tooltip": vega.tooltip(point="point", memory_shown="memory", shown="step time")}
     encoding["color"] = nominal("series", "strategy") if len(names) > 1 else {"value": vega.COLOURS[0]}
-    spec = layers(vega.thinned(rows, MAX_DRAWN_POINTS), _medians(x, y, **encoding))
+    spec = layers(vega.thinned(rows, MAX_DRAWN_POINTS), vega.median_layer(x, y, **encoding))
     least, most = (pick(rows, key=lambda row: float(row["memory"])) for pick in (min, max))
     caption = f"From {least['memory_shown']} ({least['point']}) to {most['memory_shown']} ({most['point']}) of memory"
     if too_large:
@@ -479,7 +466,7 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
     y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by))
     spec = layers(
         vega.thinned(rows, MAX_DRAWN_TRIALS),
-        _medians(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
+        vega.median_layer(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
     )
     top = rows[: max(MIN_TOP, round(TOP_SHARE * len(rows)))]  # the best points of a search come first
     seen = [row["x"] for row in top]
@@ -673,13 +660,13 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     rows, scale = vega.within(rows, trials=trials)
     x, kinds = quantity("value", f"{what}, s", zero=True, scale=scale), [word, OTHER]
     kinds = [kind for kind in kinds if any(row["kind"] == kind for row in rows)]
-    colour, shape = _styled("kind", {kind: KIND_STYLES[kind] for kind in kinds}, **OFF_AXIS)
+    colour, shape = vega.styled("kind", {kind: KIND_STYLES[kind] for kind in kinds}, **OFF_AXIS)
     tips = vega.tooltip(point="point", shown=what, repeats="repeats")
     spec = layers(
         rows,
         *vega.interval_layers(rows, "x", x, y, color=colour),
         vega.trial_layer(trials, x, y, what, beside="yOffset"),
-        _medians(x, y, color=colour, shape=shape, tooltip=tips),
+        vega.median_layer(x, y, color=colour, shape=shape, tooltip=tips),
         *([text_layer] if empty else []),
         height=max(80, 24 * len(names)),
     )
