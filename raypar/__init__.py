@@ -85,16 +85,9 @@ def load(
         RayparError: the study does not exist, or the store can't be read.
     """
     from raypar.errors import RayparError
-    from raypar.execution.best_model import last_final_test
-    from raypar.execution.stored import read_study
-    from raypar.reporting.frame import StudyFrame
-    from raypar.track.store import default_tracking_uri
+    from raypar.execution.frame import frame_of_study
 
     project = Path.cwd() if folder is None else Path(folder)
     if not project.is_dir():
         raise RayparError(f"folder = {str(folder)!r}: no such folder", hint="name the folder of the studies")
-    stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
-    final = last_final_test(stored.store, study)
-    return StudyFrame.of(
-        stored.question, stored.results, all=all, final_test=final.sentence(stored.question.unit) if final else ""
-    )
+    return frame_of_study(study, project, tracking_uri, all=all)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,14 +17,12 @@ from raypar.errors import RayparError, suggest
 from raypar.reporting.console import print_report
 from raypar.reporting.export import frame_of, short_names, tidy
 from raypar.reporting.figures import figures_of
+from raypar.reporting.notebook import Printed, open_notebook
 from raypar.reporting.points import estimates_of, standing_of
 from raypar.reporting.text import TerminalConsole
 from raypar.reporting.vega import Figure, OmittedFigure, static_svg
 from raypar.reporting.view import StudyView
 from raypar.study.trial import TrialResult
-
-NOTEBOOK_COLUMNS = 100
-_PAGE = '<pre style="line-height: 1.25; white-space: pre">{code}</pre>'
 
 
 class Figures(dict[str, Figure]):
@@ -51,23 +47,6 @@ class Figures(dict[str, Figure]):
             f"<figure><h4>{escape(f.title)}</h4>{static_svg(f)}<figcaption>{escape(f.caption)}</figcaption></figure>"
             for f in self.values()
         )
-
-
-class ReportView:
-    """A study's report for a notebook: coloured HTML, and plain text for notebooks that show no HTML."""
-
-    def __init__(self, view: StudyView, *, verbose: bool = False) -> None:
-        self._view, self._verbose = view, verbose
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        console = TerminalConsole(
-            file=io.StringIO(), width=NOTEBOOK_COLUMNS, record=True, color_system="truecolor", force_jupyter=False
-        )
-        print_report(self._view, console, verbose=self._verbose)
-        return {
-            "text/plain": console.export_text(clear=False),
-            "text/html": console.export_html(inline_styles=True, code_format=_PAGE),
-        }
 
 
 class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
@@ -134,9 +113,9 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
         Args:
             verbose: include all comparisons, scaling, effects, the parts of the time and all warnings.
         """
-        view, notebook = StudyView(self.analysis), sys.modules.get("IPython")
-        if notebook is not None and notebook.get_ipython() is not None:
-            notebook.display.display(ReportView(view, verbose=verbose))
+        view = StudyView(self.analysis)
+        if (notebook := open_notebook()) is not None:
+            notebook.display.display(Printed.of(lambda console: print_report(view, console, verbose=verbose)))
         else:
             print_report(view, TerminalConsole(), verbose=verbose)
 

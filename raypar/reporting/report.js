@@ -1,5 +1,5 @@
 "use strict";
-// Sorts tables when a head is clicked, filters their rows by the words that are typed, and says where they scroll.
+// Sorts tables when a head is clicked, filters their rows by the words that are typed, and marks tables that scroll.
 document.documentElement.classList.add("scripted");
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
@@ -43,7 +43,7 @@ for (const input of document.querySelectorAll("input[data-filter]")) {
     count.textContent = words.length ? `${shown} of ${rows.length}` : "";
   });
 }
-// A table that is wider than the page fades out where it goes on, below a line that says so.
+// A table that is wider than the page fades out where it goes on, below a line about it.
 for (const hint of document.querySelectorAll("[data-hint]")) {
   const region = hint.nextElementSibling;
   const look = () => {

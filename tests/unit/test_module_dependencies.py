@@ -20,6 +20,8 @@ OWNERS |= dict.fromkeys(("pandas", "vl_convert", "jinja2", "markupsafe", "pydant
 OWNERS |= {"torchvision": ("workloads",), "sklearn": ("workloads", "analysis"), "scipy": ("analysis", "predict")}
 OWNERS["pandas"] = ("reporting", "analysis")
 OWNERS["pynvml"] = ("gpus",)
+# The one way up: `study.run()` in a notebook, which does what ``raypar study`` does.
+DOORS = {("raypar.study.study", "raypar.cli.notebook"), ("raypar.study.study", "raypar.reporting.frame")}
 SLOW = ("torch", "ray", "mlflow", "torchvision", "sklearn")
 MAY_START_WITH = {"torch": ("measure", "train", "run", "parallel", "predict"), "ray": ("train", "run")}
 
@@ -81,7 +83,9 @@ def imports_of(module, parent, at_start=True, types_only=False):
 IMPORTS = [i for module, tree in TREES.items() for i in imports_of(module, tree)]
 WRONG = {
     "of a folder below": lambda i: (
-        i.top == "raypar" and RANK.get(folder_of(i.name), 0) > RANK.get(i.folder, len(ORDER))
+        i.top == "raypar"
+        and RANK.get(folder_of(i.name), 0) > RANK.get(i.folder, len(ORDER))
+        and (i.importer, i.name) not in DOORS
     ),
     "of the package itself, but for its version": lambda i: i.name == "raypar" and i.part != "__version__",
     "of more than the events, from run in report": lambda i: (
