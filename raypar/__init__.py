@@ -61,10 +61,11 @@ def load(
 ) -> StudyFrame:
     """Return the trials of a study as a pandas frame with one row per trial, in starting order.
 
-    Column names carry the unit (``train_time_s``). Swept hyperparameters come first, under their own names. Columns
-    that are empty or the same in every trial are dropped. ``repeat`` counts from 1; ``speedup`` is over the baseline's
-    trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline``, ``swept`` and the values of
-    dropped columns (``constants``).
+    Column names carry the unit (``train_time_s``). Swept hyperparameters and the last report have their own names; if
+    another column has the name, they keep the prefix of an export (``point.seed``). Swept hyperparameters come first.
+    Columns that are empty or the same in every trial are dropped. ``repeat`` counts from 1; ``speedup`` is over the
+    baseline's trial of the same block. ``.attrs`` has ``study``, ``metric``, ``mode``, ``baseline``, ``swept`` and the
+    values of dropped columns (``constants``).
 
     ``.points`` has a row for each point, ``.verdict`` the answer and ``.figures`` the figures of the report:
     ``.figures["speedup"].save("s.svg")``. ``.report()`` shows the report. Frames derived from this one have none of
@@ -74,8 +75,8 @@ def load(
         study: its name, as in ``raypar list``.
         tracking_uri: the MLflow store; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in the folder.
         folder: the folder in which studies are run; None: the current one.
-        all: keep every column, as in ``raypar store export``. Columns that differ between studies have a prefix:
-            ``point.`` (swept), ``config.`` (every hyperparameter), ``final.`` (the last report) and ``environment.``.
+        all: keep every column of ``raypar store export``, under the same names as without. Hyperparameters that are not
+            swept have the prefix ``config.``, and conditions of the trial ``environment.``.
 
     Returns:
         The trials, as a `StudyFrame`.
@@ -84,16 +85,9 @@ def load(
         RayparError: the study does not exist, or the store can't be read.
     """
     from raypar.errors import RayparError
-    from raypar.execution.best_model import last_final_test
-    from raypar.execution.stored import read_study
-    from raypar.reporting.frame import StudyFrame
-    from raypar.track.store import default_tracking_uri
+    from raypar.execution.frame import frame_of_study
 
     project = Path.cwd() if folder is None else Path(folder)
     if not project.is_dir():
         raise RayparError(f"folder = {str(folder)!r}: no such folder", hint="name the folder of the studies")
-    stored = read_study(study, tracking_uri or default_tracking_uri(project), project)
-    final = last_final_test(stored.store, study)
-    return StudyFrame.of(
-        stored.question, stored.results, all=all, final_test=final.sentence(stored.question.unit) if final else ""
-    )
+    return frame_of_study(study, project, tracking_uri, all=all)

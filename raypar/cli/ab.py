@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from raypar.execution.results import ExecutionOutcome
     from raypar.reporting.ab import AbView
+    from raypar.study.loader import LoadedStudy
 
 EXIT_TRIALS_FAILED = 4
 DEFAULTS = {"until": "settled", "margin": 0.02, "max_repeats": 100, "budget": 600.0}  # flags of the study
@@ -53,6 +54,7 @@ def ab(
     markdown: Annotated[
         Path | None, common.output(metavar="FILE", help="Write the verdict for a pull request; -: print it.")
     ] = None,
+    html: common.ComparisonHtml = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Run a study under two revisions of its code and compare.
@@ -76,8 +78,9 @@ def ab(
     from raypar.execution.revisions import StudyRequest, comparison
     from raypar.reporting.text import check_file
 
-    if markdown is not None and not to_stdout:
-        check_file(markdown)
+    for path in (None if to_stdout else markdown, html):
+        if path is not None:
+            check_file(path)
     common.set_data_dir(values["data_dir"])
     flags = flags_of({**values, **{name: DEFAULTS[name] for name in DEFAULTS if values[name] is None}})
     request, options = StudyRequest(Path(values["target"]), flags), options_here(flags, allowed_share=allowed)
@@ -98,6 +101,8 @@ def ab(
         if outcome.num_done:
             view = view_of(outcome, name, allowed, inconclusive)
             code = view.exit_code
+            if html is not None:
+                write_page(view, outcome, made.loaded, options.command, html)
             publish(view, outcome, markdown, shlex.join(options.command), as_json=as_json)
     if outcome.interrupted_by is not None or outcome.broke_off:
         common.exit_as(outcome)
@@ -119,6 +124,19 @@ def publish(view: AbView, outcome: ExecutionOutcome, markdown: Path | None, comm
             write_text(markdown, text)
     if as_json:
         common.print_json(view)
+
+
+def write_page(
+    view: AbView, outcome: ExecutionOutcome, loaded: LoadedStudy, command: Sequence[str], path: Path
+) -> None:
+    """Write the comparison as HTML."""
+    from raypar.provenance import provenance
+    from raypar.reporting.comparison_page import ab_page
+    from raypar.reporting.html import Origin
+    from raypar.reporting.text import write_text
+
+    origin = Origin(provenance(loaded.path, command), study_source=loaded.source)
+    write_text(path, ab_page(view, outcome.analysis, tuple(outcome.results.values()), origin))
 
 
 def announce(console: Console, view: AbView) -> None:

@@ -434,6 +434,9 @@ Inconclusive = Annotated[
     Literal["ok", "fail"] | None,
     output(help="With --fail-if-slower: exit with 0 (ok) or 1 (fail) instead of 3."),
 ]
+ComparisonHtml = Annotated[
+    Path | None, output("--html", metavar="FILE", help="Also write the comparison as one self-contained HTML file.")
+]
 Price = Annotated[
     float | None, typer.Option(metavar="X", help="Price of a node per hour. (default: that of the study)")
 ]

@@ -16,7 +16,7 @@ from raypar.cli import common
 from raypar.errors import RayparError
 from raypar.files import make_private_folder
 from raypar.masking import masked
-from raypar.reporting.text import strip_control
+from raypar.reporting.text import check_file, strip_control, write_text
 from raypar.signals import handle_signals
 from raypar.track.names import safe_name
 from raypar.units import counted
@@ -184,7 +184,7 @@ def report(
     """
     from raypar.execution.stored import read_study
     from raypar.reporting.console import print_report
-    from raypar.reporting.text import check_file, check_folder, write_text
+    from raypar.reporting.text import check_folder
     from raypar.reporting.view import StudyView
 
     files = {"--html": html, "--open": open_html, "--figures": figures, "--format": figure_format}
@@ -413,14 +413,19 @@ def compare(
     tracking_uri: common.TrackingUri = None,
     fail_if_slower: common.FailIfSlower = None,
     inconclusive: common.Inconclusive = None,
+    html: common.ComparisonHtml = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Compare studies of two machines, versions or branches.
 
     Points with the same values are compared as independent samples. Other differences are listed.
 
-    Example:  raypar store compare main_branch my_branch --fail-if-slower 5%
+    Examples:  raypar store compare main_branch my_branch --fail-if-slower 5%
+        raypar store compare main_branch my_branch --html comparison.html
     """
+    common.check_json_alone(as_json, {"--html": html})
+    if html is not None:
+        check_file(html)
     allowed = common.allowed_share(fail_if_slower, inconclusive)
     from raypar.analysis.compare import Side
     from raypar.analysis.compare import compare as compared
@@ -439,6 +444,11 @@ def compare(
     view = CompareView(comparison, (masked(uris[0]), masked(uris[1])), code)
     if not as_json:
         print_comparison(common.stdout(), view)
+    if html is not None:
+        from raypar.reporting.comparison_page import compare_page
+
+        write_text(html, compare_page(view))
+        common.say(common.stdout(), f"wrote {html}")
     if allowed is not None and gate is None:
         raise RayparError(
             f"--fail-if-slower {fail_if_slower}: no point has a time in both studies, so nothing can be judged",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from raypar.study.study import Study
     from raypar.study.trial import TrialResult
 
+STORED = "{} of {} trials are in the store already and are not run again"
 MAX_OTHER_STUDIES = 10  # searched for trials to estimate a plan's time from
 
 
@@ -74,14 +75,25 @@ def run(
 
 def _live_view(console: Console, options: Options, plan: ExecutionPlan) -> LiveView:
     """Return the view of a plan's execution, after a line on stored trials."""
-    from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS, LiveView
+    from raypar.reporting.live import LiveView
 
     if done := plan.num_trials - plan.num_missing:
-        common.say(console, f"{done} of {plan.num_trials} trials are in the store already and are not run again")
+        common.say(console, STORED.format(done, plan.num_trials))
+    return LiveView(console, **view_arguments(options, plan))
+
+
+def view_arguments(options: Options, plan: ExecutionPlan) -> dict[str, Any]:
+    """Return the arguments of a `LiveView` of a plan's execution, without the console."""
+    from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS
+
     starting = STARTING_RAY if options.with_ray and options.flags.address is None else STARTING_WORKERS
-    return LiveView(
-        console, plan.num_trials, done=plan.done, queued=plan.missing, question=plan.question, starting=starting
-    )
+    return {
+        "num_trials": plan.num_trials,
+        "done": plan.done,
+        "queued": plan.missing,
+        "question": plan.question,
+        "starting": starting,
+    }
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ from raypar.analysis.ab import RevisionComparison, RevisionPoint
 from raypar.analysis.comparison import Gate, Outcome
 from raypar.analysis.pairwise import MAX_REPEATS
 from raypar.analysis.stats import Estimate
-from raypar.reporting.compare import GateView
+from raypar.markdown import harmless
+from raypar.reporting.compare import GateView, change_text
 from raypar.reporting.documents import Document
 from raypar.reporting.export import answer_markdown
-from raypar.reporting.text import as_utf8, print_line, print_paragraph
+from raypar.reporting.text import Column, as_utf8, print_line, print_paragraph, value_column
 from raypar.reporting.view import StudyView
 from raypar.study.trial import point_label
 
@@ -201,18 +202,39 @@ def metric_lines(comparison: RevisionComparison) -> Iterator[str]:
         yield f"{name}: not reported by both at {num} of {units.counted(total, 'point')}."
 
 
+def ab_columns(comparison: RevisionComparison) -> Iterator[Column]:
+    """Yield the columns of a table with a row for each point."""
+    points, metric = comparison.points, comparison.question.judged_by
+    keys = list(dict.fromkeys(key for point in points for key in point.point))
+    yield from (value_column(key, [point.point.get(key) for point in points]) for key in keys)
+    if not keys:
+        yield Column("point", ["the only point"] * len(points))
+    ratios = [point.time.estimate for point in points]
+    yield Column("B/A time", list(map(units.ratio_interval, ratios)), True, [e.value if e else None for e in ratios])
+    yield Column("B is", [CHANGES[point.time.outcome] for point in points])
+    changes = [point.metric.estimate for point in points]
+    if any(changes):
+        unit = ", points" if metric.per_cent else ""
+        shown = [
+            str(point.metric.outcome) if point.metric.outcome is Outcome.EQUAL else change_text(metric, change)
+            for point, change in zip(points, changes, strict=True)
+        ]
+        yield Column(f"B-A {metric.name}{unit}", shown, True, [e.value if e else None for e in changes])
+    yield Column("pairs", [str(point.num_pairs) for point in points], True)
+
+
 def ab_markdown(view: AbView, report: StudyView, command: str) -> str:
-    """Return the verdict and the table for a pull request."""
-    first, *more = view.lines
+    """Return the verdict, in the first line, and the table for a pull request."""
+    first, *more = map(harmless, view.lines)
     parts = [
-        MARKER,
         f"### {_icon(view)} {first}",
         "\n".join(f"- {line}" for line in (*more, *view.gate_lines)),
         "<details><summary>All points</summary>",
         answer_markdown(report),
-        report.legend,
-        f"`{command}`",
+        harmless(report.legend),
+        f"`{harmless(command)}`",
         "</details>",
+        MARKER,
     ]
     return as_utf8("\n\n".join(filter(None, parts))) + "\n"
 

@@ -116,11 +116,11 @@ def print_comparison(console: Console, view: CompareView) -> None:
         at = f" ({place})" if place else ""
         # A name may contain a line break.
         print_line(console, " ".join(f"{letter}: {name}{at}{role}".split()), "bold")
-    table = list(_columns(comparison, is_wide=console.width >= WIDE)) if comparison.matched else []
+    table = list(compare_columns(comparison, is_wide=console.width >= WIDE)) if comparison.matched else []
     if table:
         console.print()
         print_table(console, table)
-    legend = [_legend(comparison), view.limitation] if table else []
+    legend = [legend_of(comparison), view.limitation] if table else []
     for lines in filter(None, (legend, view.doubts, view.claims, view.notes, view.gate_lines)):
         console.print()
         for line in lines:
@@ -199,7 +199,7 @@ def _difference_lines(comparison: StudyComparison) -> Iterator[str]:
             yield f"{name} ran code with uncommitted changes."
 
 
-def _legend(comparison: StudyComparison) -> str:
+def legend_of(comparison: StudyComparison) -> str:
     """Return the meaning of the columns and the confidence of the intervals."""
     text = f"time: {timed_part(comparison.time_metric)}, median; B/A: how many times as long B takes for the same work"
     text += "; n: finished trials of A, of B."
@@ -212,7 +212,8 @@ def _legend(comparison: StudyComparison) -> str:
     return text
 
 
-def _columns(comparison: StudyComparison, *, is_wide: bool) -> Iterator[Column]:
+def compare_columns(comparison: StudyComparison, *, is_wide: bool) -> Iterator[Column]:
+    """Yield the columns of a table with a row for each point of both studies. `is_wide`: with both metrics."""
     points, metric = comparison.matched, comparison.judged_by
     for key in comparison.keys:
         column = value_column(key, [p.point.get(key, units.MISSING) for p in points])
@@ -221,16 +222,23 @@ def _columns(comparison: StudyComparison, *, is_wide: bool) -> Iterator[Column]:
         yield Column("point", ["the only point"] * len(points))
     for i, name in enumerate("AB"):
         shown = [p.outcomes[i] or units.seconds_interval(p.times_s[i], bounds=False) for p in points]
-        yield Column(f"{name}\ntime", shown, True)
-    yield Column("B/A\ntime", list(map(_ratio, points)), True)
+        yield Column(f"{name}\ntime", shown, True, [_sort_key(p.times_s[i]) for p in points])
+    yield Column("B/A\ntime", list(map(_ratio, points)), True, [_sort_key(p.time.estimate) for p in points])
     for i, name in enumerate("AB"):
         scores = [p.metrics[i] for p in points]
         if is_wide and any(scores):
-            yield Column(f"{name}\n{metric.name}", [metric.show(m.value if m else None) for m in scores], True)
+            shown = [metric.show(m.value if m else None) for m in scores]
+            yield Column(f"{name}\n{metric.name}", shown, True, list(map(_sort_key, scores)))
     if any(p.metric.estimate for p in points):
         unit = ", points" if metric.per_cent else ""
-        yield Column(f"B-A\n{metric.name}{unit}", [_change(metric, p.metric.estimate) for p in points], True)
+        changes = [p.metric.estimate for p in points]
+        shown = [change_text(metric, change) for change in changes]
+        yield Column(f"B-A\n{metric.name}{unit}", shown, True, list(map(_sort_key, changes)))
     yield Column("n", ["/".join(map(str, p.num_finished)) for p in points], True)
+
+
+def _sort_key(estimate: Estimate | None) -> float | None:
+    return estimate.value if estimate else None
 
 
 def _about_differences(comparison: StudyComparison) -> Iterator[str]:
@@ -273,7 +281,7 @@ def _about_metric(comparison: StudyComparison) -> Iterator[str]:
     if differing:
         most, change = max(differing, key=lambda entry: abs(entry[1].value))
         unit = " percentage points" if comparison.judged_by.per_cent else ""
-        shown = f"{point_label(most.point)}, {_change(comparison.judged_by, change)}{unit}"
+        shown = f"{point_label(most.point)}, {change_text(comparison.judged_by, change)}{unit}"
         yield f"{of}B differs from A at {len(differing)} of {total}; most at {shown}."
     elif all(c.low is not None and c.high is not None and c.high - c.low < ROUNDING for _, c in changes):
         yield f"{of}equal in A and B ({total})."
@@ -290,7 +298,7 @@ def _not_compared(comparison: StudyComparison) -> str:
     return f"No point has {comparison.metric} in both studies."
 
 
-def _change(metric: Metric, change: Estimate | None) -> str:
+def change_text(metric: Metric, change: Estimate | None) -> str:
     """Return ``-0.50 [-0.90, -0.10]``; an accuracy changes by percentage points."""
     if change is None:
         return units.MISSING

@@ -8,7 +8,8 @@ in tables and labels.
 ===========  ===================================================================================================
 file         values that it can't represent
 ===========  ===================================================================================================
-``.csv``     None, NaN and empty text become an empty cell.
+``.csv``     None, NaN and empty text become an empty cell. An apostrophe precedes text that a spreadsheet would read as
+             a formula: ``=``, ``+``, ``-`` or ``@`` at its beginning.
 ``.json``    NaN and infinity become "NaN", "Infinity" and "-Infinity". It also has reports and step times.
 ``.parquet`` All values are kept; None and NaN are the same.
 ===========  ===================================================================================================
@@ -26,6 +27,7 @@ from raypar import units
 from raypar.analysis.analyse import pair_speedups
 from raypar.analysis.question import Question, after_first_sentence, current_results
 from raypar.errors import RayparError
+from raypar.markdown import harmless
 from raypar.reporting.points import point_columns, summary_layout
 from raypar.reporting.text import as_utf8, check_file, replacing
 from raypar.reporting.view import StudyView
@@ -44,6 +46,7 @@ ENVIRONMENT = (
     *("gpu_slowdowns", "gpu_celsius", "gpu_other_processes", "energy_of", "gang"),
 )
 _TIMES = ("train_time_s", "wall_s", "speedup")
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _LARGEST_INT = 2**63 - 1
 
 
@@ -81,28 +84,39 @@ def frame_of(question: Question, results: Sequence[TrialResult]) -> DataFrame:
     return frame
 
 
+def short_names(frame: DataFrame) -> DataFrame:
+    """Return the columns of `frame_of` with swept hyperparameters and the last report without prefix.
+
+    A prefix is kept if another column has the name.
+    """
+    taken = set(frame)
+    names: dict[str, str] = {}
+    for column in (c for prefix in ("point.", "final.") for c in frame if c.startswith(prefix)):
+        if (short := column.partition(".")[2]) not in taken:
+            names[column] = short
+            taken.add(short)
+    renamed = frame.rename(columns=names)
+    renamed.attrs = dict(frame.attrs)
+    return renamed
+
+
 def tidy(frame: DataFrame) -> DataFrame:
     """Return the columns of `frame_of` that differ between its trials; constant ones are in ``.attrs["constants"]``.
 
-    Swept hyperparameters come first, without prefix, then how the trial ended, its times, and its last report, without
-    prefix. A prefix is kept if another column has the name. Empty columns are dropped.
+    Swept hyperparameters come first, then how the trial ended, its times, and its last report. Names are those of
+    `short_names`. Empty columns are dropped.
     """
-    swept, final = ([c for c in frame if c.startswith(prefix)] for prefix in ("point.", "final."))
-    metric = f"final.{frame.attrs['metric']}"
-    first = [*swept, "repeat", "state", *_TIMES, metric]
+    swept = [c for c in frame if c.startswith("point.")]
+    first = [*swept, "repeat", "state", *_TIMES, f"final.{frame.attrs['metric']}"]
     copies = {f"config.{column.removeprefix('point.')}" for column in swept}
     empty = {column for column in frame if frame[column].isna().all()}
     shared = {c: frame[c].tolist()[0] for c in frame if c not in empty and frame[c].nunique(dropna=False) == 1}
+    names = dict(zip(frame, short_names(frame), strict=True))
     kept = [c for c in dict.fromkeys([*first, *frame]) if c in frame and c not in empty | copies]
     kept = [c for c in kept if c in first or c not in shared]
-    taken = set(kept)
-    names: dict[str, str] = {}
-    for column in kept:
-        if column in (*swept, *final) and (short := column.partition(".")[2]) not in taken:
-            names[column] = short
-            taken.add(short)
     tidied = frame[kept].rename(columns=names)
-    tidied.attrs = {**frame.attrs, "constants": {c: v for c, v in shared.items() if c not in first}}
+    constants = {names[c]: value for c, value in shared.items() if c not in first}
+    tidied.attrs = {**frame.attrs, "constants": constants}
     return tidied
 
 
@@ -173,7 +187,7 @@ def answer_markdown(view: StudyView, max_points: int | None = None) -> str:
     if num_left := len(points[max_points:]) if max_points is not None else 0:
         parts.append(f"... and {units.counted(num_left, 'more point')}.")
     parts += [*view.recommended, view.analysis.verdict.final_test]
-    return as_utf8("\n\n".join(filter(None, parts)))
+    return as_utf8(harmless("\n\n".join(filter(None, parts))))
 
 
 def _markdown_cell(text: str) -> str:
@@ -182,7 +196,7 @@ def _markdown_cell(text: str) -> str:
 
 
 def markdown_of(view: StudyView, origin: Mapping[str, Sequence[str]], description: str = "") -> str:
-    """Return a study's answer and findings for a paper or a pull request. Names are included unchanged.
+    """Return a study's answer and findings for a paper or a pull request, without HTML of its texts.
 
     Args:
         origin: provenance of its executions, each key with every value that occurred; empty: unknown.
@@ -206,7 +220,7 @@ def markdown_of(view: StudyView, origin: Mapping[str, Sequence[str]], descriptio
         asked,
         f"Provenance: {provenance_line(origin)}",
     ]
-    return as_utf8("\n\n".join(part for part in parts if part)) + "\n"
+    return as_utf8(harmless("\n\n".join(part for part in parts if part))) + "\n"
 
 
 def provenance_line(origin: Mapping[str, Sequence[str]]) -> str:
@@ -254,7 +268,21 @@ def write(path: Path, question: Question, results: Sequence[TrialResult], step_t
         elif ending == ".parquet":
             frame_of(question, results).to_parquet(there, index=False)
         else:
-            frame_of(question, results).to_csv(there, index=False, lineterminator="\n")
+            frame_of(question, results).map(_no_formula).to_csv(there, index=False, lineterminator="\n")
+
+
+def _no_formula(value: Any) -> Any:
+    """Return a cell that no spreadsheet runs: https://owasp.org/www-community/attacks/CSV_Injection."""
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_SIGNS) and not _is_number(value)
+    return f"'{value}" if is_formula else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _asked(question: Question) -> dict[str, Any]:

@@ -108,7 +108,6 @@ RATIO_AXIS = {"format": "~g", "tickCount": 5}
 IDEAL = "ideal"
 NO_CURVE = f"no points that differ only in num_workers have finished trials at {MIN_COUNTS} worker counts or more"
 MAX_BARS = 20
-PLAIN = (vega.GREY, "circle")
 OUTCOME_STYLES = {Outcome.FASTER: ("#0072B2", "triangle-right"), Outcome.SLOWER: ("#D55E00", "triangle-left")}
 
 
@@ -138,13 +137,15 @@ def _comparisons(analysis: StudyAnalysis) -> Figure:
     rows, scale = vega.within(rows, trials=trials, log=True)
     x = quantity("value", "speedup", log2=True, axis=RATIO_AXIS, scale=scale)
     y = nominal("point", sort=None)
-    colour, shape = _styled("outcome", {str(c.outcome): OUTCOME_STYLES.get(c.outcome, PLAIN) for c, _ in shown})
+    colour, shape = vega.styled(
+        "outcome", {str(c.outcome): OUTCOME_STYLES.get(c.outcome, vega.PLAIN) for c, _ in shown}
+    )
     spec = layers(
         rows,
         vega.reference_layer(x=x),
         *vega.interval_layers(rows, "x", x, y, color=colour),
         vega.trial_layer(trials, x, y, "speedup", beside="yOffset"),
-        _medians(x, y, color=colour, shape=shape, tooltip=vega.tooltip(point="point", shown="speedup")),
+        vega.median_layer(x, y, color=colour, shape=shape, tooltip=vega.tooltip(point="point", shown="speedup")),
         height=max(80, 30 * len(rows)),
     )
     title = f"Speedup over {point_label(analysis.question.baseline)}"
@@ -160,20 +161,6 @@ def _speedup_caption(analysis: StudyAnalysis) -> str:
 def _doubt(analysis: StudyAnalysis) -> str:
     """Return the caption of a figure if its times can't be trusted; empty if they can."""
     return "Inconclusive: other processes used the cores." if analysis.verdict.doubt else ""
-
-
-def _styled(field: str, styles: Mapping[str, tuple[str, str]], **legend: int) -> tuple[Spec, Spec]:
-    """Return the channels of colours and shapes by name, with a legend for two or more."""
-    shown = {"orient": "top", "columns": 3, **legend} if len(styles) > 1 else None
-    colour, shape = (
-        nominal(field, scale={"domain": list(styles), "range": list(each)}, legend=shown)
-        for each in zip(*styles.values(), strict=True)
-    )
-    return colour, shape
-
-
-def _medians(x: Spec, y: Spec, **channels: object) -> Spec:
-    return layer({"type": "point", "filled": True, "size": 90, "opacity": 1}, x=x, y=y, **channels)
 
 
 def _speedups(analysis: StudyAnalysis, of: PointSamples, base: PointSamples | None = None, **more: str) -> list[Row]:
@@ -378,7 +365,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     x = quantity("time", _time_title(analysis), scale=x_scale)
     y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by), scale=y_scale)
     front_line = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": vega.GREY}
-    colour, shape = _styled("series", {name: KIND_STYLES[name] for name in names})
+    colour, shape = vega.styled("series", {name: KIND_STYLES[name] for name in names})
     tips = vega.tooltip(point="point", time_shown="time", shown="metric")
     spec = layers(
         rows,
@@ -386,7 +373,7 @@ def pareto(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
         vega.trial_layer(vega.thinned(trials, MAX_DRAWN_TRIALS), x, y, metric, color=colour),
         *vega.interval_layers(rows, "x", x, y, color=colour),
         *vega.interval_layers(rows, "y", x, y, color=colour),
-        _medians(x, y, color=colour, shape=shape, tooltip=tips),
+        vega.median_layer(x, y, color=colour, shape=shape, tooltip=tips),
     )
     return Figure("pareto", title, _pareto_caption(analysis, rows), spec)
 
@@ -415,7 +402,7 @@ def memory(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitte
     names = sorted({row["series"] for row in rows})
     encoding: dict[str, Any] = {"tooltip": vega.tooltip(point="point", memory_shown="memory", shown="step time")}
     encoding["color"] = nominal("series", "strategy") if len(names) > 1 else {"value": vega.COLOURS[0]}
-    spec = layers(vega.thinned(rows, MAX_DRAWN_POINTS), _medians(x, y, **encoding))
+    spec = layers(vega.thinned(rows, MAX_DRAWN_POINTS), vega.median_layer(x, y, **encoding))
     least, most = (pick(rows, key=lambda row: float(row["memory"])) for pick in (min, max))
     caption = f"From {least['memory_shown']} ({least['point']}) to {most['memory_shown']} ({most['point']}) of memory"
     if too_large:
@@ -479,7 +466,7 @@ def main_effect(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | O
     y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by))
     spec = layers(
         vega.thinned(rows, MAX_DRAWN_TRIALS),
-        _medians(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
+        vega.median_layer(x, y, color={"value": vega.COLOURS[0]}, tooltip=vega.tooltip(point="point", shown=metric)),
     )
     top = rows[: max(MIN_TOP, round(TOP_SHARE * len(rows)))]  # the best points of a search come first
     seen = [row["x"] for row in top]
@@ -626,8 +613,17 @@ def goodput(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitt
 OFF_AXIS = {"offset": 24}  # for a legend, to clear the title of the axis
 # Okabe and Ito's colours for the parts of a step; two greys are for parts other than work and communication.
 PART_COLOURS = ("#E69F00", "#F0E442", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8a8f98", "#c3c7cd")
-TRIAL_PARTS = ("start-up", "loading data", "warm-up", "training", "evaluation", "rest")
-TRIAL_COLOURS = dict(zip(TRIAL_PARTS, ("#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#c3c7cd"), strict=True))
+TRIAL_COLOURS = {
+    "start-up": "#CC79A7",
+    "loading data": "#E69F00",
+    "warm-up": "#56B4E9",
+    "training": "#0072B2",
+    "evaluation": "#009E73",
+    "reports": "#F0E442",
+    "saving": "#D55E00",
+    "profiling": "#8a8f98",
+    "rest": "#c3c7cd",
+}
 
 
 @figure(20)
@@ -664,13 +660,13 @@ def times(analysis: StudyAnalysis, _: Sequence[TrialResult]) -> Figure | Omitted
     rows, scale = vega.within(rows, trials=trials)
     x, kinds = quantity("value", f"{what}, s", zero=True, scale=scale), [word, OTHER]
     kinds = [kind for kind in kinds if any(row["kind"] == kind for row in rows)]
-    colour, shape = _styled("kind", {kind: KIND_STYLES[kind] for kind in kinds}, **OFF_AXIS)
+    colour, shape = vega.styled("kind", {kind: KIND_STYLES[kind] for kind in kinds}, **OFF_AXIS)
     tips = vega.tooltip(point="point", shown=what, repeats="repeats")
     spec = layers(
         rows,
         *vega.interval_layers(rows, "x", x, y, color=colour),
         vega.trial_layer(trials, x, y, what, beside="yOffset"),
-        _medians(x, y, color=colour, shape=shape, tooltip=tips),
+        vega.median_layer(x, y, color=colour, shape=shape, tooltip=tips),
         *([text_layer] if empty else []),
         height=max(80, 24 * len(names)),
     )
@@ -701,9 +697,11 @@ def trial_parts(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figu
     """Parts of a whole trial, stacked, for each point: the mean of its finished trials."""
     title = "Where a trial's time goes"
     by_point: dict[object, list[Mapping[str, float]]] = {}
-    for result in latest(results):
-        if parts := _parts_of(result):
-            by_point.setdefault(point_key(result.spec.point), []).append(parts)
+    # In results of earlier versions, the time for profiling is unknown.
+    for result in sorted(latest(results), key=_hides_profiling):
+        key = point_key(result.spec.point)
+        if (parts := _parts_of(result)) and not (_hides_profiling(result) and key in by_point):
+            by_point.setdefault(key, []).append(parts)
     timed = [(p, p.time_s) for p in analysis.points if p.time_s is not None and point_key(p.point) in by_point]
     if not timed:
         return OmittedFigure(title, "raypar could not instrument any finished trial")
@@ -761,15 +759,24 @@ def _parts_of(result: TrialResult) -> dict[str, float]:
     """Return the parts of a finished trial in seconds; empty if they are unknown."""
     if not result.is_measured or result.conditions.stalls_s or not result.wall_s or not is_timed_whole(result):
         return {}
-    data = result.data_time_s or 0.0
+    data, measured = result.data_time_s or 0.0, result.conditions
     parts = {
         "start-up": max(0.0, (result.startup_s or 0.0) - data),
         "loading data": data,
         "warm-up": result.warmup_s or 0.0,
         "training": result.train_time_s or 0.0,
         "evaluation": result.eval_time_s or 0.0,
+        "reports": measured.largest("report_s") or 0.0,
+        "saving": measured.largest("saving_s") or 0.0,
+        "profiling": measured.largest("profile_s") or 0.0,
     }
     return {**parts, "rest": max(0.0, result.wall_s - sum(parts.values()))}
+
+
+def _hides_profiling(result: TrialResult) -> bool:
+    """Return whether the rest of a trial's time includes that of its profile."""
+    is_separate = result.profile is not None and result.profile.overhead is not None
+    return is_separate and result.conditions.largest("profile_s") is None
 
 
 def _first_points(
@@ -781,55 +788,62 @@ def _first_points(
     return sorted(timed, key=lambda e: e[1].value)[:MAX_BARS]
 
 
-MAX_CURVES = 5  # trials per point; more hide each other
 MAX_REPORTS = 1200  # in all curves together
 MAX_DRAWN_TRIALS = 500
+BAND = {"condition": {"param": "picked", "value": 0.2}, "value": 0.03}  # opacity
 
 
 @figure(40, in_search=2)
 def learning(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | OmittedFigure:
-    """The metric over the training time so far: one curve per trial, coloured by point."""
+    """The metric over the training time so far: for each point the median of its trials, and a band that spans them."""
     metric = analysis.question.metric
     title = f"Learning curves: {metric} over time"
     is_timed = any(TRAIN_TIME in report for r in results for report in r.reports)
-    curves = {r.spec.identity: (r, rows) for r in latest(results) if len(rows := _curve(analysis, r, is_timed)) > 1}
+    curves: dict[str, list[list[Row]]] = {}
+    for r in latest(results):
+        if len(curve := _curve(analysis, r, is_timed)) > 1:
+            curves.setdefault(point_label(r.spec.point), []).append(curve)
     if not curves:
         return OmittedFigure(title, f"no trial reported {metric} more than once")
     title = title if is_timed else f"Learning curves: {metric} from report to report"
-    with_curve = {point_label(r.spec.point) for r, _ in curves.values()}
-    labels = [label for p in analysis.points if (label := point_label(p.point)) in with_curve]
+    labels = list(dict.fromkeys(label for p in analysis.points if (label := point_label(p.point)) in curves))
     mode = analysis.question.mode
     gains = {point_label(p.point): gain(mode, p.metric.value) for p in analysis.points if p.metric is not None}
     best = sorted(labels, key=lambda label: gains.get(label, -math.inf), reverse=True)[: vega.MAX_SERIES]
-    labels = [label for label in dict.fromkeys(labels) if label in best]
+    labels = [label for label in labels if label in best]
     names, legend_title = dict(zip(labels, labels, strict=True)), None
     if max(map(len, labels)) > vega.MAX_SHORT_NAME:  # values as labels, and the keys as the legend's title
         points = {point_label(p.point): p.point for p in analysis.points}
         axis, short = vega.point_axis([points[label] for label in labels])
         names, legend_title = dict(zip(labels, short, strict=True)), axis["title"]
-    drawn: list[tuple[str, list[Row]]] = []
-    for r, curve in curves.values():
-        label = point_label(r.spec.point)
-        if label in names and sum(label == other for other, _ in drawn) < MAX_CURVES:
-            drawn.append((label, curve))
-    rows = [row for _, curve in drawn for row in vega.thinned(curve, MAX_REPORTS // len(drawn))]
-    rows = [{**row, "series": names[row["series"]]} for row in rows]
+    lines = [
+        [{**row, "series": names[label]} for row in _middle(analysis, curves[label], is_timed)] for label in labels
+    ]
+    rows = [row for line in lines for row in vega.thinned(line, MAX_REPORTS // len(lines))]
+    ends = [line[-1] for line in lines]
     series, of_time = list(names.values()), "trained for" if is_timed else "report"
     x = quantity("time", "trained for, s" if is_timed else "report", zero=True)
     y = quantity("value", metric, axis=vega.metric_axis(analysis.question.judged_by))
-    line, colour = {"type": "line", "strokeWidth": 1.5, "opacity": 0.8}, vega.series(series, title=legend_title)
-    tips = {"trial": "trial", "time_shown": of_time, "shown": "metric"}
+    colour = vega.series(series, title=legend_title)
+    marks = vega.point_layer(
+        series, x, y, title=legend_title, series="point", time_shown=of_time, shown=metric, trials="trials"
+    )
+    span = {"y": {**y, "field": "value_low"}, "y2": {"field": "value_high"}}
+    has_band = any(row["value_low"] < row["value_high"] for row in rows)
     spec = layers(
         rows,
-        layer(line, x=x, y=y, detail={"field": "trial"}, color=colour, opacity=vega.PICKED),
-        vega.point_layer(series, x, y, size=36, title=legend_title, **tips),
+        *([layer("area", x=x, **span, color=colour, opacity=BAND)] if has_band else []),
+        layer({"type": "line", "strokeWidth": 1.5}, x=x, y=y, color=colour, opacity=vega.PICKED),
+        {"data": {"values": ends}, **marks},
     )
-    ends = [curve[-1]["shown"] for _, curve in sorted(drawn, key=lambda entry: entry[1][-1]["value"])]
-    some = f"{len(drawn)} of {len(curves)} trials"
-    who = "The trials" if len(drawn) == len(curves) else f"The best {some}" if analysis.question.is_search else some
-    ends_at = f"{who} end at {' to '.join(dict.fromkeys((ends[0], ends[-1])))}."
+    finals = [row["shown"] for row in sorted(ends, key=lambda row: float(row["value"]))]
+    what = "trials" if all(len(trials) == 1 for trials in curves.values()) else "medians"
+    some = f"{len(labels)} of {len(curves)} {what}"
+    who = f"The {what}" if len(labels) == len(curves) else f"The best {some}"
+    ends_at = f"{who} end at {' to '.join(dict.fromkeys((finals[0], finals[-1])))}."
     best_metric = () if analysis.question.is_search else best_lines(analysis.question, analysis.points, analysis.family)
-    return Figure("learning", title, " ".join(best_metric) or ends_at, spec)
+    about = ["A line is the median of a point's trials, and its band spans them."] if has_band else []
+    return Figure("learning", title, " ".join([*(best_metric or [ends_at]), *about]), spec)
 
 
 @figure(130)
@@ -865,21 +879,32 @@ def drift(analysis: StudyAnalysis, results: Sequence[TrialResult]) -> Figure | O
     return Figure("drift", title, caption, spec)
 
 
+def _middle(analysis: StudyAnalysis, curves: Sequence[Sequence[Row]], is_timed: bool) -> Iterator[Row]:
+    """Yield the median time and metric of a point's trials at each report that most of them have, and the extremes."""
+    for nth in sorted({row["nth"] for curve in curves for row in curve}):
+        of_trials = [row for curve in curves for row in curve if row["nth"] == nth]
+        if 2 * len(of_trials) > len(curves):
+            time_s, value = (statistics.median(row[key] for row in of_trials) for key in ("time", "value"))
+            low, high = (pick(row["value"] for row in of_trials) for pick in (min, max))
+            yield {
+                **Row(time=time_s, value=value, value_low=low, value_high=high, trials=len(of_trials)),
+                "time_shown": units.seconds(time_s) if is_timed else str(int(time_s)),
+                "shown": analysis.question.judged_by.show(value),
+            }
+
+
 def _curve(analysis: StudyAnalysis, result: TrialResult, is_timed: bool) -> list[Row]:
     """Return the metric at each report over the training time so far, or over the reports; empty if data is missing."""
     so_far, rows = 0.0, []
-    trial = {"series": point_label(result.spec.point), "trial": result.spec.label}
     if not result.is_complete:
         return []
-    for report in result.reports:
+    for nth, report in enumerate(result.reports):
         time_s, value = report.get(TRAIN_TIME) if is_timed else 1.0, report.get(analysis.question.metric)
         if time_s is None or not units.is_number(time_s):
             return []
         so_far += time_s
         if value is not None and units.is_number(value):
-            at = units.seconds(so_far) if is_timed else str(int(so_far))
-            shown = {"time_shown": at, "shown": analysis.question.judged_by.show(value)}
-            rows.append({**trial, "time": so_far, "value": value, **shown})
+            rows.append({"nth": nth, "time": so_far, "value": value})
     return rows
 
 

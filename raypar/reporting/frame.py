@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,16 +15,14 @@ from raypar.analysis.question import Question
 from raypar.analysis.verdict import Verdict
 from raypar.errors import RayparError, suggest
 from raypar.reporting.console import print_report
-from raypar.reporting.export import frame_of, tidy
+from raypar.reporting.export import frame_of, short_names, tidy
 from raypar.reporting.figures import figures_of
+from raypar.reporting.notebook import Printed, open_notebook
 from raypar.reporting.points import estimates_of, standing_of
 from raypar.reporting.text import TerminalConsole
 from raypar.reporting.vega import Figure, OmittedFigure, static_svg
 from raypar.reporting.view import StudyView
 from raypar.study.trial import TrialResult
-
-NOTEBOOK_COLUMNS = 100
-_PAGE = '<pre style="line-height: 1.25; white-space: pre">{code}</pre>'
 
 
 class Figures(dict[str, Figure]):
@@ -53,23 +49,6 @@ class Figures(dict[str, Figure]):
         )
 
 
-class ReportView:
-    """A study's report for a notebook: coloured HTML, and plain text for notebooks that show no HTML."""
-
-    def __init__(self, view: StudyView, *, verbose: bool = False) -> None:
-        self._view, self._verbose = view, verbose
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        console = TerminalConsole(
-            file=io.StringIO(), width=NOTEBOOK_COLUMNS, record=True, color_system="truecolor", force_jupyter=False
-        )
-        print_report(self._view, console, verbose=self._verbose)
-        return {
-            "text/plain": console.export_text(clear=False),
-            "text/html": console.export_html(inline_styles=True, code_format=_PAGE),
-        }
-
-
 class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     """The trials of a study, one row each. Selections and results of computations are plain pandas frames."""
 
@@ -83,13 +62,13 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
     def of(
         cls, question: Question, results: Sequence[TrialResult], *, all: bool = True, final_test: str = ""
     ) -> StudyFrame:
-        """Return the frame of `raypar.reporting.export.frame_of`, with the data for reports.
+        """Return the frame of `raypar.reporting.export.short_names`, with the data for reports.
 
         Args:
             all: every column, not only those of `raypar.reporting.export.tidy`.
             final_test: outcome on the test set, as in `Verdict`.
         """
-        plain = frame_of(question, results) if all else tidy(frame_of(question, results))
+        plain = (short_names if all else tidy)(frame_of(question, results))
         frame = cls(plain)
         frame.attrs.update(plain.attrs)
         frame._asked, frame._results, frame._final_test = question, tuple(results), final_test
@@ -134,9 +113,9 @@ class StudyFrame(pd.DataFrame):  # type: ignore[misc,unused-ignore]
         Args:
             verbose: include all comparisons, scaling, effects, the parts of the time and all warnings.
         """
-        view, notebook = StudyView(self.analysis), sys.modules.get("IPython")
-        if notebook is not None and notebook.get_ipython() is not None:
-            notebook.display.display(ReportView(view, verbose=verbose))
+        view = StudyView(self.analysis)
+        if (notebook := open_notebook()) is not None:
+            notebook.display.display(Printed.of(lambda console: print_report(view, console, verbose=verbose)))
         else:
             print_report(view, TerminalConsole(), verbose=verbose)
 

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleRenderable, Group
@@ -93,6 +94,28 @@ NUM_LAST = 3  # latest ended trials that get a line each
 BAR_WIDTH, MIN_BAR_WIDTH = 30, 5
 TIME_OF_LINE = "%Y-%m-%d %H:%M:%S"
 STARTING_RAY, STARTING_WORKERS = "starting Ray (usually 10-20 s)", "starting workers"
+
+
+class Display(Protocol):
+    """Display of the view while trials run.
+
+    Attributes:
+        widths: width in cells of each line to draw next.
+    """
+
+    widths: Sequence[int]
+
+    def start(self, refresh: bool = False) -> None:
+        """Begin; with `refresh`, draw at once."""
+        ...
+
+    def refresh(self) -> None:
+        """Draw again."""
+        ...
+
+    def stop(self) -> None:
+        """End, and leave nothing behind."""
+        ...
 
 
 class _ResizableLive(Live):
@@ -261,6 +284,7 @@ class LiveView:
         queued: trials still to run, if known. A search draws them later.
         question: the study's question, which determines the leading point.
         starting: text to show until the first gang or trial starts.
+        display: makes the live display from the function that renders it; None: that of a terminal, if it is one.
         clock: monotonic clock in seconds.
         now: time of day.
     """
@@ -270,6 +294,7 @@ class LiveView:
         console: Console,
         num_trials: int,
         *,
+        display: Callable[[Callable[[], Group]], Display] | None = None,
         done: Sequence[TrialResult] = (),
         queued: Sequence[TrialSpec] = (),
         question: Question | None = None,
@@ -289,8 +314,8 @@ class LiveView:
         self._last: deque[TrialResult] = deque(maxlen=NUM_LAST)
         self._open = ""  # points that are not settled yet, in words
         self._lock = threading.RLock()
-        self._live: _ResizableLive | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
+        self._live: Display | None = display(self._render) if display else None
+        if display is None and console.is_terminal and not console.is_dumb_terminal:
             self._live = _ResizableLive(
                 get_renderable=self._render, console=console, refresh_per_second=REFRESH_PER_S, transient=True
             )
@@ -317,6 +342,11 @@ class LiveView:
         # Print without our lock: rich holds its own lock while it draws the view, and the view takes ours.
         if line:
             self._say(line)
+
+    def refresh(self) -> None:
+        """Draw the view again, for a display that has no thread."""
+        if self._live:
+            self._live.refresh()
 
     def _take(self, event: runner.Event) -> str | None:
         """Update the state; return a line to print permanently, if any."""

@@ -1,5 +1,5 @@
 "use strict";
-// Sorts tables when a head is clicked, and filters their rows by the words that are typed.
+// Sorts tables when a head is clicked, filters their rows by the words that are typed, and marks tables that scroll.
 document.documentElement.classList.add("scripted");
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
@@ -42,4 +42,14 @@ for (const input of document.querySelectorAll("input[data-filter]")) {
     }
     count.textContent = words.length ? `${shown} of ${rows.length}` : "";
   });
+}
+// A table that is wider than the page fades out where it goes on, below a line about it.
+for (const hint of document.querySelectorAll("[data-hint]")) {
+  const region = hint.nextElementSibling;
+  const look = () => {
+    hint.hidden = region.scrollWidth <= region.clientWidth + 1;
+    region.classList.toggle("more", region.scrollLeft + region.clientWidth < region.scrollWidth - 1);
+  };
+  region.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(region);
 }

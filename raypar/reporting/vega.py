@@ -36,6 +36,7 @@ MAX_BOUND_FACTOR = 4
 KINDS = ("svg", "png")
 INK, PAPER = "#1b1f24", "#ffffff"
 GREY = "#8a8f98"
+PLAIN = (GREY, "circle")
 
 
 @dataclass(frozen=True)
@@ -224,10 +225,25 @@ def interval_layers(rows: Sequence[Row], along: Literal["x", "y"], x: Spec, y: S
     return marks
 
 
-def reference_layer(**channel: Spec) -> Spec:
-    """Return a dotted line at 1 on the given x or y."""
-    mark = {"type": "rule", "strokeDash": [2, 4], "color": GREY, "strokeWidth": 1.5}
-    return {"data": {"values": [{"value": 1}]}, **layer(mark, **channel)}
+def styled(field: str, styles: Mapping[str, tuple[str, str]], **legend: int) -> tuple[Spec, Spec]:
+    """Return the channels of colours and shapes by name, with a legend for two or more."""
+    shown = {"orient": "top", "columns": 3, **legend} if len(styles) > 1 else None
+    colour, shape = (
+        nominal(field, scale={"domain": list(styles), "range": list(each)}, legend=shown)
+        for each in zip(*styles.values(), strict=True)
+    )
+    return colour, shape
+
+
+def median_layer(x: Spec, y: Spec, **channels: object) -> Spec:
+    """Return a layer of large marks, one for each point."""
+    return layer({"type": "point", "filled": True, "size": 90, "opacity": 1}, x=x, y=y, **channels)
+
+
+def reference_layer(at: Sequence[float] = (1,), dash: Sequence[int] = (2, 4), **channel: Spec) -> Spec:
+    """Return dotted lines at these values of the given x or y."""
+    mark = {"type": "rule", "strokeDash": list(dash), "color": GREY, "strokeWidth": 1.5}
+    return {"data": {"values": [{"value": value} for value in at]}, **layer(mark, **channel)}
 
 
 def stroke_legend() -> Spec:

@@ -75,6 +75,9 @@ class RankConditions(CpuConditions, GpuConditions):
         finds_unused: DDP searches for these in each step.
         resumed_at_epoch: epoch of the checkpoint from which it continued.
         checkpoint_s: seconds that saving checkpoints took.
+        report_s: seconds between timed steps and evaluations: reading counters, gathering the model, reporting.
+        saving_s: seconds that saving checkpoints and the model took.
+        profile_s: seconds that profiling its steps took, after the training.
         is_untrained: it only warmed up, to count memory, or was only profiled; its times mean nothing.
         not_resumed: why it could not continue from a checkpoint.
         not_observed: why the steps of its script were not observed.
@@ -99,6 +102,9 @@ class RankConditions(CpuConditions, GpuConditions):
     finds_unused: bool | None = None
     resumed_at_epoch: float | None = None
     checkpoint_s: float | None = None
+    report_s: float | None = None
+    saving_s: float | None = None
+    profile_s: float | None = None
     not_resumed: str | None = None
     not_observed: str | None = None
     is_untrained: bool | None = None

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from raypar.errors import Mistake, StudyError, closest, shortened, suggest
 from raypar.study.blocks import MIN_BLOCKS, block, num_first_blocks
@@ -40,6 +40,9 @@ from raypar.study.validation import (
 )
 from raypar.study.workload import AnyWorkload, CommandWorkload, Option, Workload
 from raypar.units import DURATIONS_S, SHARES, listed, parsed
+
+if TYPE_CHECKING:
+    from raypar.reporting.frame import StudyFrame
 
 MAX_TRIALS = 100_000
 MAX_BLOCKS = 100  # of a study with `until`
@@ -156,6 +159,27 @@ class Study:
     def num_points(self) -> int:
         """Number of combinations of the grids."""
         return math.prod(len(domain.values) for domain in self.space.values() if isinstance(domain, Grid))
+
+    def run(self, **flags: Any) -> StudyFrame:
+        """Run the study's missing trials in another process, and show its progress and its report.
+
+        In a notebook, the progress and the report are output of the cell. An interrupt ends the trials and all
+        processes; finished trials are kept, and the next call continues. Functions and classes that the notebook
+        defines are sent along. The store is that of the current folder.
+
+        Args:
+            flags: flags of ``raypar study``, with underscores: ``repeats=5``, ``set=["epochs=1"]``, ``no_ray=True``.
+
+        Returns:
+            The trials, as `raypar.load` returns them.
+
+        Raises:
+            RayparError: the study has no name, its flags are wrong, or it can't run.
+            KeyboardInterrupt: it was interrupted.
+        """
+        from raypar.cli.notebook import run_study
+
+        return run_study(self, **flags)
 
     def trial(self, point: Mapping[str, Value], repeat: int, *, order: int = 0, auto: Auto = ON_CPU) -> TrialSpec:
         """Return the spec of one point and repeat; `auto` has the values that the study leaves to the machines."""

@@ -23,6 +23,8 @@ MAX_EXPERIMENT_TAG_LENGTH = 19_000
 MAX_TAG_PARTS = 16
 
 _MAX_FILE_NAME_LENGTH = 80
+NOTE = "mlflow.note.content"  # tag with the Markdown that MLflow's pages show
+DESCRIPTION = "raypar.description"  # tag with an execution's description, where the note differs from it
 _PACKED = "zlib;"
 _MAX_UNPACKED_BYTES = 32 * 2**20
 

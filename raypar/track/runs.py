@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from raypar.markdown import harmless
 from raypar.study.options import GENERAL, OPTIONS, has_effect
 from raypar.study.quantity import View, of_view
 from raypar.study.trial import (
@@ -24,6 +25,7 @@ from raypar.study.trial import (
 from raypar.track.names import (
     MAX_NAME_LENGTH,
     MAX_PARAM_LENGTH,
+    NOTE,
     clip,
     join_tag,
     key_names,
@@ -310,9 +312,9 @@ def _tags(result: TrialResult) -> dict[str, str]:
         "raypar.state": result.state.value,
     }
     if result.state.traits.is_unusable:
-        tags["mlflow.note.content"] = f"{result.state}: {result.reason}" if result.reason else result.state.value
+        tags[NOTE] = harmless(f"{result.state}: {result.reason}" if result.reason else result.state.value)
     if (failure := result.failure) and not result.is_complete:
-        tags["raypar.failure"] = tags["mlflow.note.content"] = failure.message
+        tags |= {"raypar.failure": failure.message, NOTE: harmless(failure.message)}
         tags["raypar.failure_kind"] = failure.kind.value
     return {key: tag_text(value) for key, value in tags.items()}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from raypar.study.trial import COUNTERS, TrialResult, latest
 from raypar.track import check, journal
-from raypar.track.names import experiment_name, join_tag
+from raypar.track.names import DESCRIPTION, NOTE, experiment_name, join_tag
 from raypar.track.runs import RESULT_FILE, SOURCE_FILE, parse_result, result_from_tags, without_step_times
 from raypar.track.stored_runs import EmbeddedRuns, StoredRun, StoredRuns, Unfamiliar
 from raypar.train.job import MODEL_FOLDER
@@ -204,7 +204,7 @@ class Store:
         for each in self._latest_first("execution", study_name):
             if isinstance(each, StoredRun):
                 tags = {key: join_tag(each.tags, key) or "" for key in each.tags}
-                yield tags, tags.get("mlflow.note.content", "")
+                yield tags, tags.get(DESCRIPTION) or tags.get(NOTE, "")
             else:
                 yield dict(each["tags"]), str(each["description"])
 

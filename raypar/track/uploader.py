@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from raypar.errors import RayparError, StoreError
+from raypar.markdown import harmless
 from raypar.study.trial import TrialSpec, result_from_json
 from raypar.track import journal
 from raypar.track.check import check_address
 from raypar.track.client import Failing, Rejected, Unreachable, has_server, reachable, unreachable
-from raypar.track.names import key_names, short_hash, short_label, split_tag
+from raypar.track.names import DESCRIPTION, NOTE, key_names, short_hash, short_label, split_tag
 from raypar.track.run_writer import RunRef, RunWriter
 from raypar.track.runs import BEST_MODEL, SOURCE_FILE, Point, PointRun, child_run, inputs_of
 from raypar.track.store import Store, default_tracking_uri
@@ -93,7 +94,9 @@ class Uploader:
         description = str(record["description"])
         tags = {**_long_tags(record["tags"]), **_totals(record)}
         if description:
-            tags["mlflow.note.content"] = description
+            tags[NOTE] = harmless(description)
+            if harmless(description) != description:
+                tags |= _long_tags({DESCRIPTION: description})
         parent = self._parent(record, name=record["name"], tags=tags, is_new=is_new)
         keys = key_names(record["params"])
         params = {keys[k]: str(v) for k, v in record["params"].items()}
@@ -107,8 +110,8 @@ class Uploader:
         answer, about = str(record.get("answer", "")), str(record.get("about", ""))
         if answer or about:
             linked = links(self._writer.experiment(record["study"]))
-            note = "\n\n".join(filter(None, [answer, linked, about]))
-            self._writer.describe_experiment(record["study"], "mlflow.note.content", note)
+            note = "\n\n".join(filter(None, [harmless(answer), linked, harmless(about)]))
+            self._writer.describe_experiment(record["study"], NOTE, note)
 
     def _trial(self, record: Record, is_new: bool) -> None:
         stored = record["result"]  # decoded in journals of earlier versions

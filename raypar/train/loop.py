@@ -102,7 +102,8 @@ def train(
         best_weights.load_state_dict(state["keeper"])
         # For the runner, each attempt reports from the start.
         stopped = any(not channel.report(report) for report in timed.totals.reports)
-    done = timed.num_resumed_steps
+    done, before = timed.num_resumed_steps, replace(timed.totals)
+    loop_start_s = time.monotonic()
     for steps in training.batches.segments(range(done, done if stopped else num_steps)):
         first_step = timed.totals.num_steps
         report = timed.run_segment(steps)
@@ -113,10 +114,13 @@ def train(
             break
         if saves and not is_last and timed.ends_checkpoint_period(first_step):
             checkpoints.save(timed.totals.num_steps, {**timed.state_dict(), "keeper": best_weights.state_dict()})
-
+    worked_s = timed.totals.train_time_s + timed.totals.eval_time_s - before.train_time_s - before.eval_time_s
+    save_start_s = time.monotonic()
     best_weights.save(training.full_model)
+    profile_start_s = time.monotonic()
     traces_dir = artifact_dir / PROFILE_FOLDER if artifact_dir else None
     profile = training.profile(profiling.num_steps, traces_dir) if profiling.num_steps and not stopped else None
+    profile_s = time.monotonic() - profile_start_s
     checkpoints.remove()
     outcome = timed.outcome()
     return replace(
@@ -131,6 +135,9 @@ def train(
         conditions=replace(
             outcome.conditions,
             checkpoint_s=checkpoints.time_s if saves else None,
+            report_s=max(0.0, save_start_s - loop_start_s - worked_s - checkpoints.time_s),
+            saving_s=profile_start_s - save_start_s + checkpoints.time_s,
+            profile_s=profile_s if profile else None,
             not_resumed=checkpoints.why_not or None,
             is_untrained=True if profiling.instead_of_training else None,
         ),

@@ -579,7 +579,7 @@ def figures():
     drawn_lr = [make_result({"lr": i / 7, "momentum": i / 9}) for i in range(8)]
     shares = [make_result({"lr": lr}, r, 4.0 + r + lr, 0.5 + r / 2) for r in (0, 1) for lr in (0.1, 0.2)]
     best = "learning", reported(range(9), "accuracy", *(x / 9 for x in range(9)), num_reports=2)
-    with patch.multiple(report_figures, MAX_REPORTS=24, MAX_CURVES=1):
+    with patch.multiple(report_figures, MAX_REPORTS=24):
         thinned = drawn("learning", full, both)
     return {
         "no results": drawn("omitted", [], both),

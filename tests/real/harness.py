@@ -109,11 +109,11 @@ class Cli:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         return done.stdout
 
-    def start(self, *arguments):
+    def start(self, *arguments, program=BIN / "raypar"):
         """Start a command in a new session, with its output in the files ``stdout`` and ``stderr``."""
         with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
             how = {**self.how(), "stdout": stdout, "stderr": stderr, "start_new_session": True}
-            return subprocess.Popen([BIN / "raypar", *arguments], **how)
+            return subprocess.Popen([program, *arguments], **how)
 
     def how(self, **changes):
         env = environment(**{MARK: self.mark, "COLUMNS": "120"}, **changes)

@@ -79,6 +79,28 @@ def test_a_killed_study_leaves_no_process_and_the_same_command_runs_the_missing_
         assert {run.info.status for run in runs_of(cli.folder, "faulty", kind)} == {"FINISHED"}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_study_that_runs_from_python_ends_with_its_program_and_continues_in_the_next(cli, study, number):
+    text = (cli.folder / "faulty.py").read_text()
+    cli.write("program.py", f"{text}\nif __name__ == '__main__':\n    replace(study, name='faulty').run(no_ray=True)\n")
+    with study.running(cli.start("program.py", program=sys.executable)) as process:
+        for _ in range(2):
+            study.go(next_held(study, process)[0])
+        next_held(study, process)
+        os.killpg(process.pid, number)  # as a notebook's server does
+        assert process.wait(TIMEOUT_S) == -number
+    if number == signal.SIGINT:
+        assert cli.processes() == {}
+        assert "Partial: interrupted when 2 of 4 trials were done." in cli.output()
+        assert "interrupted; run `study.run()` to continue" in cli.output()
+    cli.wait_for_its_processes()
+    assert finished(cli.folder) == sorted(study.starts()[:2])
+    study.hold_no_more()
+    assert cli.start("program.py", program=sys.executable).wait(TIMEOUT_S) == 0
+    assert "2 of 4 trials are in the store already" in cli.output() and "faulty: 4 points, 4 trials" in cli.output()
+    assert finished(cli.folder) == RATES and len(study.starts()) == 5
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("sign", ["gcs_server", "starting a gang"])
 def test_ctrl_c_before_the_first_trial_ends_starting_processes(cli, study, sign):

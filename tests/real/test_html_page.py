@@ -13,7 +13,7 @@ from pathlib import Path
 import golden
 import pytest
 from browser import browser
-from html_studies import question, results
+from html_studies import ab_html, compare_html, question, results, revision_results
 
 from raypar.analysis.analyse import analyse
 from raypar.execution.stored import read_study
@@ -21,6 +21,8 @@ from raypar.reporting.html import Origin, html_report
 from raypar.reporting.view import StudyView
 
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
+STUDIES = "quickstart", "scaling", "search"
+COMPARISONS = "ab", "ab with a limit", "compare", "compare with a limit"
 UNFOLD = "document.querySelectorAll('details').forEach(d => d.open = true)"
 DRAWN = (
     "[...document.querySelectorAll('figure[data-figure]')]"
@@ -60,7 +62,28 @@ def golden_pages(tmp_path_factory):
             pages[name].write_text(
                 html_report(StudyView(study.analysis), study.analysis.evidence.results, origin), "utf-8"
             )
+    a, b = results(name="base"), slower(results(name="changed"))
+    of_comparisons = {
+        "ab": ab_html(revision_results()),
+        "ab with a limit": ab_html(revision_results(note="x" * 20), allowed=0.02),
+        "compare": compare_html(a, b, stores=("sqlite:////home/user/project/mlflow.db", "http://10.0.0.1:5000")),
+        "compare with a limit": compare_html(a, b, allowed=0.05),
+    }
+    for name, text in of_comparisons.items():
+        pages[name] = made / f"{name}.html"
+        pages[name].write_text(text, "utf-8")
     return pages
+
+
+def slower(trials, factor=2.0):
+    """Return the trials with longer training times on four workers."""
+
+    def changed(r):
+        return replace(
+            r, train_time_s=factor * r.train_time_s, throughput_samples_per_s=r.throughput_samples_per_s / factor
+        )
+
+    return [changed(r) if r.train_time_s and r.spec.point["num_workers"] == 4 else r for r in trials]
 
 
 def written(path, name, text):
@@ -159,7 +182,7 @@ def test_hostile_names_and_texts_are_inert(chromium, tmp_path):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
+@pytest.mark.parametrize("study", [*STUDIES, *COMPARISONS])
 def test_axe_finds_no_violations(chromium, golden_pages, study):
     package = find_spec("axe_playwright_python")
     assert package is not None, "axe-core is a part of axe-playwright-python: pip install -e '.[dev]'"
@@ -184,7 +207,7 @@ def test_four_points_fit_on_about_three_screens_and_two_sheets(chromium, golden_
         assert len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf)) == 2
 
 
-@pytest.mark.parametrize("study", ["quickstart", "scaling", "search"])
+@pytest.mark.parametrize("study", [*STUDIES, *COMPARISONS])
 def test_no_table_is_clipped_and_the_answer_is_on_the_first_screen(chromium, golden_pages, study):
     page = chromium(golden_pages[study])
     page.resize(1400, 1000)
@@ -193,6 +216,43 @@ def test_no_table_is_clipped_and_the_answer_is_on_the_first_screen(chromium, gol
     page.until(DRAWN)
     clipped = "[...document.querySelectorAll('[role=region]')].filter(t => t.scrollWidth > t.clientWidth)"
     assert page.run(f"{clipped}.map(t => t.ariaLabel)") == []
-    page.resize(390, 800, is_phone=True)
-    page.until("document.documentElement.clientWidth === 390")
-    assert page.run("document.documentElement.scrollWidth") == 390
+    hints = "[...document.querySelectorAll('[data-hint]')]"
+    assert page.run(f"{hints}.every(h => h.hidden)")
+    for width in (400, 360):
+        page.resize(width, 800, is_phone=True)
+        page.until(f"document.documentElement.clientWidth === {width}")
+        assert page.run("document.documentElement.scrollWidth") == width
+    # A table that scrolls says so, until its last column is in view.
+    page.until(
+        f"{hints}.every(h => h.hidden === (h.nextElementSibling.scrollWidth <= h.nextElementSibling.clientWidth))"
+    )
+    page.run("document.querySelectorAll('[role=region]').forEach(t => t.scrollLeft = t.scrollWidth)")
+    page.until("!document.querySelector('.more')", timeout_s=30)
+
+
+def test_the_page_of_a_comparison_starts_with_the_verdict_and_has_its_figures_and_trials(chromium, golden_pages):
+    page = chromium(golden_pages["compare with a limit"])
+    heading = page.run("document.querySelector('h1').textContent").replace("\N{NO-BREAK SPACE}", " ")
+    assert heading == "A: base, the reference. B: changed. B fails: it may be at most 5 % slower."
+    page.until(DRAWN)
+    assert page.run("document.querySelector('.failed').textContent").strip().startswith("--fail-if-slower: failed")
+    page = chromium(golden_pages["ab"])
+    page.run(UNFOLD)
+    page.until(DRAWN)
+    assert "slower at 1, faster at 1, equivalent at 1" in page.run("document.querySelector('h1').textContent")
+    assert page.run("document.querySelectorAll('#all-points tbody tr').length") == 3
+    assert page.run("document.querySelectorAll('#all-trials tbody tr').length") == 48
+    assert page.errors() == [] and len(page.requests()) == 1
+
+
+def test_hostile_names_in_a_comparison_are_inert(chromium, tmp_path):
+    (tmp_path / "ab.html").write_text(ab_html(revision_results(note=HOSTILE), source=HOSTILE), "utf-8")
+    names = HOSTILE, f"{HOSTILE}2"
+    trials = [results(name=name) for name in names]
+    (tmp_path / "compare.html").write_text(compare_html(*trials, names=names, stores=(HOSTILE, "x")), "utf-8")
+    for path in tmp_path.glob("*.html"):
+        page = chromium(path)
+        page.run(UNFOLD)
+        page.until(DRAWN)
+        assert page.run("document.title") != "taken" and page.run("document.querySelectorAll('img').length") == 0
+        assert page.errors() == [] and len(page.requests()) == 1

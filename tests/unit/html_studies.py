@@ -8,7 +8,7 @@ from results import make_result
 
 from raypar.analysis.question import Question
 from raypar.study.profile import PARTS, Breakdown, Profile
-from raypar.study.trial import TrialState
+from raypar.study.trial import TrialState, point_label
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(1)> a.b['c'] "' onload="1 --> <!-- {{7*7}}"""
 
@@ -38,3 +38,44 @@ def _result(order, repeat, lr, workers, metric):
         reports=tuple({"epoch": i, metric: value, "train_time_s": time_s / 4} for i, value in enumerate(curve, 1)),
         profile=Profile((mean,) * workers, 10, mean.step_s, 0.05) if repeat == 0 else None,
     )
+
+
+REVISIONS = "main@1a2b3c4", "HEAD@5d6e7f8"
+
+
+def revision_results(factors=((1, 1.05), (2, 0.98), (4, 1.0)), *, num_repeats=8, note=""):
+    """Trials under two revisions: the second takes `factors` as long at each number of workers."""
+    made = []
+    for repeat, (workers, factor), revision in product(range(num_repeats), factors, REVISIONS):
+        noise = 1 + 0.002 * ((7 * repeat + workers + len(revision)) % 5 - 2)
+        time_s = 8.0 / workers * noise * (factor if revision == REVISIONS[1] else 1.0)
+        point = {"num_workers": workers, **({"note": note} if note else {}), "revision": revision}
+        trial = make_result(point, repeat, time_s, 0.9 - 0.001 * (factor > 1), started_at=1.7e9 + 10 * len(made))
+        made.append(replace(trial, spec=replace(trial.spec, study=f"scaling {' '.join(REVISIONS)}")))
+    return made
+
+
+def ab_html(results, *, allowed=None, source="study = 1"):
+    """Return the page of ``raypar ab`` for trials under `REVISIONS`."""
+    from raypar.analysis.ab import compare_revisions
+    from raypar.analysis.analyse import analyse
+    from raypar.reporting.ab import AbView
+    from raypar.reporting.comparison_page import ab_page
+    from raypar.reporting.html import Origin
+
+    keys = tuple(results[0].spec.point)
+    points = tuple({point_label(r.spec.point): r.spec.point for r in results}.values())
+    asked = Question("s", {"revision": REVISIONS[0]}, keys, num_repeats=8, max_repeats=60, margin=0.02, points=points)
+    analysis = analyse(asked, results)
+    view = AbView(compare_revisions(analysis.evidence), "s", allowed, 0 if allowed is None else 1)
+    return ab_page(view, analysis, results, Origin({"command": "raypar ab main HEAD"}, study_source=source))
+
+
+def compare_html(a, b, *, names=("base", "changed"), allowed=None, stores=("", "")):
+    """Return the page of ``raypar store compare`` for the trials of two studies."""
+    from raypar.analysis.compare import Side, compare
+    from raypar.reporting.compare import CompareView
+    from raypar.reporting.comparison_page import compare_page
+
+    a_side, b_side = (Side(question(name), trials, {}) for name, trials in zip(names, (a, b), strict=True))
+    return compare_page(CompareView(compare(a_side, b_side, allowed), stores, None if allowed is None else 1))

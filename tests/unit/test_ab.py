@@ -28,7 +28,8 @@ from raypar.errors import RayparError
 from raypar.execution.flags import RunFlags
 from raypar.execution.git import Repository as GitRepository
 from raypar.execution.revisions import StudyRequest, check_environment, comparison
-from raypar.reporting.ab import AbView, verdict_lines
+from raypar.reporting.ab import AbView, ab_markdown, verdict_lines
+from raypar.reporting.view import StudyView
 from raypar.run.forkserver import replaced
 from raypar.study.blocks import block
 from raypar.study.trial import Failure, FailureKind, TrialState
@@ -518,38 +519,128 @@ def test_the_action_uses_existing_flags():
     script = steps["compare"]["run"]
     command = typer.main.get_command(app).commands["ab"]
     known = {flag for parameter in command.params for flag in parameter.opts}
-    assert set(re.findall(r"--[a-z][a-z-]+", script)) == {"--fail-if-slower", "--inconclusive", "--markdown"} <= known
+    assert (
+        set(re.findall(r"--[a-z][a-z-]+", script))
+        == {"--fail-if-slower", "--inconclusive", "--markdown", "--html"}
+        <= known
+    )
     used = set(re.findall(r"inputs\.([a-z-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
     assert used == set(action["inputs"])
     assert not re.search(r"\$\{\{", script + steps["Install"]["run"] + steps["Result"]["run"])
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-@pytest.mark.parametrize(
-    ("gate", "words"),
-    [("", []), ("5%", ["--fail-if-slower", "5%", "--inconclusive", "ok"])],
-)
-def test_the_action_keeps_the_exit_code_and_the_verdict(tmp_path, gate, words):
+def evaluated(text, values):
+    """Return a text with its ``${{ }}`` expressions replaced, as a runner does."""
+    return re.sub(r"\$\{\{\s*([\w.-]+)\s*\}\}", lambda found: values[found[1]], str(text))
+
+
+def run_action(folder, path, **given):
+    """Run the shell steps of the action like a runner: inputs, outputs, environment, ``bash -eo pipefail``.
+
+    Returns:
+        The outputs of the step that compares, and the exit code of the first step that fails, else 0.
+    """
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-    (script,) = (step["run"] for step in action["runs"]["steps"] if step.get("id") == "compare")
-    program = tmp_path / "raypar"
+    inputs = {name: given.get(name.replace("-", "_"), each.get("default")) for name, each in action["inputs"].items()}
+    values = {f"inputs.{name}": str(value) for name, value in inputs.items()}
+    values["github.token"] = "secret"
+    outputs = {}
+    for number, step in enumerate(step for step in action["runs"]["steps"] if "run" in step):
+        script, output = folder / f"step{number}.sh", folder / f"output{number}"
+        script.write_text(evaluated(step["run"], values))
+        output.touch()
+        files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(folder / "summary")}
+        environment = {name: evaluated(value, values) for name, value in step.get("env", {}).items()}
+        variables = {"PATH": path, "RUNNER_TEMP": str(folder), **files, **environment}
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+        outputs |= dict(line.split("=", 1) for line in output.read_text().splitlines())
+        values |= {f"steps.{step.get('id')}.outputs.{name}": value for name, value in outputs.items()}
+        if done.returncode:
+            return outputs, done.returncode
+    return outputs, 0
+
+
+@pytest.fixture
+def fake_path(tmp_path):
+    """Return the search path with a raypar that writes down its words and ends with the exit code 3."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "raypar"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >words\necho verdict >raypar-ab.md\nexit 3\n')
     program.chmod(0o755)
-    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
-    inputs = {"BASE": "HEAD^1", "HEAD": "HEAD", "STUDY": "a b.py", "FLAGS": "--set epochs=1", "OPTIONS": ""}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    given = {
-        **files,
-        **inputs,
-        "FAIL_IF_SLOWER": gate,
-        "INCONCLUSIVE": "ok",
-        "RUNNER_TEMP": str(tmp_path),
-        "PATH": path,
-    }
-    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=given, check=True)
+    (folder / "python").symlink_to(sys.executable)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    ("inputs", "gate", "flags"),
+    [
+        ({"flags": "--set epochs=1"}, [], ["--set", "epochs=1"]),
+        ({"fail_if_slower": "5%"}, ["--fail-if-slower", "5%", "--inconclusive", "ok"], []),
+        ({"flags": "--set 'note=a b'\n  --set x=*"}, [], ["--set", "note=a b", "--set", "x=*"]),
+        ({"options": '--link "my data"'}, ["--link", "my data"], []),
+        ({"flags": "$(touch hacked) `touch hacked`; touch hacked"}, [], None),
+        ({"study": "$(touch hacked).py", "install": "touch installed"}, [], []),
+    ],
+)
+def test_the_action_keeps_words_exit_code_and_verdict_and_runs_no_input(tmp_path, fake_path, inputs, gate, flags):
+    given = {"study": "a b.py", "install": "touch installed", **inputs}
+    outputs, code = run_action(tmp_path, fake_path, **given)
     passed = (tmp_path / "words").read_text().splitlines()
-    markdown = str(tmp_path / "raypar-ab.md")
-    rest = ["HEAD^1", "HEAD", "--", "study", "a b.py", "--set", "epochs=1"]
-    assert passed == ["ab", *words, "--markdown", markdown, *rest]
-    assert (tmp_path / "GITHUB_OUTPUT").read_text() == f"exit-code=3\nmarkdown={markdown}\n"
-    assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text() == "verdict\n"
+    files = ["--markdown", str(tmp_path / "raypar-ab.md"), "--html", str(tmp_path / "raypar-ab.html")]
+    options = gate if "link" in str(inputs) else []
+    head = ["ab", *([] if options else gate), *files, *options, "HEAD^1", "HEAD", "--", "study", given["study"]]
+    assert passed[: len(head)] == head and (flags is None or passed[len(head) :] == flags)
+    assert outputs == {"exit-code": "3", "markdown": files[1], "html": files[3]} and code == 3
+    assert (tmp_path / "summary").read_text() == "verdict\n"
+    assert (tmp_path / "installed").exists() and not (tmp_path / "hacked").exists()
+
+
+COMMENTS = """
+const fs = require('fs'), calls = [];
+const [script, comments] = [process.argv[2], JSON.parse(process.argv[3])];
+const issues = {
+  listComments: 'list', updateComment: async of => calls.push(['update', of.comment_id]),
+  createComment: async of => calls.push(['create', of.issue_number]),
+};
+const github = {paginate: async () => comments, rest: {issues}};
+const context = {repo: {owner: 'o', repo: 'r'}, issue: {number: 7}};
+const run = Object.getPrototypeOf(async () => 0).constructor;
+run('github', 'context', 'require', fs.readFileSync(script, 'utf8'))(github, context, require)
+  .then(() => console.log(JSON.stringify(calls)));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
+def test_the_action_updates_its_own_comment_or_makes_one(tmp_path):
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    (step,) = (each for each in action["runs"]["steps"] if each.get("name") == "Comment")
+    view = AbView(compare_revisions(evidence_of(question(), results(0.05))), "s", None, 0)
+    text = ab_markdown(view, StudyView(analyse(question(), results(0.05))), "raypar ab")
+    for name, content in {"script.js": step["with"]["script"], "run.js": COMMENTS, "a.md": text}.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+
+    def calls(*bodies, markdown="a.md"):
+        comments = json.dumps([{"id": number, "body": body} for number, body in enumerate(bodies)])
+        command = ["node", tmp_path / "run.js", tmp_path / "script.js", comments]
+        environment = {**os.environ, "MARKDOWN": str(tmp_path / markdown)}
+        return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+
+    assert calls("hello", f"{text}\n", "> quoted") == [["update", 1]]
+    assert calls("hello", f"{text} is what it wrote") == [["create", 7]]
+    assert calls(markdown="missing.md") == []
+
+
+def test_the_markdown_has_the_verdict_in_its_first_line_and_no_html_of_names():
+    named = [
+        replace(r, spec=replace(r.spec, point={**r.spec.point, "x": "<b>[y](javascript:z)"})) for r in results(0.05)
+    ]
+    asked = question(points=tuple({**point, "x": "<b>[y](javascript:z)"} for point in question().points))
+    view = AbView(compare_revisions(evidence_of(asked, named)), "s", 0.02, 1)
+    text = ab_markdown(view, StudyView(analyse(asked, named)), "raypar ab main '<b>'")
+    first, *_, last = text.splitlines()
+    assert first.startswith(f"### ❌ {B} is 5.0 % slower than {A}") and last == "<!-- raypar ab -->"
+    assert set(re.findall(r"<[a-z/!]+", text)) == {"<details", "<summary", "</summary", "</details", "<!"}
+    assert "](javascript" not in text and "--fail-if-slower 2 %: failed" in text

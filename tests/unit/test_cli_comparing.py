@@ -108,3 +108,15 @@ def test_incomparable_studies_are_refused(stores, args, message):
 @pytest.mark.parametrize("text", ["5", "0.05", "-1%", "five%", "5%%", "nan%", "inf%", "%", "1_0%", ""])
 def test_an_invalid_limit_is_refused(text):
     refused(f"--fail-if-slower {text}: must be a percentage", "store", "compare", "a", "b", f"--fail-if-slower={text}")
+
+
+def test_a_comparison_is_also_a_page_of_its_own(stores, tmp_path):
+    path = tmp_path / "comparison.html"
+    flags = ("--tracking-uri", stores[0], "--fail-if-slower", "5%", "--html", str(path))
+    code, out = compared("base", "slow", *flags)
+    assert code == 1 and out.endswith(f"wrote {path}")
+    page = path.read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    assert "<title>A: base, the reference. B: slow. B fails: it may be at most 5 % slower.</title>" in page
+    assert "1.20×" in page and page.count("<figure ") == 2
+    refused("--json and --html exclude each other", "store", "compare", "base", "slow", *flags, "--json")
+    refused("is a folder", "store", "compare", "base", "slow", *flags[:-1], str(tmp_path))

@@ -41,16 +41,20 @@ def test_a_study_is_a_frame_of_its_trials(folder, monkeypatch):
     assert all(frame[column].nunique(dropna=False) > 1 for column in frame)
 
 
-def test_all_columns_are_those_of_an_export(folder):
-    frame = raypar.load("mnist", folder=folder, all=True)
-    assert frame["point.num_workers"].tolist() == frame["config.num_workers"].tolist() == [1, 2, 1, 2, 4]
-    assert {"study", "final.accuracy", "config.lr", "energy_j", "environment.node"} <= set(frame)
+def test_all_columns_have_the_same_names(folder):
+    few, frame = (raypar.load("mnist", folder=folder, all=each) for each in (False, True))
+    assert set(few) | set(few.attrs["constants"]) < set(frame)
+    assert all(few[column].equals(frame[column]) for column in few)
+    assert frame["num_workers"].tolist() == frame["config.num_workers"].tolist() == [1, 2, 1, 2, 4]
+    assert {"study", "accuracy", "config.lr", "energy_j", "environment.node"} <= set(frame)
     assert frame.repeat.tolist() == [1, 1, 2, 2, 1] and "constants" not in frame.attrs
 
 
 def test_ambiguous_names_keep_their_prefix_and_columns_that_are_always_shown_may_be_constant():
     results = [make_result({"seed": 7, "accuracy": n}, n, accuracy=0.9, started_at=n) for n in range(2)]
     frame = StudyFrame.of(Question("s", {}, ("seed", "accuracy")), results, all=False)
+    everything = StudyFrame.of(Question("s", {}, ("seed", "accuracy")), results, all=True)
+    assert set(frame) < set(everything) and everything.accuracy.tolist() == [0, 1]
     assert {"point.seed", "accuracy", "final.accuracy", "seed", "train_time_s", "state"} <= set(frame)
     assert frame.accuracy.tolist() == [0, 1] and frame["final.accuracy"].tolist() == [0.9, 0.9]
     assert StudyFrame.of(Question("s", {}, ()), [], all=False).empty

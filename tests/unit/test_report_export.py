@@ -84,10 +84,20 @@ def test_any_text_comes_back_from_every_file(tmp_path):
     ]
     write(tmp_path / "t.json", QUESTION, results, lambda identity: ())
     from_json = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["trials"]
-    from_csv = csv.DictReader(written(tmp_path, "t.csv", results).open(encoding="utf-8", newline=""))
     from_parquet = pd.read_parquet(written(tmp_path, "t.parquet", results)).to_dict("records")
-    for rows in (from_json, from_csv, from_parquet):
+    for rows in (from_json, from_parquet):
         assert [(row["point.x"], row["failure"]) for row in rows] == [(t, t) for t in (*HOSTILE, "bad ? byte")]
+    from_csv = csv.DictReader(written(tmp_path, "t.csv", results).open(encoding="utf-8", newline=""))
+    formulas = {HOSTILE[0], "-1+2", "@x"}
+    texts = ["'" * (text in formulas) + text for text in (*HOSTILE, "bad ? byte")]
+    assert [(row["point.x"], row["failure"]) for row in from_csv] == [(t, t) for t in texts]
+
+
+def test_numbers_in_a_table_are_no_formulas(tmp_path):
+    results = [make_result({"x": x}, accuracy=-0.5) for x in (-1, "a", "+2.5", "-inf", "=1")]
+    rows = [*csv.DictReader(written(tmp_path, "t.csv", results).open(encoding="utf-8", newline=""))]
+    assert [row["point.x"] for row in rows] == ["-1", "a", "+2.5", "-inf", "'=1"]
+    assert {row["final.accuracy"] for row in rows} == {"-0.5"}
 
 
 def test_json_has_reports_and_step_times_and_is_json(tmp_path):
@@ -109,6 +119,20 @@ def test_a_value_with_a_line_break_or_a_bar_stays_in_its_cell_of_a_summary():
         "| a&#124;b | 4.00 s | 97.0 % | 1 |",
         "| two lines | 4.00 s | 97.0 % | 1 |",
     ]
+
+
+def test_the_texts_of_a_summary_contain_neither_html_nor_links_that_run_something():
+    name, question = (
+        "<img src=x onerror=alert(1)>",
+        "Does <b>it</b> [scale](javascript:alert(1))? See [us](https://x.y).",
+    )
+    results = [
+        make_result({"x": "[y](data:text/html,z)"}, failure=name, state=TrialState.FAILED),
+        make_result({"x": 1}),
+    ]
+    text = markdown_of(StudyView(analyse(Question(name, {}, ("x",)), results)), {"host": [name]}, question)
+    assert "<img" not in text and "<b>" not in text and "&lt;img src=x onerror=alert(1)>" in text
+    assert "](javascript" not in text and "](data" not in text and "[us](https://x.y)" in text
 
 
 def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -15,6 +15,7 @@ from raypar.analysis.question import Question
 from raypar.errors import RayparError
 from raypar.reporting.figures import figures_of, write_figures
 from raypar.reporting.vega import Figure, OmittedFigure, static_svg, thinned, within
+from raypar.study.conditions import RankConditions
 from raypar.study.trial import point_label
 
 
@@ -88,16 +89,51 @@ def test_a_search_first_shows_the_most_important_hyperparameter_and_its_learning
     assert sorted({row["x"] for row in first.spec["data"]["values"]}) == [1, 2, 4]
 
 
-def test_curves_that_are_drawn_for_some_repeats_only_are_not_called_the_best():
-    trials = [
-        replace(
-            make_result({"lr": 0.1}, r),
-            reports=tuple({"accuracy": accuracy, "train_time_s": 2.0} for accuracy in (0.5, 0.6 + r / 100)),
-        )
-        for r in range(8)
+def reporting(point, repeat, *values):
+    reports = tuple({"accuracy": value, "train_time_s": 2.0 + repeat} for value in values)
+    return replace(make_result(point, repeat), reports=reports)
+
+
+def test_a_point_has_one_learning_curve_the_median_of_its_trials_in_a_band_that_spans_them():
+    trials = [reporting({"lr": lr}, r, 0.5 + lr, 0.6 + r / 100) for lr in (0.1, 0.2) for r in range(5)]
+    trials.append(reporting({"lr": 0.1}, 5, 0.6))  # a trial with one report has no curve
+    figure = drawn(trials, Question("s", {}, ("lr",), num_repeats=6))["learning"]
+    rows = figure.spec["data"]["values"]
+    assert [(row["series"], row["time"], row["value"]) for row in rows] == [
+        *(("lr=0.1", 4.0, 0.6), ("lr=0.1", 8.0, 0.62)),
+        *(("lr=0.2", 4.0, 0.7), ("lr=0.2", 8.0, 0.62)),
     ]
-    figures = drawn(trials, Question("s", {}, ("lr",), num_repeats=8))
-    assert figures["learning"].caption == "5 of 8 trials end at 60.0 % to 64.0 %."
+    assert (rows[1]["value_low"], rows[1]["value_high"], rows[1]["trials"]) == (0.6, 0.64, 5)
+    assert figure.spec["layer"][0]["mark"] == "area"
+    assert "its band spans them" in figure.caption
+
+
+def test_learning_curves_end_where_most_trials_of_the_point_end_and_single_trials_have_no_band():
+    longer = [reporting({"lr": 0.1}, r, *(0.5, 0.6, 0.7)[: 2 + (r == 0)]) for r in range(3)]
+    figure = drawn(longer, Question("s", {}, ("lr",), num_repeats=3))["learning"]
+    assert [row["value"] for row in figure.spec["data"]["values"]] == [0.5, 0.6]
+    single = [reporting({"lr": lr}, 0, 0.5, 0.6 + lr) for lr in (0.1, 0.2)]
+    figure = drawn(single, Question("s", {}, ("lr",), num_repeats=1, is_search=True))["learning"]
+    assert "area" not in [layer["mark"] for layer in figure.spec["layer"]]
+    assert figure.caption == "The trials end at 70.0 % to 80.0 %."
+
+
+def parts_of(*trials):
+    figure = drawn(trials, Question("s", {}, ("lr",), num_repeats=2))["trial_parts"]
+    return {row["part"]: pytest.approx(row["value"]) for row in figure.spec["data"]["values"]}
+
+
+def test_the_time_of_a_trial_is_divided_into_named_parts():
+    timed = {"wall_s": 10.0, "startup_s": 1.0, "data_time_s": 0.25, "warmup_s": 0.5, "eval_time_s": 0.5}
+    trial = replace(make_result({"lr": 0.1}, 0, 4.0), **timed)
+    assert parts_of(trial)["rest"] == 4.0
+    ranks = (RankConditions(report_s=0.5, saving_s=0.25, profile_s=3.0), RankConditions(report_s=0.25))
+    parts = parts_of(replace(trial, conditions=replace(trial.conditions, ranks=ranks)))
+    assert (parts["reports"], parts["saving"], parts["profiling"], parts["rest"]) == (0.5, 0.25, 3.0, 0.25)
+    of_profile = next(r.profile for r in results() if r.profile)
+    profiled = replace(trial, profile=of_profile, wall_s=100.0)  # of an earlier version: unknown how long it took
+    assert parts_of(profiled, replace(make_result({"lr": 0.1}, 1, 4.0), **timed))["rest"] == 4.0
+    assert parts_of(profiled)["rest"] == 94.0
 
 
 def test_a_study_of_many_points_shows_its_heat_maps_before_its_bars():

@@ -1,11 +1,12 @@
 """Warm-up leaves no trace, however long it is. The clock is a stand-in, and "cpu" stands for a GPU."""
 
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
-from training import ALONE, NOISY, seed_data, trained
+from training import ALONE, NOISY, Reports, seed_data, trained
 
 from raypar.measure.steps import StepTimer
 from raypar.parallel.strategy import DistContext
@@ -105,3 +106,26 @@ def test_a_training_has_one_timer_for_all_its_segments(monkeypatch):
     monkeypatch.setattr(loop, "StepTimer", lambda device, make=StepTimer: made.append(make(device)) or made[-1])
     losses(0)
     assert len(made) == 1
+
+
+def test_the_time_between_steps_and_evaluations_is_that_of_reports_and_saving_has_its_own(monkeypatch):
+    now_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(loop, "time", clock)
+
+    class Slow(Reports):
+        def report(self, metrics):
+            now_s[0] += 5.0
+            return super().report(metrics)
+
+    class SlowWeights(loop.BestWeights):
+        def save(self, model):
+            now_s[0] += 3.0
+            super().save(model)
+
+    monkeypatch.setattr(loop, "BestWeights", SlowWeights)
+    seed_data()
+    outcome = loop.train(NOISY, resolve(NOISY, {"epochs": 2}), 3, ALONE, Slow(), start_s=0.0)
+    conditions = outcome.conditions
+    assert conditions.report_s == pytest.approx(10.0 - outcome.train_time_s - outcome.eval_time_s)
+    assert (conditions.saving_s, conditions.profile_s) == (3.0, None)
