@@ -202,6 +202,11 @@ def make_plan(
     """
     if (study.is_search or study.scheduler is not None) and not with_ray:
         raise RayparError("a search needs Ray", hint="leave out --no-ray")
+    if study.searcher is not None or study.scheduler is not None:
+        from raypar.run.search import search_mistakes  # imports Ray Tune
+
+        if mistakes := search_mistakes(study):
+            raise StudyError(mistakes, where=where)
     complete = {result.spec.identity: result for result in stored if result.is_complete}
     auto, notices = choose_auto(study, cluster, stored, where=where)
     source = source or source_of(study)

@@ -24,7 +24,7 @@ from ray import tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.tune import TuneError
 from ray.tune.execution import class_cache
-from ray.tune.search import BasicVariantGenerator, Searcher
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 from raypar.errors import ClusterError, RayparError
 from raypar.files import FilePiece, append_piece
@@ -34,10 +34,10 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
 from raypar.run.pool import GangPolicy
 from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
+from raypar.run.search import for_run, tune_space
 from raypar.signals import Interrupted, abort_reason, raise_again, uninterrupted, was_interrupted
-from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
-from raypar.study.trial import TrialSpec, TrialState, bad_losses
+from raypar.study.trial import TRAINED, TrialSpec, TrialState, bad_losses, trained_s
 from raypar.trace import mark
 from raypar.train.affinity import Core, ProcessTree
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
@@ -70,8 +70,10 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
             reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
             for report in reports:
                 self._seen += 1
+                self._trained_s = trained_s(report, self._trained_s)
                 if not is_comparable(report, metric):
                     continue
+                report = {**report, TRAINED: self._trained_s}
                 self._last = report  # repeated at the trial's end, the only report that a searcher learns from
                 if in_lockstep:
                     return {**report, "done": False}
@@ -82,7 +84,7 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
             return {**self._last, "done": True}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._seen, self._last = 0, {}
+        self._seen, self._trained_s, self._last = 0, 0.0, {}
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -470,7 +472,7 @@ class TuneRunner:
         spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None = None
         generator: BasicVariantGenerator | BlockSearcher | None = None
         if study.is_search:
-            space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
+            space |= tune_space(study)
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
             count = -(-num_missing // num_grid_points)  # Tune draws this number for every grid point
@@ -520,16 +522,20 @@ class TuneRunner:
     ) -> tune.Tuner:
         """Return the tuner of a study's trials. Tune starts only as many as can run at a time."""
         needs_metric = study.searcher is not None or study.scheduler is not None
+        searcher, scheduler = for_run(study)
+        if isinstance(searcher, ConcurrencyLimiter):
+            searcher.max_concurrent = min(searcher.max_concurrent, num_slots)
+        is_limited = not isinstance(searcher, Searcher) or isinstance(searcher, ConcurrencyLimiter)
         return tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),
             param_space=dict(space),
             tune_config=tune.TuneConfig(
                 num_samples=num_samples,
-                search_alg=study.searcher or generator,
-                scheduler=study.scheduler,
+                search_alg=searcher or generator,
+                scheduler=scheduler,
                 metric=study.judged_by.name if needs_metric else None,
                 mode=study.judged_by.mode if needs_metric else None,
-                max_concurrent_trials=num_slots if generator is None else None,
+                max_concurrent_trials=None if is_limited else num_slots,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -546,9 +552,3 @@ def _is_lost(broker: Any) -> bool:
         return True
     return False
 
-
-def _tune_domain(domain: Domain) -> Any:
-    if isinstance(domain, (Grid, Choice)):
-        return (tune.grid_search if isinstance(domain, Grid) else tune.choice)(list(domain.values))
-    draw = {Uniform: tune.uniform, LogUniform: tune.loguniform, RandInt: tune.randint}[type(domain)]
-    return draw(domain.low, domain.high)
