@@ -141,7 +141,8 @@ def _analysed(
     question: Question, samples: PointSamples, base: PointSamples | None, estimated: Sequence[Quantity], family: Family
 ) -> PointAnalysis:
     is_baseline = question.is_baseline(samples.point)
-    times, metrics = samples.all_of("time_s"), samples.all_of("metric")
+    times = samples.all_of("time_s")
+    metrics = samples.searched_metrics if question.is_search else samples.all_of("metric")
     ratio = None
     if is_baseline and times:
         ratio = reference(len(times))

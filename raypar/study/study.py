@@ -185,9 +185,11 @@ class ListedStudy(Study):
 
     Attributes:
         listed: assignments of the swept hyperparameters, a subset of the combinations.
+        leader: the one that led a search, whose leading points the study repeats; empty for other studies.
     """
 
     listed: tuple[Mapping[str, Value], ...] = ()
+    leader: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def num_points(self) -> int:
