@@ -56,6 +56,13 @@ class Evidence:
         return energy_source(self.finished)
 
     @cached_property
+    def timed(self) -> list[TrialResult]:
+        """Trials whose times are compared: the finished ones, and those that ended at the target of a search."""
+        if self.question.target is None:
+            return self.finished
+        return [r for p in self.points for r in p.results if r.state.traits.is_usable]
+
+    @cached_property
     def log_times(self) -> list[list[LogTime]]:
         """Finished trials of each point that have a time."""
         trial = {r.spec.identity: r for r in self.finished}
@@ -65,11 +72,12 @@ class Evidence:
     def doubt(self) -> str:
         """Reason why the study's times show nothing: most trials were strongly disturbed. Empty if they were not.
 
-        It is empty for a search, which looks for the best metric. It is also empty for two revisions: their trials
+        It is empty for a search for the best metric. It is also empty for two revisions: their trials
         alternate in random order, so load affects both alike and only widens the intervals.
         """
-        is_immune = self.question.is_search or REVISION in self.question.baseline
-        return "" if is_immune else doubt_of_times(self.finished)
+        for_metric = self.question.is_search and self.question.target is None
+        is_immune = for_metric or REVISION in self.question.baseline
+        return "" if is_immune else doubt_of_times(self.timed)
 
 
 def evidence_of(question: Question, results: Sequence[TrialResult]) -> Evidence:

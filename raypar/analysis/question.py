@@ -56,6 +56,8 @@ class Question:
         metric_chosen_by: who chose the metric; empty: the user.
         points: every point, if the study lists them, including those without a result; () for a search.
         is_search: points are drawn rather than listed.
+        target: value of the metric at which trials of a search end, which are compared by their time until then; None:
+            trials train to their end.
         leader: point that led a search, whose leading points this study repeats; empty for other studies.
         num_repeats: intended number of trials per point, 1 in a search; None: unknown.
         max_repeats: maximum number of them, for a study that runs until it is settled; None for others.
@@ -89,6 +91,7 @@ class Question:
     unit: str = ""
     metric_chosen_by: str = ""
     is_search: bool = False
+    target: float | None = None
     leader: Mapping[str, Value] = field(default_factory=dict)
 
     @property
@@ -136,6 +139,7 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         metric_chosen_by=study.workload.metric_chosen_by if study.metric in ("", study.workload.metric) else "",
         unit=study.judged_by.unit,
         is_search=study.is_search,
+        target=study.target,
         leader=study.leader if isinstance(study, ListedStudy) else {},
     )
 

@@ -30,14 +30,30 @@ Scored = Sequence[tuple[PointAnalysis, float]]
 def scored_points(question: Question, points: Sequence[PointAnalysis]) -> list[tuple[PointAnalysis, float]]:
     """Return the points of a search that have a metric with its value, the best first."""
     scored = [(p, p.metric.value) for p in points if p.metric is not None and not p.unusable]
-    return sorted(scored, key=lambda entry: gain(question.mode, entry[1]), reverse=True)
+    return sorted(scored, key=lambda entry: rank(question, entry[0]))
 
 
-def leading(question: Question, points: Sequence[PointAnalysis]) -> str:
-    """Return the answer of a search. One trial per point confirms nothing."""
+def rank(question: Question, p: PointAnalysis) -> tuple[float, float]:
+    """Return the sort key of a search's points, the best first, and points without a usable metric last.
+
+    With a target, points that reached it come first, by their time.
+    """
+    worse = -gain(question.mode, p.metric.value) if p.metric and not p.unusable else math.inf
+    time_s = p.time_s.value if question.target is not None and p.time_s and worse < math.inf else math.inf
+    return time_s, worse
+
+
+def leading(question: Question, points: Sequence[PointAnalysis], doubt: str = "") -> str:
+    """Return the answer of a search. One trial per point confirms nothing.
+
+    Args:
+        doubt: reason why times can't be trusted, which matters to a search with a target; empty if they can.
+    """
     scored = scored_points(question, points)
     if not scored:
         return f"No trial reported {question.metric}."
+    if question.target is not None:
+        return _first_at_target(question, scored, doubt)
     best, value = scored[0]
     shown = f"{question.metric} {question.judged_by.show(value)}"
     num_stopped = sum(p.outcome is TrialState.STOPPED for p, _ in scored)
@@ -46,14 +62,28 @@ def leading(question: Question, points: Sequence[PointAnalysis]) -> str:
     return f"Leading: {shown} with {point_label(best.point)} ({count})."
 
 
-def search_lines(
-    question: Question, points: Sequence[PointAnalysis], importances: Importances | None
-) -> Iterator[str]:
+def _first_at_target(question: Question, scored: Scored, doubt: str) -> str:
+    """Return the point that reached the target in the least training time."""
+    (best, value), goal = scored[0], f"{question.metric} {question.judged_by.show(question.target)}"
+    num_reached = sum(p.time_s is not None for p, _ in scored)
+    if best.time_s is None:
+        shown = f"{question.judged_by.show(value)} with {point_label(best.point)}"
+        return f"None of {len(scored)} trials reached {goal}; the closest: {shown}."
+    count = f"first of {num_reached} that reached it, {len(scored)} trials, unconfirmed"
+    note = f" But times can't be trusted: {doubt}." if doubt else ""
+    leader = f"after {units.seconds(best.time_s.value)} of training with {point_label(best.point)}"
+    return f"Leading: {goal} {leader} ({count}).{note}"
+
+
+def search_lines(question: Question, points: Sequence[PointAnalysis], importances: Importances | None) -> Iterator[str]:
     """Yield sentences on how sure the answer of a search is, and on what to try next."""
     scored = scored_points(question, points)
     if len(scored) < 2:
         return
     (best, value), *others = scored
+    if question.target is not None:
+        yield from _target_lines(question, scored)
+        return
     margin = question.judged_by.margin(value)
     num_close = sum(abs(other - value) <= margin for _, other in others)
     within = f"within {question.judged_by.show_difference(margin)} of it"
@@ -69,6 +99,20 @@ def search_lines(
         yield from _importance_lines(question, importances)
     num_repeated = min(NUM_REPEATED, len(scored))
     yield f"To confirm the best {num_repeated}: `raypar study FILE --repeat-best {num_repeated}`."
+
+
+def _target_lines(question: Question, scored: Scored) -> Iterator[str]:
+    times = [p.time_s.value for p, _ in scored if p.time_s is not None]
+    if len(times) > 1:
+        yield f"The next took {units.ratio(times[1] / times[0])} as long."
+    if len(scored) >= MIN_TRIALS and len(times) >= MIN_TOP:
+        yield from _range_lines(question, scored)
+    if times:
+        num_repeated, goal = min(NUM_REPEATED, len(scored)), f"{question.metric}={question.target:g}"
+        yield (
+            f"To confirm the best {num_repeated}: `raypar study FILE --repeat-best {num_repeated}`, then "
+            f"`raypar recommend {question.study_name}-best --target {goal}`."
+        )
 
 
 def _range_lines(question: Question, scored: Scored) -> Iterator[str]:

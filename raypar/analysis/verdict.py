@@ -133,7 +133,7 @@ def verdict_of(
     if not any(p.samples or p.metric for p in points):
         answer = nothing_to_compare(points)
     elif question.is_search:
-        answer = leading(question, points)
+        answer = leading(question, points, doubt)
     elif question.leader:
         answer = confirmation(question, points, family)
     elif doubt:

@@ -48,9 +48,10 @@ def repeating_best(
         "name": search.name + SUFFIX,
         "space": {key: Grid(tuple(dict.fromkeys(p[key] for p in points))) for key in search.space},
         "baseline": {},
+        "target": None,  # repeats train to their end: `raypar recommend --target` compares their times to the target
         "description": f"Is {point_label(points[0])} the best of {search.name}?",
         "listed": tuple(points),
-        "leader": points[0],
+        "leader": points[0] if search.target is None else {},
     }
     study = ListedStudy(**{**kept, **changes})
     return replace(loaded, study=study), replace(options, source=source_of(study, first_repeat=1))

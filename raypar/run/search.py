@@ -1,7 +1,7 @@
 """Searchers and schedulers of Ray Tune: checks before a search starts, and copies as a run needs them.
 
-raypar compares trials, so each has the same hyperparameters from its first step to its last. Schedulers that stop trials
-early fit in. Those that pause trials, change their hyperparameters or copy weights between them do not.
+raypar compares trials, so each has the same hyperparameters from its first step to its last. Schedulers that stop
+trials early fit in. Those that pause trials, change their hyperparameters or copy weights between them do not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raypar.errors import Mistake, Shown, closest
 from raypar.study.metric import Metric
 from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import REPORTED, Study
-from raypar.study.trial import TRAINED
+from raypar.study.trial import TRAINED, gain
 from raypar.study.workload import Workload
 
 PAUSES = "it pauses trials and continues them later, which raypar's trials don't do"
@@ -34,8 +34,8 @@ USE_ASHA = "take ASHAScheduler(), which stops the same trials without pausing an
 REFUSED: Mapping[type, tuple[str, str]] = {
     HyperBandScheduler: (PAUSES, USE_ASHA),
     PopulationBasedTraining: (
-        "it changes the hyperparameters of a running trial and copies weights between trials, so no trial shows what its "
-        "hyperparameters do",
+        "it changes the hyperparameters of a running trial and copies weights between trials, so no trial shows what "
+        "its hyperparameters do",
         "search with ASHAScheduler() and OptunaSearch(), or run population-based training in Ray Tune itself",
     ),
     PopulationBasedTrainingReplay: (
@@ -55,6 +55,8 @@ OF_OPTUNA = (
 )
 KINDS: Mapping[str, tuple[type, ...]] = {"searcher": (Searcher, SearchAlgorithm), "scheduler": (TrialScheduler,)}
 EXAMPLES = {"searcher": "OptunaSearch()", "scheduler": "ASHAScheduler()"}
+TIME_TO_TARGET = "time_to_target_s"  # objective of a searcher, in reports of a search with a target
+NOT_REACHED_S = 1e9  # more than any time to the target
 # Keys that Tune adds to each report.
 OF_TUNE = ("training_iteration", "time_total_s", "time_since_restore", "iterations_since_restore", "timestamp")
 
@@ -77,23 +79,44 @@ def _tune_domain(domain: Domain) -> Any:
 
 
 def for_run(study: Study) -> tuple[Any, Any]:
-    """Return copies of a study's searcher and scheduler without metric and mode, which Tune then fills in.
+    """Return copies of a study's searcher and scheduler with its metric and mode, so that Tune needs none.
 
-    A run needs copies because Tune changes both, and a run may start again after its broker was lost.
+    A run needs copies because Tune changes both, and a run may start again after its broker was lost. With a target,
+    the scheduler compares the metric of running trials, and the searcher their times to the target.
     """
     searcher, scheduler = copy.deepcopy(study.searcher), copy.deepcopy(study.scheduler)
-    for each in filter(None, (inner(searcher), scheduler)):
-        each._metric = each._mode = None
+    metric, mode = study.judged_by.name, study.judged_by.mode
+    for each in _nested(searcher):
+        each._metric, each._mode = (metric, mode) if study.target is None else (TIME_TO_TARGET, "min")
+    if scheduler is not None:
+        scheduler._metric = scheduler._mode = None
+        scheduler.set_search_properties(metric, mode)
     if isinstance(scheduler, MedianStoppingRule):
         scheduler._min_time_slice = float("inf")  # else it pauses trials until others have caught up
     return searcher, scheduler
 
 
+def time_to_target_s(study_target: float, mode: str, value: float, time_s: float) -> float:
+    """Return a searcher's objective: seconds to the target, or far more, by its distance, if it is not reached.
+
+    Args:
+        value: last value of the metric.
+        time_s: seconds of training until then.
+    """
+    missing = gain(mode, study_target) - gain(mode, value)
+    return time_s if missing <= 0 else NOT_REACHED_S * (1 + missing / max(abs(study_target), abs(missing)))
+
+
 def inner(searcher: Any) -> Any:
     """Return the searcher that a limiter or repeater wraps, or the searcher itself."""
-    while (wrapped := getattr(searcher, "searcher", None)) is not None:
-        searcher = wrapped
-    return searcher
+    return [*_nested(searcher)][-1]
+
+
+def _nested(searcher: Any) -> Iterator[Any]:
+    """Yield a searcher and those that it wraps, the innermost last; nothing for None."""
+    while searcher is not None:
+        yield searcher
+        searcher = getattr(searcher, "searcher", None)
 
 
 def _mistakes_of(study: Study, role: str) -> Iterator[Mistake]:
@@ -160,8 +183,7 @@ def _has(study: Study, key: str) -> bool:
 
 def _refusals(study: Study) -> Iterator[Mistake]:
     """Yield what Tune itself refuses when it starts a run with this searcher and scheduler."""
-    metric, mode = study.judged_by.name, study.judged_by.mode
-    for role, arguments in (("searcher", (metric, mode, tune_space(study))), ("scheduler", (metric, mode))):
+    for role, arguments in (("searcher", (None, None, tune_space(study))), ("scheduler", (None, None))):
         if (given := getattr(study, role)) is None:
             continue
         hint = f"see the documentation of {type(given).__name__}, or leave out its arguments"

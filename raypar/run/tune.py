@@ -34,7 +34,7 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
 from raypar.run.pool import GangPolicy
 from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
-from raypar.run.search import for_run, tune_space
+from raypar.run.search import TIME_TO_TARGET, for_run, time_to_target_s, tune_space
 from raypar.signals import Interrupted, abort_reason, raise_again, uninterrupted, was_interrupted
 from raypar.study.study import Study
 from raypar.study.trial import TRAINED, TrialSpec, TrialState, bad_losses, trained_s
@@ -58,6 +58,7 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
     """
 
     _last: Mapping[str, float]
+    _trained_s: float
 
     def setup(self, config: dict[str, Any]) -> None:
         # By name: a handle in the config would make Tune treat every restart as a new study.
@@ -65,7 +66,7 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
         self.reset_config(config)
 
     def step(self) -> dict[str, Any]:
-        in_lockstep, metric = self.config["in_lockstep"], self.config["study_metric"]
+        in_lockstep, metric, target = (self.config[key] for key in ("in_lockstep", "study_metric", "target"))
         while True:
             reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
             for report in reports:
@@ -74,9 +75,13 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
                 if not is_comparable(report, metric):
                     continue
                 report = {**report, TRAINED: self._trained_s}
+                is_over = False
+                if target is not None and metric in report:
+                    to_target_s = time_to_target_s(target, self.config["mode"], report[metric], self._trained_s)
+                    report, is_over = {**report, TIME_TO_TARGET: to_target_s}, to_target_s <= self._trained_s
                 self._last = report  # repeated at the trial's end, the only report that a searcher learns from
                 if in_lockstep:
-                    return {**report, "done": False}
+                    return {**report, "done": is_over}
             if state is None:
                 continue
             if not TrialState(state).traits.is_usable:
@@ -411,10 +416,10 @@ class TuneRunner:
             settings=self._settings,
             gangs=self._policy,
             max_retries=study.max_retries,
-            in_lockstep=study.scheduler is not None,
+            in_lockstep=in_lockstep(study),
             max_trials=study.max_concurrent_trials,
             metric=study.judged_by.name,
-            num_cores=self._ahead.num_cores if self._ahead and study.scheduler is None else 0,
+            num_cores=self._ahead.num_cores if self._ahead and not in_lockstep(study) else 0,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": MAX_CALLS}
@@ -465,8 +470,10 @@ class TuneRunner:
 
         space: dict[str, Any] = {
             "broker": name,
-            "in_lockstep": study.scheduler is not None,
+            "in_lockstep": in_lockstep(study),
             "study_metric": study.judged_by.name,
+            "mode": study.judged_by.mode,
+            "target": study.target,
         }
         count = 1
         spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None = None
@@ -521,7 +528,6 @@ class TuneRunner:
         num_slots: int,
     ) -> tune.Tuner:
         """Return the tuner of a study's trials. Tune starts only as many as can run at a time."""
-        needs_metric = study.searcher is not None or study.scheduler is not None
         searcher, scheduler = for_run(study)
         if isinstance(searcher, ConcurrencyLimiter):
             searcher.max_concurrent = min(searcher.max_concurrent, num_slots)
@@ -533,8 +539,6 @@ class TuneRunner:
                 num_samples=num_samples,
                 search_alg=searcher or generator,
                 scheduler=scheduler,
-                metric=study.judged_by.name if needs_metric else None,
-                mode=study.judged_by.mode if needs_metric else None,
                 max_concurrent_trials=None if is_limited else num_slots,
                 reuse_actors=True,
             ),
@@ -544,6 +548,11 @@ class TuneRunner:
         )
 
 
+def in_lockstep(study: Study) -> bool:
+    """Return whether trials wait after each report for a decision: by a scheduler, or because of the target."""
+    return study.scheduler is not None or study.target is not None
+
+
 def _is_lost(broker: Any) -> bool:
     try:
         with contextlib.suppress(GetTimeoutError):
@@ -551,4 +560,3 @@ def _is_lost(broker: Any) -> bool:
     except RayActorError:
         return True
     return False
-

@@ -5,7 +5,7 @@ import pytest
 from raypar import Study, StudyError, Workload, choice, grid, loguniform, randint
 from raypar.execution.plan import make_plan
 from raypar.run.cluster import Cluster
-from raypar.run.search import for_run, inner, tune_space
+from raypar.run.search import NOT_REACHED_S, TIME_TO_TARGET, for_run, inner, time_to_target_s, tune_space
 from raypar.run.tune import BrokeredTrial
 from raypar.study.trial import SINCE_LAUNCH, TRAINED
 from raypar.workloads import digits
@@ -128,12 +128,13 @@ def test_what_the_documentation_of_ray_tune_shows_runs(fields):
     assert make_plan(study, ONE_NODE, ()).num_trials >= 4
     for _ in range(2):  # again after a lost broker
         searcher, scheduler = for_run(study)
-        metric, mode = study.judged_by.name, study.judged_by.mode
+        metric = study.judged_by.name
         if searcher is not None:
-            assert searcher.set_search_properties(metric, mode, tune_space(study))
+            assert searcher.set_search_properties(None, None, tune_space(study))
+            assert searcher.metric == inner(searcher).metric == metric
             assert inner(searcher) is not inner(study.searcher)
         if scheduler is not None:
-            assert scheduler.set_search_properties(metric, mode)
+            assert scheduler.set_search_properties(None, None)
             assert scheduler.metric == metric and scheduler is not study.scheduler
 
 
@@ -158,7 +159,7 @@ def test_a_study_that_is_drawn_at_random_needs_neither():
 )
 def test_schedulers_see_the_seconds_of_training(monkeypatch, reports, trained):
     trial, left = BrokeredTrial.__new__(BrokeredTrial), [*reports]
-    trial.config = {"in_lockstep": True, "study_metric": "accuracy"}
+    trial.config = {"in_lockstep": True, "study_metric": "accuracy", "target": None}
     trial._trial_info = None
     monkeypatch.setattr(BrokeredTrial, "trial_id", "a")
     trial.reset_config({})
@@ -166,3 +167,28 @@ def test_schedulers_see_the_seconds_of_training(monkeypatch, reports, trained):
     trial._broker = type("Broker", (), {"follow": follow()})
     monkeypatch.setattr("raypar.run.tune.ray.get", lambda ref: ref)
     assert [trial.step()[TRAINED] for _ in trained] == trained
+
+
+def test_a_trial_ends_at_the_target_and_the_searcher_sees_its_time(monkeypatch):
+    study = a_search(target=0.9, searcher=OptunaSearch(**BOTH), scheduler=ASHA(**BOTH, time_attr=TRAINED, max_t=9))
+    assert make_plan(study, ONE_NODE, ()).num_trials == 4
+    searcher, scheduler = for_run(study)
+    assert (searcher.metric, searcher.mode, scheduler.metric) == (TIME_TO_TARGET, "min", "accuracy")
+    trial = BrokeredTrial.__new__(BrokeredTrial)
+    trial.config = {"in_lockstep": True, "study_metric": "accuracy", "mode": "max", "target": study.target}
+    monkeypatch.setattr(BrokeredTrial, "trial_id", "a")
+    trial.reset_config({})
+    left = [{"train_time_s": 2.0, "accuracy": accuracy} for accuracy in (0.5, 0.7, 0.9)]
+    follow = type("Follow", (), {"remote": lambda *_: ([left.pop(0)], None)})
+    trial._broker = type("Broker", (), {"follow": follow()})
+    monkeypatch.setattr("raypar.run.tune.ray.get", lambda ref: ref)
+    first, second, third = (trial.step() for _ in range(3))
+    assert first[TIME_TO_TARGET] > second[TIME_TO_TARGET] > NOT_REACHED_S > third[TIME_TO_TARGET] == 6.0
+    assert [report["done"] for report in (first, second, third)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 0.95), ("min", 0.05)])
+def test_time_to_target_orders_trials_by_time_and_then_by_distance(mode, best):
+    target = {"max": 0.9, "min": 0.1}[mode]
+    objectives = [time_to_target_s(target, mode, value, s) for value, s in ((best, 3.0), (best, 5.0), (0.5, 1.0))]
+    assert objectives == sorted(objectives) and objectives[:2] == [3.0, 5.0] and objectives[2] > NOT_REACHED_S
