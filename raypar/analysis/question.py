@@ -412,8 +412,8 @@ def point_samples(
 
     samples = {r.spec.repeat: sample(r) for r in results if r.is_measured}
     stopped = {r.spec.repeat: _finite(r.final.get(question.metric)) for r in results if r.state is TrialState.STOPPED}
-    known = {repeat: metric for repeat, metric in stopped.items() if metric is not None}
-    return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results), known)
+    of_stopped = {repeat: metric for repeat, metric in stopped.items() if metric is not None}
+    return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results), of_stopped)
 
 
 def _with_times_that_count(result: TrialResult) -> TrialResult:

@@ -102,7 +102,7 @@ class StudyView(Document):
 
     @cached_property
     def outlook(self) -> Sequence[str]:
-        """How sure the answer of a search is, and what to try next, in sentences; empty for other studies."""
+        """Sentences on the certainty of a search's answer and on what to try next; empty for other studies."""
         analysis = self.analysis
         if not analysis.question.is_search:
             return []
