@@ -133,7 +133,7 @@ class RunFlags:
         is_compared=False,
     )
     dry_run: bool = what(False, "Only show the plan, like `raypar plan`.", is_resumed=False, is_submitted=False)
-    no_ray: bool = where(False, "Run on this machine without Ray (no searches).", is_submitted=False)
+    no_ray: bool = where(False, "Run on this machine without Ray, one trial after another.", is_submitted=False)
     address: str | None = where(
         None,
         "Existing Ray cluster: auto or host:port; for study also http://host:port, a dashboard to submit to. "

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -20,7 +20,7 @@ from raypar.run.dispatcher import ArtifactPiece, DispatchConfig, Dispatcher
 from raypar.run.placement import Node
 from raypar.run.pool import Gang, GangPolicy, Greeting, Pool, Turn, start_rank
 from raypar.run.ranks import ForkAgent, ForkClient, ForkServerLost, RankEnd, RankProcess, await_end, supervise
-from raypar.run.runner import GangReady, GangStarting, Listener, More
+from raypar.run.runner import Event, GangReady, GangStarting, Listener, More
 from raypar.run.trials import Attempt
 from raypar.signals import uninterrupted
 from raypar.study.study import Study
@@ -37,7 +37,7 @@ HIDDEN = (GangStarting, GangReady, ArtifactPiece)
 
 
 class LocalRunner:
-    """Runs one trial after another; a search needs Ray.
+    """Runs one trial after another.
 
     Args:
         cores: cores that trials may use; None: all of this machine.
@@ -75,11 +75,22 @@ class LocalRunner:
         try:
             for revision in self._revisions:
                 self._fork_address(revision, this_run.notify)
-            for spec in chain(specs, chain.from_iterable(iter(more, ())) if more else ()):
+            for spec in self._specs(study, specs, this_run, more):
                 this_run.run(spec)
         except KeyboardInterrupt:
             this_run.pass_on()  # keep the trials that have ended
             raise
+
+    def _specs(
+        self, study: Study, specs: Sequence[TrialSpec], this_run: _Run, more: More | None
+    ) -> Iterable[TrialSpec]:
+        if not study.is_search and study.scheduler is None:
+            return chain(specs, chain.from_iterable(iter(more, ())) if more else ())
+        from raypar.run.local_search import LocalSearch  # imports Ray Tune
+
+        search = LocalSearch(study, specs, self._settings.auto, this_run.stop)
+        this_run.observe = search.note
+        return search.specs()
 
     def _fork_address(self, revision: Revision, notify: Callable[[str], None]) -> str:
         """Return the address of the revision's ready fork server; empty if ranks are fresh interpreters.
@@ -113,6 +124,7 @@ class _Run:
         self._num_events = 0
         self._attempt: Attempt | None = None  # the last one
         self._processes: set[RankProcess] = set()  # its running ranks
+        self.observe: Callable[[Event], object] = lambda _: None  # sees each event before the listener
 
     def notify(self, text: str) -> None:
         with self._lock:
@@ -125,7 +137,12 @@ class _Run:
             for _, event in self._dispatcher.events.take(self._num_events):
                 self._num_events += 1
                 if not isinstance(event, HIDDEN):
+                    self.observe(event)
                     self._listener(event)
+
+    def stop(self, spec: TrialSpec) -> None:
+        """Stop a running trial at its report."""
+        self._dispatcher.release(spec.identity, let_finish=False)
 
     def run(self, spec: TrialSpec) -> None:
         """Run a trial to its end."""

@@ -7,7 +7,9 @@ trials early fit in. Those that pause trials, change their hyperparameters or co
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray import tune
@@ -23,9 +25,9 @@ from ray.tune.search import SearchAlgorithm, Searcher
 
 from raypar.errors import Mistake, Shown, closest
 from raypar.study.metric import Metric
-from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
+from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value
 from raypar.study.study import REPORTED, Study
-from raypar.study.trial import TRAINED, gain
+from raypar.study.trial import TRAINED, bad_losses, gain, trained_s
 from raypar.study.workload import Workload
 
 PAUSES = "it pauses trials and continues them later, which raypar's trials don't do"
@@ -71,6 +73,11 @@ def tune_space(study: Study) -> dict[str, Any]:
     return {key: _tune_domain(domain) for key, domain in study.space.items()}
 
 
+def point_of(study: Study, config: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the point that Tune drew, from a trial's config."""
+    return {key: config[key] for key in study.space}
+
+
 def _tune_domain(domain: Domain) -> Any:
     if isinstance(domain, (Grid, Choice)):
         return (tune.grid_search if isinstance(domain, Grid) else tune.choice)(list(domain.values))
@@ -105,6 +112,45 @@ def time_to_target_s(study_target: float, mode: str, value: float, time_s: float
     """
     missing = gain(mode, study_target) - gain(mode, value)
     return time_s if missing <= 0 else NOT_REACHED_S * (1 + missing / max(abs(study_target), abs(missing)))
+
+
+@dataclass
+class TuneReports:
+    """Reports of a trial as searchers and schedulers see them.
+
+    Both see only reports that can be compared with others, because ASHA would never stop a trial whose metric is not
+    finite, and Optuna would never learn of its end.
+
+    Attributes:
+        metric: the study's metric, with its mode.
+        target: value of the metric at which the trial ends; None: none.
+        last: last report that they saw.
+    """
+
+    metric: str
+    mode: str
+    target: float | None
+    last: Mapping[str, Any] = field(default_factory=dict)
+    _num: int = 0
+    _trained_s: float = 0.0
+
+    @classmethod
+    def of(cls, study: Study) -> TuneReports:
+        return cls(study.judged_by.name, study.judged_by.mode, study.target)
+
+    def take(self, report: Mapping[str, float]) -> dict[str, Any] | None:
+        """Return the next report for Tune, with ``done`` if the trial has reached its target; None: it sees nothing."""
+        self._num += 1
+        self._trained_s = trained_s(report, self._trained_s)
+        value = report.get(self.metric)
+        if bad_losses(report) or not math.isfinite(value or 0.0):
+            return None
+        seen: dict[str, Any] = {**report, TRAINED: self._trained_s, "training_iteration": self._num, "done": False}
+        if self.target is not None and value is not None:
+            seen[TIME_TO_TARGET] = time_to_target_s(self.target, self.mode, value, self._trained_s)
+            seen["done"] = seen[TIME_TO_TARGET] <= self._trained_s
+        self.last = seen
+        return seen
 
 
 def inner(searcher: Any) -> Any:

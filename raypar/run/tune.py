@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import shutil
 import time
@@ -34,10 +33,10 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
 from raypar.run.pool import GangPolicy
 from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
-from raypar.run.search import TIME_TO_TARGET, for_run, time_to_target_s, tune_space
+from raypar.run.search import TuneReports, for_run, point_of, tune_space
 from raypar.signals import Interrupted, abort_reason, raise_again, uninterrupted, was_interrupted
 from raypar.study.study import Study
-from raypar.study.trial import TRAINED, TrialSpec, TrialState, bad_losses, trained_s
+from raypar.study.trial import TrialSpec, TrialState
 from raypar.trace import mark
 from raypar.train.affinity import Core, ProcessTree
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
@@ -53,12 +52,11 @@ class TrialFailed(RuntimeError):
 class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
     """Tune's trainable. It waits for a trial's reports at the broker, and passes on those that can be compared.
 
-    Searchers and schedulers don't see losses or metrics that are not finite: ASHA would never stop the trial, and
-    Optuna would never learn of its end. If a trial ends with one, they see an error, which all of them can handle.
+    If a trial ends with a loss or metric that is not finite, searchers and schedulers see an error, which all of them
+    can handle.
     """
 
-    _last: Mapping[str, float]
-    _trained_s: float
+    _reports: TuneReports
 
     def setup(self, config: dict[str, Any]) -> None:
         # By name: a handle in the config would make Tune treat every restart as a new study.
@@ -66,30 +64,22 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
         self.reset_config(config)
 
     def step(self) -> dict[str, Any]:
-        in_lockstep, metric, target = (self.config[key] for key in ("in_lockstep", "study_metric", "target"))
         while True:
             reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
             for report in reports:
                 self._seen += 1
-                self._trained_s = trained_s(report, self._trained_s)
-                if not is_comparable(report, metric):
-                    continue
-                report = {**report, TRAINED: self._trained_s}
-                is_over = False
-                if target is not None and metric in report:
-                    to_target_s = time_to_target_s(target, self.config["mode"], report[metric], self._trained_s)
-                    report, is_over = {**report, TIME_TO_TARGET: to_target_s}, to_target_s <= self._trained_s
-                self._last = report  # repeated at the trial's end, the only report that a searcher learns from
-                if in_lockstep:
-                    return {**report, "done": is_over}
+                if (seen := self._reports.take(report)) is not None and self.config["in_lockstep"]:
+                    return seen
             if state is None:
                 continue
             if not TrialState(state).traits.is_usable:
                 raise TrialFailed(self.trial_id)
-            return {**self._last, "done": True}
+            # Repeated at the trial's end, the only report that a searcher learns from.
+            return {**self._reports.last, "done": True}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._seen, self._trained_s, self._last = 0, 0.0, {}
+        metric, mode, target = (new_config.get(key) for key in ("study_metric", "mode", "target"))
+        self._seen, self._reports = 0, TuneReports(metric or "", mode or "", target)
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -97,11 +87,6 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         pass
-
-
-def is_comparable(report: Mapping[str, float], metric: str) -> bool:
-    """Return whether a searcher or scheduler can compare a report with others: its losses and metric are finite."""
-    return not bad_losses(report) and math.isfinite(report.get(metric, 0.0))
 
 
 class BlockSearcher(Searcher):  # type: ignore[misc]
@@ -463,7 +448,7 @@ class TuneRunner:
 
         def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
             """Make a trial from a point that Tune drew. A point that was drawn before gives a repeat."""
-            point = {key: tune_config[key] for key in study.space}
+            point = point_of(study, tune_config)
             repeat = drawn[tuple(point.items())]
             drawn[tuple(point.items())] += 1
             return study.trial(point, repeat, order=next(order), auto=self._settings.auto)

@@ -159,10 +159,9 @@ def test_a_study_that_is_drawn_at_random_needs_neither():
 )
 def test_schedulers_see_the_seconds_of_training(monkeypatch, reports, trained):
     trial, left = BrokeredTrial.__new__(BrokeredTrial), [*reports]
-    trial.config = {"in_lockstep": True, "study_metric": "accuracy", "target": None}
-    trial._trial_info = None
+    trial.config = {"in_lockstep": True, "study_metric": "accuracy", "mode": "max", "target": None}
     monkeypatch.setattr(BrokeredTrial, "trial_id", "a")
-    trial.reset_config({})
+    trial.reset_config(trial.config)
     follow = type("Follow", (), {"remote": lambda *_: ([left.pop(0)], None)})
     trial._broker = type("Broker", (), {"follow": follow()})
     monkeypatch.setattr("raypar.run.tune.ray.get", lambda ref: ref)
@@ -177,7 +176,7 @@ def test_a_trial_ends_at_the_target_and_the_searcher_sees_its_time(monkeypatch):
     trial = BrokeredTrial.__new__(BrokeredTrial)
     trial.config = {"in_lockstep": True, "study_metric": "accuracy", "mode": "max", "target": study.target}
     monkeypatch.setattr(BrokeredTrial, "trial_id", "a")
-    trial.reset_config({})
+    trial.reset_config(trial.config)
     left = [{"train_time_s": 2.0, "accuracy": accuracy} for accuracy in (0.5, 0.7, 0.9)]
     follow = type("Follow", (), {"remote": lambda *_: ([left.pop(0)], None)})
     trial._broker = type("Broker", (), {"follow": follow()})
