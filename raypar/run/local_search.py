@@ -1,7 +1,7 @@
 """Searches without a running Ray: searcher and scheduler of Ray Tune, asked trial by trial in this process.
 
-It calls both as Ray Tune does (``ray.tune.execution.tune_controller``). One trial runs after another, so schedulers that
-need Tune's controller or several running trials are refused.
+It calls both as Ray Tune does (``ray.tune.execution.tune_controller``). Schedulers that need Tune's controller are
+refused.
 """
 
 from __future__ import annotations
@@ -44,6 +44,16 @@ class LocalTrial:
     status: str = "RUNNING"
 
 
+@dataclass
+class _Running:
+    """Running trial of a search: what searcher and scheduler have seen of it."""
+
+    trial: LocalTrial
+    reports: TuneReports
+    num_seen: int = 0
+    num_in_attempt: int = 0  # reports of the current attempt, which repeats those before it
+
+
 class LocalSearch:
     """Draws the trials of a search one by one, and decides after each report whether a trial stops.
 
@@ -58,16 +68,20 @@ class LocalSearch:
         self._study, self._specs, self._auto, self._stop = study, tuple(specs), auto, stop
         self._searcher, scheduler = for_run(study)
         self._scheduler = scheduler or FIFOScheduler()
-        self._trial = LocalTrial("")
-        self._reports = TuneReports.of(study)
-        self._num_seen = self._num_in_attempt = 0  # reports of the running trial
+        self._running: dict[str, _Running] = {}  # by identity
+
+    @property
+    def max_concurrent(self) -> int:
+        """Number of trials that may run at a time, as far as the study and its searcher limit it."""
+        of_study = self._study.max_concurrent_trials or 1
+        return min(of_study, getattr(self._searcher, "max_concurrent", None) or of_study)
 
     def specs(self) -> Iterator[TrialSpec]:
-        """Yield the trials to run. Each must have ended before the next is asked for."""
+        """Yield the trials to run. At most `max_concurrent` of them may not have ended."""
         for number, spec in enumerate(self._drawn() if self._study.is_search else self._specs):
-            self._reports, self._num_seen = TuneReports.of(self._study), 0
-            self._trial = LocalTrial(str(number))
-            self._scheduler.on_trial_add(None, self._trial)
+            trial = LocalTrial(str(number))
+            self._running[spec.identity] = _Running(trial, TuneReports.of(self._study))
+            self._scheduler.on_trial_add(None, trial)
             yield spec
 
     def _drawn(self) -> Iterator[TrialSpec]:
@@ -96,27 +110,32 @@ class LocalSearch:
     def note(self, event: Event) -> None:
         """Pass an event of the running trial on to searcher and scheduler."""
         if isinstance(event, TrialStarted):
-            self._num_in_attempt = 0
+            self._running[event.spec.identity].num_in_attempt = 0
         elif isinstance(event, TrialReported):
-            self._num_in_attempt += 1
-            if self._num_in_attempt > self._num_seen:  # a retried trial repeats its reports
-                self._num_seen += 1
-                self._decide(event)
+            running = self._running[event.spec.identity]
+            running.num_in_attempt += 1
+            if running.num_in_attempt > running.num_seen:
+                running.num_seen += 1
+                self._decide(running, event)
         elif isinstance(event, TrialEnded):
-            is_usable = event.result.state.traits.is_usable and bool(self._reports.last)
-            if is_usable:
-                self._scheduler.on_trial_complete(None, self._trial, dict(self._reports.last))
-            else:
-                self._scheduler.on_trial_error(None, self._trial)
-            if self._searcher is not None:
-                last = dict(self._reports.last) if is_usable else None
-                self._searcher.on_trial_complete(self._trial.trial_id, result=last, error=not is_usable)
+            self._end(self._running.pop(event.result.spec.identity), event.result.state.traits.is_usable)
 
-    def _decide(self, event: TrialReported) -> None:
-        if (result := self._reports.take(event.report)) is None:
+    def _decide(self, running: _Running, event: TrialReported) -> None:
+        if (result := running.reports.take(event.report)) is None:
             return
-        decision = TrialScheduler.STOP if result["done"] else self._scheduler.on_trial_result(None, self._trial, result)
+        decision = TrialScheduler.STOP
+        if not result["done"]:
+            decision = self._scheduler.on_trial_result(None, running.trial, result)
         if decision == TrialScheduler.STOP:
             self._stop(event.spec)
         elif self._searcher is not None:
-            self._searcher.on_trial_result(self._trial.trial_id, result)
+            self._searcher.on_trial_result(running.trial.trial_id, result)
+
+    def _end(self, running: _Running, is_usable: bool) -> None:
+        last = dict(running.reports.last) if is_usable and running.reports.last else None
+        if last is not None:
+            self._scheduler.on_trial_complete(None, running.trial, last)
+        else:
+            self._scheduler.on_trial_error(None, running.trial)
+        if self._searcher is not None:
+            self._searcher.on_trial_complete(running.trial.trial_id, result=last, error=last is None)

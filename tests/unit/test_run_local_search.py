@@ -107,7 +107,7 @@ def test_reports_of_a_retry_are_not_counted_twice():
         local.note(TrialStarted(spec, attempt))
         for _ in range(num_reports):
             local.note(TrialReported(spec, {"accuracy": 0.5, "train_time_s": 1.0}))
-    assert local._reports.last["trained_s"] == 3.0
+    assert local._running[spec.identity].reports.last["trained_s"] == 3.0
 
 
 @pytest.mark.parametrize(
