@@ -1,7 +1,7 @@
 """Which learning rate, width and optimizer does Optuna find for MNIST?
 
-Optuna's TPE learns from earlier trials which points to try, and ASHA prunes the poor ones. docs/searches.md has the same
-search in plain Ray Tune. It needs `pip install 'raypar[search]'`.
+Optuna's TPE learns from earlier trials which points to try, and ASHA prunes the poor ones. docs/searches.md has it in
+plain Ray Tune. It needs `pip install 'raypar[search]'`.
 """
 
 from ray.tune.schedulers import ASHAScheduler

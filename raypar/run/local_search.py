@@ -28,8 +28,8 @@ WITHOUT_TUNE = (AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule)
 
 def local_mistakes(study: Study) -> list[Mistake]:
     """Return what keeps a study's searcher and scheduler from running without Ray."""
-    known: dict[str, tuple[type, ...]] = {"searcher": (Searcher,), "scheduler": WITHOUT_TUNE}
-    others = [role for role, kinds in known.items() if not isinstance(getattr(study, role), (*kinds, type(None)))]
+    kinds_of: dict[str, tuple[type, ...]] = {"searcher": (Searcher,), "scheduler": WITHOUT_TUNE}
+    others = [role for role, kinds in kinds_of.items() if not isinstance(getattr(study, role), (*kinds, type(None)))]
     return search_mistakes(study) or [
         Mistake(role, Shown(f"{type(getattr(study, role)).__name__}(…)"), "needs Ray", hint="leave out --no-ray")
         for role in others
@@ -45,7 +45,7 @@ class LocalTrial:
 
 
 @dataclass
-class _Running:
+class _Observed:
     """Running trial of a search: what searcher and scheduler have seen of it."""
 
     trial: LocalTrial
@@ -68,7 +68,7 @@ class LocalSearch:
         self._study, self._specs, self._auto, self._stop = study, tuple(specs), auto, stop
         self._searcher, scheduler = for_run(study)
         self._scheduler = scheduler or FIFOScheduler()
-        self._running: dict[str, _Running] = {}  # by identity
+        self._running: dict[str, _Observed] = {}  # by identity
 
     @property
     def max_concurrent(self) -> int:
@@ -80,7 +80,7 @@ class LocalSearch:
         """Yield the trials to run. At most `max_concurrent` of them may not have ended."""
         for number, spec in enumerate(self._drawn() if self._study.is_search else self._specs):
             trial = LocalTrial(str(number))
-            self._running[spec.identity] = _Running(trial, TuneReports.of(self._study))
+            self._running[spec.identity] = _Observed(trial, TuneReports.of(self._study))
             self._scheduler.on_trial_add(None, trial)
             yield spec
 
@@ -120,7 +120,7 @@ class LocalSearch:
         elif isinstance(event, TrialEnded):
             self._end(self._running.pop(event.result.spec.identity), event.result.state.traits.is_usable)
 
-    def _decide(self, running: _Running, event: TrialReported) -> None:
+    def _decide(self, running: _Observed, event: TrialReported) -> None:
         if (result := running.reports.take(event.report)) is None:
             return
         decision = TrialScheduler.STOP
@@ -131,7 +131,7 @@ class LocalSearch:
         elif self._searcher is not None:
             self._searcher.on_trial_result(running.trial.trial_id, result)
 
-    def _end(self, running: _Running, is_usable: bool) -> None:
+    def _end(self, running: _Observed, is_usable: bool) -> None:
         last = dict(running.reports.last) if is_usable and running.reports.last else None
         if last is not None:
             self._scheduler.on_trial_complete(None, running.trial, last)
