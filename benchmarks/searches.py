@@ -1,11 +1,12 @@
 """Searches: trials per minute of raypar, of Ray Tune, and of Optuna in one process.
 
-The same search four times: 100 trials of `mnist_mlp` (on the data in RAYPAR_DATA_DIR, or in the cache), 1 to 4 epochs
+The same search five times: 100 trials of `mnist_mlp` (on the data in RAYPAR_DATA_DIR, or in the cache), 1 to 4 epochs
 of batch 256, by Optuna's TPE with successive halving, one worker and one core per trial, two trials at a time with
-raypar and Ray Tune, which has its defaults or ``reuse_actors``. Optuna in one process has one at a time. Rounds
-interleave them, each as a process in an empty folder. A rate is that of epochs, since pruning differs: from the start
-of the second trial to the last end ("running"), and from start to end of the process. With ``--one-core``, all
-processes of each have one core, and one trial at a time.
+raypar (with a Ray of its own, or with ``--no-ray``) and Ray Tune, which has its defaults or ``reuse_actors``. Optuna
+in one process has one at a time. Rounds interleave them, each as a process in an empty folder. A rate is that of
+epochs, since pruning differs: from the start of the second trial to the last end ("running"), and from start to end of
+the process. With ``--one-core``, all processes of each have one core, and one trial at a time. With ``--only-optuna``,
+raypar without Ray is compared with Optuna alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from raypar.study.options import resolve
 from raypar.workloads import mnist_mlp
 
 MIN_AGAINST_TUNE, MIN_AGAINST_OPTUNA, MIN_AGAINST_OPTUNA_ON_ONE_CORE, MAX_WALL = 3.0, 1.7, 1.0, 2.0
+MIN_WALL_WITHOUT_RAY = 1.0
 STUDY = '''"""A search."""
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
@@ -44,10 +46,10 @@ study = Study(
 Trials = Sequence[Sequence[float]]  # start, end, epochs of each
 
 
-def by_raypar(num_trials: int, num_concurrent: int) -> Trials:
+def by_raypar(num_trials: int, num_concurrent: int, *flags: str) -> Trials:
     with scratch() as folder:
         (folder / "search.py").write_text(STUDY.format(num_trials=num_trials, num_concurrent=num_concurrent))
-        run_raypar(folder, "study", "search.py")
+        run_raypar(folder, "study", "search.py", *flags)
         return [[r.started_at, r.started_at + (r.wall_s or 0.0), len(r.reports)] for r in results(folder, "search")]
 
 
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100, help="[default: %(default)s]")
     parser.add_argument("--at-a-time", type=int, default=2, help="[default: %(default)s]")
     parser.add_argument("--one-core", action="store_true")
+    parser.add_argument("--only-optuna", action="store_true")
     args = begin(parser)
     if args.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -79,10 +82,13 @@ def main() -> None:
     num_trials = 12 if args.quick else args.trials
     ways: dict[str, Callable[[], Trials]] = {
         "raypar": lambda: by_raypar(num_trials, args.at_a_time),
+        "raypar without Ray": lambda: by_raypar(num_trials, args.at_a_time, "--no-ray"),
         "Ray Tune": lambda: by_baseline("tune", num_trials, args.at_a_time),
         "Ray Tune with kept actors": lambda: by_baseline("tune with kept actors", num_trials, args.at_a_time),
         "Optuna": lambda: by_baseline("optuna", num_trials, 1),
     }
+    if args.only_optuna:
+        ways = {name: ways[name] for name in ("raypar without Ray", "Optuna")}
     running: dict[str, list[float]] = {name: [] for name in ways}
     whole: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(args.rounds):
@@ -100,6 +106,17 @@ def main() -> None:
     for name in ways:
         print_row(f"{name}: epochs per minute once running", Figure.of(running[name]).show("{:.0f}".format))
         print_row(f"{name}: epochs per minute, command to prompt", Figure.of(whole[name]).show("{:.0f}".format))
+    for title, rates, bar in (
+        ("raypar without Ray / Optuna, once running", running, None),
+        ("raypar without Ray / Optuna, command to prompt", whole, MIN_WALL_WITHOUT_RAY),
+    ):
+        figure = Figure.ratio(rates["raypar without Ray"], rates["Optuna"])
+        if bar is None:
+            print_row(title, figure.show(times))
+        else:
+            print_bar(title, figure, times, at_least=bar)
+    if args.only_optuna:
+        return
     print_bar(
         "raypar / Ray Tune, once running",
         Figure.ratio(running["raypar"], running["Ray Tune"]),

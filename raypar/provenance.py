@@ -141,7 +141,7 @@ _MAX_FILES_SHOWN = 4
 # Keyword arguments that don't change what a trial runs, or are part of its identity.
 _SETTINGS = {
     *("space", "baseline", "num_repeats", "config", "seed", "max_retries", "num_trials", "searcher", "scheduler"),
-    *("max_concurrent_trials", "price_per_node_hour", "until", "margin", "max_repeats", "budget"),
+    *("max_concurrent_trials", "price_per_node_hour", "until", "margin", "max_repeats", "budget", "target"),
 }
 _IGNORED_ARGUMENTS: Mapping[str, set[str]] = {
     "Study": _SETTINGS | {"name", "metric", "mode", "description"},

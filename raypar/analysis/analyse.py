@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,13 +20,14 @@ from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointSamples, Question, current_results, question_of, with_baselines
 from raypar.analysis.recommend import Constraints, recommend_of
 from raypar.analysis.scaling import WorkerGroup, worker_groups
+from raypar.analysis.search import rank
 from raypar.analysis.settle import Stopped, open_points, stop_sentence, stop_status
 from raypar.analysis.time_to_target import Target
 from raypar.analysis.verdict import Verdict, statements, verdict_of
 from raypar.study.profile import Profile, profile_of_repeats
 from raypar.study.space import Value
 from raypar.study.study import Study
-from raypar.study.trial import TrialResult, TrialState, gain
+from raypar.study.trial import TrialResult, TrialState
 
 __all__ = ["PointAnalysis", "Question", "StudyAnalysis", "analyse", "pair_speedups", "question_of"]
 
@@ -128,7 +128,7 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         ending = (stop_sentence(of, why, is_disturbed=is_disturbed),)
         status = stop_status(why, is_disturbed=is_disturbed)
     answers = (*noise_scale_lines(points), *rule_lines(question, points, family))
-    sorted_points = tuple(sorted(points, key=lambda p: _rank(question, p))) if question.is_search else points
+    sorted_points = tuple(sorted(points, key=lambda p: rank(question, p))) if question.is_search else points
     verdict = verdict_of(question, sorted_points, family, recommendation if has_choice else None, doubt)
     return StudyAnalysis(
         evidence=evidence,
@@ -143,11 +143,6 @@ def analyse(asked: Study | Question, results: Sequence[TrialResult], stopped: St
         target=target,
         batches=batch_groups(points, target, family, question.baseline) if target and not doubt else (),
     )
-
-
-def _rank(question: Question, p: PointAnalysis) -> float:
-    """Return the sort key of a search's points: the best metric first, points without a usable one last."""
-    return -gain(question.mode, p.metric.value) if p.metric and not p.unusable else math.inf
 
 
 def _profiles(gathered: Sequence[PointSamples]) -> Iterator[tuple[Mapping[str, Value], Profile]]:

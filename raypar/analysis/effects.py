@@ -269,7 +269,7 @@ def importances_of(question: Question, points: Sequence[PointSamples]) -> Import
     Returns:
         None for fewer than `MIN_POINTS` points with a metric, or for one hyperparameter.
     """
-    scored = [(p, p.all_of("metric")[0]) for p in points if p.by_repeat("metric")]
+    scored = [(p, p.searched_metrics[0]) for p in points if p.searched_metrics]
     keys = [key for key in question.space_keys if len({point_key({key: p.point.get(key)}) for p, _ in scored}) > 1]
     if len(scored) < MIN_POINTS or len(keys) < 2:
         return None

@@ -56,6 +56,13 @@ class Evidence:
         return energy_source(self.finished)
 
     @cached_property
+    def timed(self) -> list[TrialResult]:
+        """Trials whose times are compared: the finished ones, and those that ended at the target of a search."""
+        if self.question.target is None:
+            return self.finished
+        return [r for p in self.points for r in p.results if r.state.traits.is_usable]
+
+    @cached_property
     def log_times(self) -> list[list[LogTime]]:
         """Finished trials of each point that have a time."""
         trial = {r.spec.identity: r for r in self.finished}
@@ -65,19 +72,20 @@ class Evidence:
     def doubt(self) -> str:
         """Reason why the study's times show nothing: most trials were strongly disturbed. Empty if they were not.
 
-        It is empty for a search, which looks for the best metric. It is also empty for two revisions: their trials
+        It is empty for a search for the best metric. It is also empty for two revisions: their trials
         alternate in random order, so load affects both alike and only widens the intervals.
         """
-        return "" if self._is_immune else doubt_of_times(self.finished)
+        return "" if self._is_immune else doubt_of_times(self.timed)
 
     @property
     def _is_immune(self) -> bool:
-        return self.question.is_search or REVISION in self.question.baseline
+        for_metric = self.question.is_search and self.question.target is None
+        return for_metric or REVISION in self.question.baseline
 
     @cached_property
     def doubtful(self) -> frozenset[PointKey]:
         """Points whose times can't be compared: most trials of the study, the point or its baseline were disturbed."""
-        if self._is_immune:
+        if self._is_immune or self.question.is_search:  # no trial of a search is a baseline
             return frozenset()
         doubted = {point_key(p.point) for p in self.points if self.doubt or doubt_of_times(p.measured)}
         compared = [(point_key(p.point), point_key(self.question.baseline_of(p.point))) for p in self.points]

@@ -325,7 +325,7 @@ def equivalent_metrics(
     alike = [each.point for each in compared if each.comparison.is_within_margin]
     alike += [each.base for each in compared[:1] if alike]
     group = [p for each in compared for p in (each.point, each.base)]
-    margin, others = question.judged_by.margin(float(np.median(best.all_of("metric")))), len(points) - 1
+    margin, others = question.judged_by.margin(float(np.median(best.searched_metrics))), len(points) - 1
     equivalent = [p for p in points if p is not best and p in alike and best in alike]
     rest = [p for p in points if p is not best and p not in group]
     return equivalent + [p for p in rest if family.compare_metrics(best, p, margin, others).is_within_margin]

@@ -19,6 +19,7 @@ import numpy as np
 from raypar.analysis.pairwise import Family
 from raypar.analysis.question import PointSamples, Question, with_baselines
 from raypar.analysis.stats import Estimate, median_estimate, reference
+from raypar.analysis.time_to_target import Target, trial_to_target
 from raypar.study.price import Price, price_of
 from raypar.study.quantity import COST, ENERGY, MEMORY, THROUGHPUT, Quantity, Repeats, quantities
 from raypar.study.trial import TrialResult, gang_step_times_s
@@ -88,7 +89,7 @@ class PointAnalysis(PointSamples):
     """Trials of one point, and estimates from the finished ones.
 
     Attributes:
-        time_s: the study's time metric.
+        time_s: the study's time metric, or the training time to the target of a search.
         speedup: over the baseline; 1 for a baseline itself; None without one.
         efficiency: speedup · N0 / N; None if the baseline has no ``num_workers``, or is another kind of machine.
         metric: the study's metric after the last epoch.
@@ -141,7 +142,8 @@ def _analysed(
     question: Question, samples: PointSamples, base: PointSamples | None, estimated: Sequence[Quantity], family: Family
 ) -> PointAnalysis:
     is_baseline = question.is_baseline(samples.point)
-    times, metrics = samples.all_of("time_s"), samples.all_of("metric")
+    times = samples.all_of("time_s") if question.target is None else times_to(question, samples)
+    metrics = samples.searched_metrics if question.is_search else samples.all_of("metric")
     ratio = None
     if is_baseline and times:
         ratio = reference(len(times))
@@ -165,6 +167,15 @@ def _analysed(
             }
         ),
     )
+
+
+def times_to(question: Question, samples: PointSamples) -> list[float]:
+    """Return the training times to the target of a search, in seconds, of the trials that reached it."""
+    if question.target is None:
+        return []
+    target = Target(question.metric, question.target, question.mode, question.unit)
+    times = (trial_to_target(result, target).time_s for result in samples.results)
+    return [time_s for time_s in times if time_s is not None]
 
 
 def _by_key(estimates: Mapping[Quantity, Estimate | None]) -> dict[str, Estimate]:

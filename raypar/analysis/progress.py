@@ -102,7 +102,7 @@ class Leader:
     def _score(self, key: PointKey) -> None:
         samples, baseline = self._samples[key], self._baseline(key)
         if not self._question.baseline:
-            values = samples.all_of("metric")
+            values = samples.searched_metrics if self._question.is_search else samples.all_of("metric")
         elif baseline == key or (base := self._samples.get(baseline)) is None:
             values = []
         else:

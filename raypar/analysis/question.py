@@ -24,7 +24,7 @@ from raypar.study.options import ON_CPU, Auto, leaves_cores_open, resolve
 from raypar.study.price import Price
 from raypar.study.script_settings import SCRIPT_SETTINGS, WHAT_IF, is_counterfactual
 from raypar.study.space import Value, examples
-from raypar.study.study import Study
+from raypar.study.study import ListedStudy, Study
 from raypar.study.trial import IDENTITY_IGNORED, REVISION, TrialResult, TrialState, latest, timed_work
 from raypar.study.workload import Config
 
@@ -56,6 +56,9 @@ class Question:
         metric_chosen_by: who chose the metric; empty: the user.
         points: every point, if the study lists them, including those without a result; () for a search.
         is_search: points are drawn rather than listed.
+        target: value of the metric at which trials of a search end, which are compared by their time until then; None:
+            trials train to their end.
+        leader: point that led a search, whose leading points this study repeats; empty for other studies.
         num_repeats: intended number of trials per point, 1 in a search; None: unknown.
         max_repeats: maximum number of them, for a study that runs until it is settled; None for others.
         margin: a loss of time that is not worth more trials, as a share.
@@ -88,6 +91,8 @@ class Question:
     unit: str = ""
     metric_chosen_by: str = ""
     is_search: bool = False
+    target: float | None = None
+    leader: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def judged_by(self) -> Metric:
@@ -134,6 +139,8 @@ def question_of(study: Study, auto: Auto | None = None) -> Question:
         metric_chosen_by=study.workload.metric_chosen_by if study.metric in ("", study.workload.metric) else "",
         unit=study.judged_by.unit,
         is_search=study.is_search,
+        target=study.target,
+        leader=study.leader if isinstance(study, ListedStudy) else {},
     )
 
 
@@ -239,6 +246,7 @@ class PointSamples:
         config: all hyperparameters; empty for a point without trials.
         samples: its finished trials by repeat, in order.
         results: all its trials, in any state.
+        stopped_metrics: last value of the metric in trials that a scheduler stopped, by repeat.
         matched_times: for two revisions, seconds to compare by number of the pair; None: those of the samples.
     """
 
@@ -246,6 +254,7 @@ class PointSamples:
     config: Config = field(default_factory=dict)
     samples: Mapping[int, Sample] = field(default_factory=dict)
     results: tuple[TrialResult, ...] = ()
+    stopped_metrics: Mapping[int, float] = field(default_factory=dict)
     matched_times: Mapping[int, float] | None = None
 
     @property
@@ -262,6 +271,11 @@ class PointSamples:
     def times(self) -> dict[int, float]:
         """Seconds of the time metric by repeat, for finished trials that have it; or `matched_times` if set."""
         return self.by_repeat("time_s") if self.matched_times is None else dict(self.matched_times)
+
+    @property
+    def searched_metrics(self) -> list[float]:
+        """Values of the metric that a search compares: of finished trials, or else the last ones of stopped trials."""
+        return self.all_of("metric") or list(self.stopped_metrics.values())
 
     @property
     def rest(self) -> dict[str, Value]:
@@ -397,7 +411,9 @@ def point_samples(
         )
 
     samples = {r.spec.repeat: sample(r) for r in results if r.is_measured}
-    return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results))
+    stopped = {r.spec.repeat: _finite(r.final.get(question.metric)) for r in results if r.state is TrialState.STOPPED}
+    of_stopped = {repeat: metric for repeat, metric in stopped.items() if metric is not None}
+    return PointSamples(point, results[-1].spec.config if results else {}, samples, tuple(results), of_stopped)
 
 
 def _with_times_that_count(result: TrialResult) -> TrialResult:

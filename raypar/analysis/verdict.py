@@ -31,6 +31,7 @@ from raypar.analysis.pairwise import (
 from raypar.analysis.points import PointAnalysis
 from raypar.analysis.question import PointKey, Question, point_key
 from raypar.analysis.recommend import Recommendation
+from raypar.analysis.search import confirmation, leading
 from raypar.analysis.stats import Estimate
 from raypar.study.script_settings import is_counterfactual
 from raypar.study.space import Value
@@ -129,10 +130,12 @@ def verdict_of(
         doubt: as in `Verdict`.
     """
     comparisons = _comparisons(question, points, doubt)
-    if not any(p.samples for p in points):
+    if not any(p.samples or p.metric for p in points):
         answer = nothing_to_compare(points)
     elif question.is_search:
-        answer = _leading(question, points)
+        answer = leading(question, points, doubt)
+    elif question.leader:
+        answer = confirmation(question, points, family)
     elif doubt:
         answer = f"Inconclusive: {doubt}. Rerun it on an idle machine, with --fresh."
     elif len(comparisons) == 1:
@@ -174,16 +177,6 @@ def nothing_to_compare(points: Sequence[PointAnalysis]) -> str:
     outcomes = {p.outcome for p in points if p.results}
     what = f"Every trial {outcomes.pop()}" if outcomes == {TrialState.DIVERGED} else "No trial finished"
     return f"{what}: there is nothing to compare."
-
-
-def _leading(question: Question, points: Sequence[PointAnalysis]) -> str:
-    """Return the answer for a search. One trial per point confirms nothing."""
-    scored = [(p, p.metric.value) for p in points if p.metric is not None and not p.unusable]
-    if not scored:
-        return f"No trial reported {question.metric}."
-    best, value = max(scored, key=lambda entry: gain(question.mode, entry[1]))
-    shown = f"{question.metric} {question.judged_by.show(value)}"
-    return f"Leading: {shown} with {point_label(best.point)} (best of {len(scored)}, one trial each, unconfirmed)."
 
 
 def _only(question: Question, point: PointAnalysis) -> str:
@@ -297,7 +290,7 @@ def statements(question: Question, points: Sequence[PointAnalysis], family: Fami
     Args:
         doubt: as in `Verdict`; if set, there are no sentences on times.
     """
-    if not any(p.samples for p in points):
+    if not any(p.samples or p.metric for p in points):
         return (nothing_to_compare(points),)
     on_times = [*break_even_lines(question, points), *fastest_lines(points, family)]
     return (

@@ -164,7 +164,7 @@ def resume_command(loaded: LoadedStudy, options: Options) -> str:
 
     if submitted_as := os.environ.get(SUBMITTED_AS):
         return submitted_as
-    if options.revisions:
+    if options.revisions or options.source:
         return masked(shlex.join(options.command))
     words = ["raypar", "store", "resume", loaded.study.name]
     if not is_in_folder(str(loaded.path), options.project_dir):
@@ -204,10 +204,20 @@ def study(target: Target, flags: RunFlags, grid: Grids = None, baseline: Baselin
             words = words_of(flags, without="address")
             raise typer.Exit(cluster.submit(name, path, dashboard, words, common.own_command(), uri))
         options = options_here(flags)
+        if flags.repeat_best is not None:
+            loaded, options = _repeating_best(loaded, options, flags.repeat_best)
         if flags.dry_run:
             show_plan(loaded, options)
         else:
             common.exit_as(run(loaded, options))
+
+
+def _repeating_best(loaded: LoadedStudy, options: Options, num_points: int) -> tuple[LoadedStudy, Options]:
+    """Return the study that repeats the leading points of a search, and the options that run it."""
+    from raypar.execution.repeat_best import repeating_best
+
+    stored = common.store_of(options.tracking_uri).results(loaded.study.name)
+    return repeating_best(loaded, options, num_points, stored)
 
 
 @takes(

@@ -105,6 +105,15 @@ class RunFlags:
 
     set: tuple[str, ...] = what((), "Fix a hyperparameter, or sweep it: --set num_workers=1,2.", "KEY=VALUE")
     repeats: int | None = what(None, "Number of trials of every point.", of_study="num_repeats")
+    repeat_best: int | None = what(
+        None,
+        "Repeat the N leading points of a search with other seeds, as a study of its own.",
+        "N",
+        check=FlagCheck(lambda number: number >= 2, "must be at least 2", "the leader is compared with the next ones"),
+        is_resumed=False,
+        is_submitted=False,
+        is_compared=False,
+    )
     fresh: bool = what(False, "Run all trials again, even those with stored results.", is_resumed=False)
     retry_failed: bool = what(
         False, "Run trials of stopped points again even if their code has not changed.", is_resumed=False
@@ -127,7 +136,7 @@ class RunFlags:
         is_compared=False,
     )
     dry_run: bool = what(False, "Only show the plan, like `raypar plan`.", is_resumed=False, is_submitted=False)
-    no_ray: bool = where(False, "Run on this machine without Ray (no searches).", is_submitted=False)
+    no_ray: bool = where(False, "Run on this machine without Ray, one trial after another.", is_submitted=False)
     address: str | None = where(
         None,
         "Existing Ray cluster: auto or host:port; for study also http://host:port, a dashboard to submit to. "

@@ -197,11 +197,15 @@ def make_plan(
         part: part of the study to run; None: all of it.
 
     Raises:
-        RayparError: a trial can never run on the cluster, the study is a search, which needs Ray, or it can't be
+        RayparError: a trial can never run on the cluster, the searcher or scheduler can't run, or the study can't be
             divided into parts.
     """
-    if (study.is_search or study.scheduler is not None) and not with_ray:
-        raise RayparError("a search needs Ray", hint="leave out --no-ray")
+    if study.searcher is not None or study.scheduler is not None:
+        from raypar.run.local_search import local_mistakes  # imports Ray Tune
+        from raypar.run.search import search_mistakes
+
+        if mistakes := (search_mistakes if with_ray else local_mistakes)(study):
+            raise StudyError(mistakes, where=where)
     complete = {result.spec.identity: result for result in stored if result.is_complete}
     auto, notices = choose_auto(study, cluster, stored, where=where)
     source = source or source_of(study)

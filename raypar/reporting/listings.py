@@ -95,6 +95,16 @@ class PlanView(Document):
         return max((gang.num_cpus for gang in self.gangs), default=None)
 
 
+def _drawn(study: Study) -> str:
+    """Return how a search draws its points, and when its trials end."""
+    parts = [f"by {type(study.searcher).__name__}" if study.searcher is not None else "at random"]
+    if study.scheduler is not None:
+        parts.append(f"{type(study.scheduler).__name__} stops trials early")
+    if study.target is not None:
+        parts.append(f"trials end at {study.judged_by.name} {study.target:g}")
+    return ", ".join(parts)
+
+
 def print_plan(console: Console, plan: PlanView) -> None:
     """Print a study's plan."""
     from raypar.analysis.question import asked_by
@@ -114,6 +124,8 @@ def print_plan(console: Console, plan: PlanView) -> None:
     if study.baseline:
         print_line(console, f"compared with: {point_label(study.baseline)}")
     print_line(console, f"judged by: {study.judged_by.text}")
+    if study.is_search:
+        print_line(console, f"points: {_drawn(study)}")
     if plan.gangs:
         kind = "warm, kept between trials" if plan.isolation == "warm" else "fresh for every trial"
         print_line(console, f"gangs ({kind}): " + "; ".join(map(str, plan.gangs)))

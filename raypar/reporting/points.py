@@ -71,7 +71,7 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         if any(estimates) or head == "time":
             cells = [show(e) if e else units.MISSING for e in estimates]
             if head == "time":
-                cells = [p.outcome or cell for p, cell in zip(points, cells, strict=True)]
+                cells = [cell if p.time_s else p.outcome or cell for p, cell in zip(points, cells, strict=True)]
             columns.append(Column(head, cells, True, [e.value if e else None for e in estimates]))
 
     brief, bounds = layout.is_brief, layout.bounds
@@ -90,8 +90,15 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
             head = q.head.replace("/", "\n/") if layout.wrap_heads else q.head
             has_bounds = not brief or (layout.major_bounds and q.importance > 1)
             add(head, partial(PointAnalysis.of, q=q), partial(_interval, q.interval, bounds=has_bounds))
-    columns.append(Column("n", [_counts(p, analysis, brief) for p in points], True, [len(p.samples) for p in points]))
+    counts = [_counts(p, analysis, brief) for p in points]
+    columns.append(Column("n", counts, True, [_num_timed(p, analysis) for p in points]))
     return columns
+
+
+def _num_timed(point: PointAnalysis, analysis: StudyAnalysis) -> int:
+    """Return the number of finished trials, which include those that ended at the target of a search."""
+    at_target = point.time_s.num_samples if point.time_s and analysis.question.target is not None else 0
+    return max(len(point.samples), at_target)
 
 
 def _differs(q: Quantity, points: Sequence[PointAnalysis]) -> bool:
@@ -137,7 +144,7 @@ def _time(time_s: Estimate, layout: Layout) -> str:
 
 def _counts(point: PointAnalysis, analysis: StudyAnalysis, is_brief: bool) -> str:
     """Return ``3``, or ``2/3`` if trials failed, were stopped or have not run yet."""
-    num_finished, planned = len(point.samples), max(analysis.question.num_repeats or 0, len(point.results))
+    num_finished, planned = _num_timed(point, analysis), max(analysis.question.num_repeats or 0, len(point.results))
     if num_finished == planned:
         return str(planned)
     return f"{num_finished}{'/' if is_brief else ' of '}{planned}"

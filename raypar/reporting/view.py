@@ -10,6 +10,7 @@ from functools import cached_property
 from raypar import units
 from raypar.analysis.analyse import StudyAnalysis
 from raypar.analysis.recommend import Recommendation
+from raypar.analysis.search import search_lines
 from raypar.reporting.documents import Document
 from raypar.reporting.fit import ScalingView, scaling_lines
 from raypar.reporting.points import brief_legend, legend
@@ -35,7 +36,7 @@ class StudyView(Document):
         "mode=analysis.question.mode metric_unit=analysis.question.unit time_metric=analysis.time_metric "
         "energy_source=analysis.energy_source price_per_node_hour=analysis.question.price_per_node_hour "
         "num_trials=analysis.num_trials num_by_state=analysis.num_by_state wall_s=analysis.wall_s "
-        "comparisons=analysis.verdict.comparisons recommendation importances=analysis.importances "
+        "comparisons=analysis.verdict.comparisons recommendation importances=analysis.importances outlook "
         "points=analysis.points legend caveats=analysis.warnings statements=analysis.statements scaling "
         "effects=analysis.effects target=analysis.target batches=analysis.batches machines=analysis.machines "
         "breakdowns"
@@ -100,9 +101,18 @@ class StudyView(Document):
         return f"Importance for {metric} (random forest, {trials}): {shares}."
 
     @cached_property
+    def outlook(self) -> Sequence[str]:
+        """Sentences on the certainty of a search's answer and on what to try next; empty for other studies."""
+        analysis = self.analysis
+        if not analysis.question.is_search:
+            return []
+        return [*search_lines(analysis.question, analysis.points, analysis.importances)]
+
+    @cached_property
     def summary(self) -> Sequence[str]:
-        """Sentences after the answer: the recommended point, the final test, the importance of hyperparameters."""
-        return [*filter(None, (*self.recommended, self.analysis.verdict.final_test, self.importance))]
+        """Sentences after the answer: the recommended point, the final test, and what a search shows."""
+        lines = (*self.recommended, self.analysis.verdict.final_test, self.importance, *self.outlook)
+        return [*filter(None, lines)]
 
     @cached_property
     def caveats(self) -> str:

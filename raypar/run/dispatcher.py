@@ -433,7 +433,7 @@ class Dispatcher:
             list(self._pool.gangs.values()),
             self._pool.nodes,
             self._policy,
-            gang_start_s=self.durations.gang_start_s,
+            gang_start_s=0.0 if self._config.gangs.is_local else self.durations.gang_start_s,
             is_short_of_memory=self._pool.is_short_of_memory,
         )
         gang_of = {candidates[i]: self._pool.gangs[gang_id] for i, gang_id in decisions.starts}

@@ -160,7 +160,11 @@ class Attempt:
 
 def note_company(attempts: Collection[Attempt]) -> None:
     """Record in each running attempt how many others run at the same time, and share machines or the network."""
-    hosts = {attempt: set(attempt.gang.hosts.values()) for attempt in attempts if not attempt.gang.is_local}
+    hosts = {
+        attempt: set(attempt.gang.hosts.values())
+        for attempt in attempts
+        if not attempt.gang.is_local or len(attempts) > 1
+    }
     num_spread = sum(len(mine) > 1 for mine in hosts.values())
     for attempt, mine in hosts.items():
         before, num_sharing = attempt.conditions, sum(bool(mine & theirs) for theirs in hosts.values()) - 1

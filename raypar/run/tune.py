@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import shutil
 import time
@@ -24,7 +23,7 @@ from ray import tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.tune import TuneError
 from ray.tune.execution import class_cache
-from ray.tune.search import BasicVariantGenerator, Searcher
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 from raypar.errors import ClusterError, RayparError
 from raypar.files import FilePiece, append_piece
@@ -34,10 +33,10 @@ from raypar.run.cluster import TRAIN_ENVIRONMENT
 from raypar.run.dispatcher import ArtifactPiece, DispatchConfig
 from raypar.run.pool import GangPolicy
 from raypar.run.runner import ClusterChanged, Event, Listener, More, Notice, TrialEnded, TrialStarted
+from raypar.run.search import TuneReports, for_run, point_of, tune_space
 from raypar.signals import Interrupted, abort_reason, raise_again, uninterrupted, was_interrupted
-from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from raypar.study.study import Study
-from raypar.study.trial import TrialSpec, TrialState, bad_losses
+from raypar.study.trial import TrialSpec, TrialState
 from raypar.trace import mark
 from raypar.train.affinity import Core, ProcessTree
 from raypar.train.job import ARTIFACT_FOLDER, RunSettings
@@ -53,11 +52,11 @@ class TrialFailed(RuntimeError):
 class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
     """Tune's trainable. It waits for a trial's reports at the broker, and passes on those that can be compared.
 
-    Searchers and schedulers don't see losses or metrics that are not finite: ASHA would never stop the trial, and
-    Optuna would never learn of its end. If a trial ends with one, they see an error, which all of them can handle.
+    If a trial ends with a loss or metric that is not finite, searchers and schedulers see an error, which all of them
+    can handle.
     """
 
-    _last: Mapping[str, float]
+    _reports: TuneReports
 
     def setup(self, config: dict[str, Any]) -> None:
         # By name: a handle in the config would make Tune treat every restart as a new study.
@@ -65,24 +64,22 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
         self.reset_config(config)
 
     def step(self) -> dict[str, Any]:
-        in_lockstep, metric = self.config["in_lockstep"], self.config["study_metric"]
         while True:
             reports, state = ray.get(self._broker.follow.remote(self.trial_id, self._seen))
             for report in reports:
                 self._seen += 1
-                if not is_comparable(report, metric):
-                    continue
-                self._last = report  # repeated at the trial's end, the only report that a searcher learns from
-                if in_lockstep:
-                    return {**report, "done": False}
+                if (seen := self._reports.take(report)) is not None and self.config["in_lockstep"]:
+                    return seen
             if state is None:
                 continue
             if not TrialState(state).traits.is_usable:
                 raise TrialFailed(self.trial_id)
-            return {**self._last, "done": True}
+            # Repeated at the trial's end, the only report that a searcher learns from.
+            return {**self._reports.last, "done": True}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._seen, self._last = 0, {}
+        metric, mode, target = (new_config.get(key) for key in ("study_metric", "mode", "target"))
+        self._seen, self._reports = 0, TuneReports(metric or "", mode or "", target)
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -90,11 +87,6 @@ class BrokeredTrial(tune.Trainable):  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         pass
-
-
-def is_comparable(report: Mapping[str, float], metric: str) -> bool:
-    """Return whether a searcher or scheduler can compare a report with others: its losses and metric are finite."""
-    return not bad_losses(report) and math.isfinite(report.get(metric, 0.0))
 
 
 class BlockSearcher(Searcher):  # type: ignore[misc]
@@ -409,10 +401,10 @@ class TuneRunner:
             settings=self._settings,
             gangs=self._policy,
             max_retries=study.max_retries,
-            in_lockstep=study.scheduler is not None,
+            in_lockstep=in_lockstep(study),
             max_trials=study.max_concurrent_trials,
             metric=study.judged_by.name,
-            num_cores=self._ahead.num_cores if self._ahead and study.scheduler is None else 0,
+            num_cores=self._ahead.num_cores if self._ahead and not in_lockstep(study) else 0,
         )
         mark("tuner: broker asked for")
         options: dict[str, Any] = {"resources": {"node:__internal_head__": 0.001}, "max_concurrency": MAX_CALLS}
@@ -456,21 +448,23 @@ class TuneRunner:
 
         def make_spec(tune_config: Mapping[str, Any]) -> TrialSpec:
             """Make a trial from a point that Tune drew. A point that was drawn before gives a repeat."""
-            point = {key: tune_config[key] for key in study.space}
+            point = point_of(study, tune_config)
             repeat = drawn[tuple(point.items())]
             drawn[tuple(point.items())] += 1
             return study.trial(point, repeat, order=next(order), auto=self._settings.auto)
 
         space: dict[str, Any] = {
             "broker": name,
-            "in_lockstep": study.scheduler is not None,
+            "in_lockstep": in_lockstep(study),
             "study_metric": study.judged_by.name,
+            "mode": study.judged_by.mode,
+            "target": study.target,
         }
         count = 1
         spec_of: Callable[[Mapping[str, Any]], TrialSpec] | None = None
         generator: BasicVariantGenerator | BlockSearcher | None = None
         if study.is_search:
-            space |= {key: _tune_domain(domain) for key, domain in study.space.items()}
+            space |= tune_space(study)
             num_grid_points = len(study.points())
             num_missing = study.num_trials * num_grid_points - len(specs)  # specs: what a search has done already
             count = -(-num_missing // num_grid_points)  # Tune draws this number for every grid point
@@ -519,23 +513,29 @@ class TuneRunner:
         num_slots: int,
     ) -> tune.Tuner:
         """Return the tuner of a study's trials. Tune starts only as many as can run at a time."""
-        needs_metric = study.searcher is not None or study.scheduler is not None
+        searcher, scheduler = for_run(study)
+        if isinstance(searcher, ConcurrencyLimiter):
+            searcher.max_concurrent = min(searcher.max_concurrent, num_slots)
+        is_limited = not isinstance(searcher, Searcher) or isinstance(searcher, ConcurrencyLimiter)
         return tune.Tuner(
             tune.with_resources(BrokeredTrial, ON_HEAD),
             param_space=dict(space),
             tune_config=tune.TuneConfig(
                 num_samples=num_samples,
-                search_alg=study.searcher or generator,
-                scheduler=study.scheduler,
-                metric=study.judged_by.name if needs_metric else None,
-                mode=study.judged_by.mode if needs_metric else None,
-                max_concurrent_trials=num_slots if generator is None else None,
+                search_alg=searcher or generator,
+                scheduler=scheduler,
+                max_concurrent_trials=None if is_limited else num_slots,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
                 name="tune", storage_path=str(self._settings.log_dir), verbose=0, callbacks=[callback]
             ),
         )
+
+
+def in_lockstep(study: Study) -> bool:
+    """Return whether trials wait after each report for a decision: by a scheduler, or because of the target."""
+    return study.scheduler is not None or study.target is not None
 
 
 def _is_lost(broker: Any) -> bool:
@@ -545,10 +545,3 @@ def _is_lost(broker: Any) -> bool:
     except RayActorError:
         return True
     return False
-
-
-def _tune_domain(domain: Domain) -> Any:
-    if isinstance(domain, (Grid, Choice)):
-        return (tune.grid_search if isinstance(domain, Grid) else tune.choice)(list(domain.values))
-    draw = {Uniform: tune.uniform, LogUniform: tune.loguniform, RandInt: tune.randint}[type(domain)]
-    return draw(domain.low, domain.high)

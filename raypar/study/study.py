@@ -97,6 +97,8 @@ class Study:
         metric: key of the reports that trials are judged by, also by searcher and scheduler, or a `Metric`; empty: the
             workload's.
         mode: "max" or "min"; empty: the metric's, as the workload declares it or its name shows.
+        target: value of the metric at which the trials of a search end; the searcher then looks for the point that
+            reaches it in the least training time. None: trials train to their end.
         max_concurrent_trials: None: trials share no machine, so they run one at a time on each. A number: this many
             trials run at a time and may share machines, each on separate cores; 1: one at a time, wherever it runs.
         description: the question, for people; empty: the file's docstring.
@@ -125,6 +127,7 @@ class Study:
     scheduler: Any = None
     metric: str | Metric = ""
     mode: str = ""
+    target: float | None = None
     max_concurrent_trials: int | None = None
     description: str = ""
     price_per_node_hour: Price | None = None
@@ -209,9 +212,11 @@ class ListedStudy(Study):
 
     Attributes:
         listed: assignments of the swept hyperparameters, a subset of the combinations.
+        leader: the one that led a search, whose leading points the study repeats; empty for other studies.
     """
 
     listed: tuple[Mapping[str, Value], ...] = ()
+    leader: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def num_points(self) -> int:
@@ -291,6 +296,7 @@ def _field_mistakes(study: Study) -> Iterator[Mistake]:
         if value is not None or key != "max_concurrent_trials":
             yield from filter(None, [whole_number_mistake(key, key, value)])
     yield from _until_mistakes(study)
+    yield from _target_mistakes(study)
     yield from price_mistakes(study.price_per_node_hour, _node_labels(study))
     if isinstance(study.mode, str) and study.mode not in ("max", "min", ""):
         yield Mistake("mode", study.mode, 'must be "max" or "min"', hint='set mode="max" for an accuracy')
@@ -360,6 +366,20 @@ def _until_mistakes(study: Study) -> Iterator[Mistake]:
     elif budget is not None and not until:
         hint = 'add --until settled (in a file until="settled"), or leave it out'
         yield Mistake("budget", budget, "limits a study that runs until it is settled", hint=hint)
+
+
+def _target_mistakes(study: Study) -> Iterator[Mistake]:
+    target, num_at_a_time = study.target, study.max_concurrent_trials
+    if target is None:
+        return
+    if not _is_number(target):
+        yield Mistake("target", target, "must be a number", hint="a value of the metric, such as target=0.97")
+    elif study.searcher is None and all(isinstance(domain, Grid) for domain in _mapping(study, "space").values()):
+        hint = "leave it out: `raypar recommend STUDY --target METRIC=VALUE` finds the fastest of listed points"
+        yield Mistake("target", target, "ends the trials of a search, and the points are listed", hint=hint)
+    elif isinstance(num_at_a_time, int) and num_at_a_time > 1:
+        wrong = "lets trials share a machine, and the search compares their times to the target"
+        yield Mistake("max_concurrent_trials", num_at_a_time, wrong, hint="leave it out: trials then run alone")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

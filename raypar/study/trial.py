@@ -53,6 +53,7 @@ class DataRecord(TypedDict, total=False):
 
 # Key in the reports of training code that raypar didn't write: seconds from the start of the trial's processes.
 SINCE_LAUNCH = "since_launch_s"
+TRAINED = "trained_s"  # seconds of training up to a report, which searchers and schedulers see
 # Hyperparameter of a study that compares two versions of the code (`raypar ab`): the version's label.
 REVISION = "revision"
 # Options that change nothing about a trial's result.
@@ -458,6 +459,17 @@ def bad_losses(report: Mapping[str, float], metric: str = "") -> dict[str, float
     if not losses and metric in report:
         losses = {metric: report[metric]}
     return {key: value for key, value in losses.items() if isinstance(value, float) and not math.isfinite(value)}
+
+
+def trained_s(report: Mapping[str, float], before_s: float) -> float:
+    """Return the seconds of training up to a report; the time since launch for code that raypar can't instrument.
+
+    Args:
+        before_s: seconds up to the report before it.
+    """
+    if (since_launch_s := report.get(SINCE_LAUNCH)) is not None:
+        return since_launch_s
+    return before_s + report.get("train_time_s", 0.0)
 
 
 def is_loss(key: str) -> bool:

@@ -167,6 +167,25 @@ def test_a_search_with_early_stopping_uses_one_warm_gang(on_ray):
     assert [report["of_epoch"] for report in best.reports] == [1, 2, 3, 4]
 
 
+def test_a_searcher_and_a_scheduler_with_metric_and_mode_run(on_ray):
+    pytest.importorskip("optuna")
+    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.search import ConcurrencyLimiter
+    from ray.tune.search.optuna import OptunaSearch
+
+    judged_by = {"metric": "accuracy", "mode": "max"}
+    study = Study(
+        workload=Workload.from_train_loop(lr_func),
+        name="named",
+        space={"lr": choice(*(n / 100 for n in range(1, 100)))},
+        num_trials=4,
+        searcher=ConcurrencyLimiter(OptunaSearch(seed=1, **judged_by), max_concurrent=4),
+        scheduler=ASHAScheduler(max_t=4, **judged_by),
+    )
+    results = on_ray(study).results
+    assert len(results) == 4 and {result.failure for result in results} == {None}
+
+
 def test_a_search_is_reproducible_by_seed_and_resumes(on_ray):
     space = {"lr": uniform(0.1, 1), "weight_decay": loguniform(1e-6, 1e-3), "num_samples": randint(64, 200)}
     too_wide = NUM_CORES + 1  # refused without starting a gang

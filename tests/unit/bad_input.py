@@ -285,7 +285,6 @@ FLAGS = (
     ),
     flags("an invalid port", "plan good.py --address x:99999", "--address 'x:99999'", "host:port"),
     flags("no cluster at the address", "plan good.py --address 127.0.0.1:9", "--address 127.0.0.1:9", "no Ray cluster"),
-    flags("a search without Ray", "study good.py --no-ray --set lr=uniform(0.1,1)", "a search", "--no-ray"),
     flags("--set of a key alone", "plan good.py --set lr", "--set = 'lr'", "lacks `=`", "--set lr=0.1"),
     flags("--set of an unknown key", "plan good.py --set epoch=1", "--set epoch", "did you mean 'epochs'?"),
     flags("--set of a field", "plan good.py --set num_repeats=2", "--set num_repeats", "use --repeats 2"),

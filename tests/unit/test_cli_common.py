@@ -159,7 +159,7 @@ def test_only_close_names_are_suggested(word, choices, close):
         (["store", "predict"], "did you mean `raypar model predict`? `raypar store --help`"),
         (
             ["study", "s.py", "--repeat", "3"],
-            "No such option: --repeat → did you mean --repeats? `raypar study --help`",
+            "No such option: --repeat → did you mean --repeats or --repeat-best? `raypar study --help`",
         ),
         (["report", "s", "--foo"], "No such option: --foo → `raypar report --help`"),
         (["store", "show", "s", "--jsn"], "No such option: --jsn → did you mean --json? `raypar store show --help`"),

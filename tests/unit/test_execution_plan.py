@@ -341,9 +341,7 @@ def test_finished_trials_take_no_cores():
     assert (kept.num_cpus, kept.cores) == (2, FOUR_CORES[2:])
 
 
-def test_a_search_is_refused_without_ray_and_for_impossible_draws():
-    with pytest.raises(RayparError, match="needs Ray"):
-        make_plan(a_study(space={"lr": choice(0.1, 0.2)}), TWO_CORES, (), with_ray=False)
+def test_a_search_is_refused_for_impossible_draws():
     space = {"precision": choice("fp32", "tf32"), "cpu_affinity": choice(None, "5")}
     with pytest.raises(StudyError) as refused:
         make_plan(a_study(space=space), TWO_CORES, ())

@@ -10,13 +10,14 @@ import psutil
 import pytest
 from stage import a_study
 
-from raypar.errors import BrokeOff
+from raypar import choice
+from raypar.errors import BrokeOff, StoreError
 from raypar.run import local
 from raypar.run.ranks import ForkServer, ForkServerLost, RankEnd
 from raypar.run.runner import Notice, TrialEnded, TrialStarted
 from raypar.study.study import Study
 from raypar.study.trial import Failure, FailureKind, TrialState
-from raypar.train.affinity import host_cores
+from raypar.train.affinity import Core, host_cores
 from raypar.train.job import RankOutcome, RunSettings
 from raypar.workloads import WORKLOADS
 
@@ -174,3 +175,54 @@ def test_the_second_trial_imports_nothing(tmp_path, num_workers):
         runner.run(study, study.trials(), listen)
     assert [event.result.state for event in events if isinstance(event, TrialEnded)] == [TrialState.FINISHED] * 2
     assert imported.read_text().split() == []
+
+
+TWO_CORES = (Core(0, 0, 0), Core(1, 0, 1))
+
+
+def searched(monkeypatch, tmp_path, run, **changes):
+    """Run a search of six trials, two at a time, with ranks replaced by `run`; return the results."""
+    played(monkeypatch, run)
+    fields = {"space": {"width": choice(4, 8)}, "baseline": {}, "num_trials": 6, "max_concurrent_trials": 2, **changes}
+    events = []
+    with local.LocalRunner(RunSettings(tmp_path, isolation="fresh"), TWO_CORES) as runner:
+        runner.run(a_study(**fields), (), events.append)
+    return [event.result for event in events if isinstance(event, TrialEnded)]
+
+
+def test_a_search_runs_its_trials_at_a_time(monkeypatch, tmp_path):
+    both = threading.Barrier(2)
+
+    def run(*_):
+        both.wait(60)  # fails unless another trial runs
+        return DONE
+
+    results = searched(monkeypatch, tmp_path, run)
+    assert len({result.spec.identity for result in results}) == 6
+    assert {result.state for result in results} == {TrialState.FINISHED}
+    assert {result.conditions.num_beside for result in results} == {1}  # so that reports don't trust their times
+
+
+def test_trials_of_a_search_never_share_cores(monkeypatch, tmp_path):
+    lock = threading.Lock()
+
+    def run(*_):
+        assert lock.acquire(blocking=False)
+        lock.release()
+        return DONE
+
+    results = searched(monkeypatch, tmp_path, run, config={"cpus_per_worker": 2})
+    assert [result.state for result in results] == [TrialState.FINISHED] * 6
+
+
+def test_an_error_of_the_listener_ends_a_search(monkeypatch, tmp_path):
+    played(monkeypatch, lambda *_: DONE)
+    fields = {"space": {"width": choice(4, 8)}, "baseline": {}, "num_trials": 6, "max_concurrent_trials": 2}
+
+    def listen(event):
+        if isinstance(event, TrialEnded):
+            raise StoreError("no room")
+
+    runner = local.LocalRunner(RunSettings(tmp_path, isolation="fresh"), TWO_CORES)
+    with runner, pytest.raises(StoreError, match="no room"):
+        runner.run(a_study(**fields), (), listen)
