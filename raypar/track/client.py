@@ -320,21 +320,35 @@ def save_model(
     )
 
 
-def upload_model(client: Any, experiment_id: str, run_id: str, folder: Path, *, uid: str) -> None:
-    """Log a folder of `save_model` as a run's model, once per uid."""
+def upload_model(
+    client: Any,
+    experiment_id: str,
+    run_id: str,
+    folder: Path,
+    *,
+    uid: str,
+    name: str = MODEL_NAME,
+    step: int = 0,
+    params: Mapping[str, str] | None = None,
+) -> None:
+    """Log a folder that MLflow has saved a model to as a run's model, once per uid.
+
+    Args:
+        params: None: those of the run.
+    """
     mlflow = import_mlflow()
     from mlflow.models import Model
 
     tags = {"raypar.uid": uid}
     models = client.search_logged_models([experiment_id], filter_string=tag_filter(tags), max_results=1)
     if not models:
-        params = client.get_run(run_id).data.params
-        models = [client.create_logged_model(experiment_id, MODEL_NAME, run_id, tags, params)]
+        of_model = client.get_run(run_id).data.params if params is None else dict(params)
+        models = [client.create_logged_model(experiment_id, name, run_id, tags, of_model)]
     model = models[0]
     # MLflow writes these when it saves and logs in one step.
     saved = Model.load(str(folder))
     saved.model_id, saved.run_id, saved.artifact_path = model.model_id, run_id, model.artifact_location
     saved.save(str(folder / "MLmodel"))
     client.log_model_artifacts(model.model_id, str(folder))
-    client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, 0)])
+    client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, step)])
     client.finalize_logged_model(model.model_id, "READY")
