@@ -154,8 +154,9 @@ class PrivateStore:
 
     def keep(self) -> LoggedRun:
         """Move what the script logged to the trial's artifacts, and return it. Further calls find nothing."""
-        if (mlflow := sys.modules.get("mlflow")) is not None:  # a train loop in this process
-            with suppress(Exception):
+        mlflow = sys.modules.get("mlflow")  # of a train loop; a rank that runs a command may have imported it too
+        with suppress(Exception):
+            if mlflow is not None and mlflow.get_tracking_uri() == self._to.uri:
                 mlflow.flush_async_logging()
         here, database = self._job.folder / LOGGED_FOLDER, self._to.database
         logged = LoggedRun()

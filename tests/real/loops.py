@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -334,4 +335,4 @@ def _logged_model(config):
 
 
 logging_loop_workload = Workload.from_train_loop(logging_loop, options={"lr": 0.5}, metric="val_acc")
-logging_workload = Workload(name="logging", model=_logged_model, data=data, loss=loss, options={"act": "train"})
+logging_workload = replace(acting, name="logging", model=_logged_model)

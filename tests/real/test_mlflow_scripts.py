@@ -1,4 +1,4 @@
-"""What code logs to MLflow itself is in the trial's run: that of a train loop, of a workload's functions, of a script."""
+"""What code logs to MLflow itself is in the trial's run: of a train loop, of a workload's functions, of a script."""
 
 import sqlite3
 from contextlib import closing
@@ -63,10 +63,8 @@ def test_a_script_logs_to_the_runs_of_its_trials_on_a_server(cli, tmp_path, tmp_
         for trial in runs(server.url, "train_study"):
             assert history(server.url, trial, "val_acc") == [(3, float(trial.data.params["lr"]))]
     with closing(sqlite3.connect(served / "mlflow.db")) as database:
-        kinds = (
-            database.execute("SELECT count(*) FROM runs").fetchone(),
-            database.execute("SELECT count(*) FROM tags WHERE key = 'raypar.kind'").fetchone(),
-        )
-    assert kinds[0] == kinds[1]
+        (num_runs,) = database.execute("SELECT count(*) FROM runs").fetchone()
+        (num_own,) = database.execute("SELECT count(*) FROM tags WHERE key = 'raypar.kind'").fetchone()
+    assert num_runs == num_own
     assert len([*(served / "mlartifacts").rglob("hello.txt")]) == 2
     assert not [*tmp_path.glob("ml*")]

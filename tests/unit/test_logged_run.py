@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from recording import client, history, make_result, new_store, recorder, runs
@@ -131,6 +132,14 @@ def test_a_repeated_attempt_replaces_what_the_last_one_logged(run):
     _, _, logged = run(log.format(2.0))
     assert [point.value for point in logged.points] == [2.0]
     assert run("print('logs nothing')")[2] is None
+
+
+def test_a_rank_that_runs_a_command_leaves_its_own_mlflow_alone(run, monkeypatch):
+    flushed = []  # which would create MLflow's default database in its folder
+    own = SimpleNamespace(get_tracking_uri=lambda: "sqlite:///mlflow.db", flush_async_logging=lambda: flushed.append(1))
+    monkeypatch.setitem(sys.modules, "mlflow", own)
+    run("print('logs nothing')")
+    assert not flushed
 
 
 def test_a_metric_that_the_script_reports_itself_is_not_reported_twice(run):
