@@ -486,8 +486,8 @@ def _printed_metrics(code: _Code) -> tuple[list[ScriptMetric], bool]:
         elif name == "raypar.report":
             metrics += [ScriptMetric(key, "", call.lineno) for key in code.entries(first)]
         elif of_mlflow := _MLFLOW.search(name):
-            keys = code.entries(first) if of_mlflow[1] else [str(code.value(first)) if first else ""]
-            logged += [ScriptMetric(key, "", call.lineno) for key in keys if _METRIC.search(key)]
+            named = [*code.entries(first)] if of_mlflow[1] else [str(code.value(first))]
+            logged += [ScriptMetric(key, "", call.lineno) for key in named if _METRIC.search(key)]
         elif is_print or _LOGS.search(name):
             printed = list(_lines(code, call, is_print))
             are_whole &= not printed or (is_print and code.value(_keyword(call, "end")) in (None, "\n"))

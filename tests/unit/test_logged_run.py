@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -116,6 +118,34 @@ with mlflow.start_run(run_name="b/c", nested=True):
     assert texts == {"notes/a.txt": "a", "b_c/notes/a.txt": "b"}
     (data,) = logged.inputs
     assert (data.context, data.name) == ("train", "points") and json.loads(data.profile)["features_shape"] == [3, 2]
+
+
+def test_models_are_kept_with_their_steps_and_parameters(run, tmp_path):
+    code = """
+import mlflow
+with mlflow.start_run():
+    mlflow.log_param("lr", 0.5)
+    for step in (1, 2):
+        about = {"python_model": lambda model_input: model_input, "pip_requirements": ["mlflow"]}
+        mlflow.pyfunc.log_model(name="line", step=step, params={"of": str(step)}, **about)
+"""
+    _, _, logged = run(code)
+    assert [(model.name, model.step, model.params["of"]) for model in logged.models] == [
+        ("line", 1, "1"),
+        ("line", 2, "2"),
+    ]
+    new_store(tmp_path)
+    uri, logs = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / ".raypar" / "logs"
+    shutil.copytree(next(tmp_path.glob("logs/*/artifacts")), logs)
+    rec = recorder(tmp_path, uri)
+    rec.record(SCRIPT, logs)
+    assert rec.close("finished") == 0
+    (trial,) = runs(uri)
+    models = client(uri).search_logged_models([trial.info.experiment_id])
+    assert sorted(model.params["of"] for model in models) == ["1", "2"]
+    assert {(model.name, model.source_run_id) for model in models} == {("line", trial.info.run_id)}
+    files = [Path(model.artifact_location.removeprefix("file://"), "MLmodel").read_text() for model in models]
+    assert all(model.model_id in text for model, text in zip(models, files, strict=True))
 
 
 def test_ranks_other_than_the_first_log_nothing(run):
