@@ -89,7 +89,7 @@ def store_at(folder: Path, *, server: bool) -> Iterator[list[str]]:
         return
     served = folder / "served"
     served.mkdir()
-    with contextlib.closing(start_server(default_tracking_uri(served), served)) as started:
+    with start_server(default_tracking_uri(served), served) as started:
         yield ["--tracking-uri", started.url]
 
 

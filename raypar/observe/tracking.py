@@ -100,11 +100,8 @@ def hooks(given: Mapping[str, Any] | None) -> dict[str, Callable[[Any, EventReco
 
 def _redirect(mlflow: Any, to: Redirection) -> None:
     """Prepare the private store, and let all functions of MLflow use it."""
-    from mlflow.tracking import MlflowClient, fluent
-    from mlflow.tracking import _model_registry as registry
-    from mlflow.tracking import _tracking_service as service
-
-    utils = service.utils
+    MlflowClient, fluent = mlflow.tracking.MlflowClient, mlflow.tracking.fluent
+    utils, registry = mlflow.tracking._tracking_service.utils, mlflow.tracking._model_registry.utils
     get_store, connect = utils._tracking_store_registry.get_store, MlflowClient.__init__
     set_address, set_experiment, start_run = mlflow.set_tracking_uri, mlflow.set_experiment, mlflow.start_run
     create_experiment = MlflowClient.create_experiment
@@ -155,7 +152,7 @@ def _redirect(mlflow: Any, to: Redirection) -> None:
     MlflowClient.create_experiment = create_private_experiment
     for module in (mlflow, mlflow.tracking, utils):
         module.set_tracking_uri = ignore_address
-    for module in (mlflow, mlflow.tracking, registry.utils):
+    for module in (mlflow, mlflow.tracking, registry):
         module.set_registry_uri = ignore_address
     for module in (mlflow, fluent):
         module.set_experiment, module.start_run = set_private_experiment, start_private_run

@@ -1,4 +1,4 @@
-"""What a script logs to MLflow itself: in a private store while it runs (`raypar.observe.tracking`), then in files.
+"""Log of a script to MLflow itself: in a private store while it runs (`raypar.observe.tracking`), then in files.
 
 The files are artifacts of the trial, from which `raypar.track` adds everything to the trial's run.
 """
@@ -174,7 +174,7 @@ class PrivateStore:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PrivateRun:
     uid: str
     name: str
     folder: Path | None
@@ -219,17 +219,17 @@ class _Reader:
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._database.execute(query, values).fetchall()
 
-    def _runs(self) -> Iterator[_Run]:
+    def _runs(self) -> Iterator[_PrivateRun]:
         query = "SELECT run_uuid, name, artifact_uri FROM runs WHERE lifecycle_stage = 'active'"
         for uid, name, uri in self._rows(f"{query} ORDER BY run_uuid != ?, start_time, rowid", self._to.run_id):
-            yield _Run(uid, name or uid, _folder(uri))
+            yield _PrivateRun(uid, name or uid, _folder(uri))
 
-    def _points(self, run: _Run) -> list[LoggedPoint]:
+    def _points(self, run: _PrivateRun) -> list[LoggedPoint]:
         query = "SELECT key, value, is_nan, timestamp, step FROM metrics WHERE run_uuid = ? ORDER BY rowid"
         rows = self._rows(query, run.uid)
         return [LoggedPoint(key, math.nan if is_nan else v, at_ms, step) for key, v, is_nan, at_ms, step in rows]
 
-    def _inputs(self, run: _Run) -> list[LoggedInput]:
+    def _inputs(self, run: _PrivateRun) -> list[LoggedInput]:
         query = (
             "SELECT t.value, d.name, d.digest, d.dataset_source, d.dataset_schema, d.dataset_profile "
             "FROM inputs i JOIN datasets d ON d.dataset_uuid = i.source_id "
@@ -238,7 +238,7 @@ class _Reader:
         )
         return [LoggedInput(*(text or "" for text in row)) for row in self._rows(query, run.uid)]
 
-    def _models(self, run: _Run) -> Iterator[LoggedModel]:
+    def _models(self, run: _PrivateRun) -> Iterator[LoggedModel]:
         if "logged_models" not in self._tables:  # before MLflow 3
             return
         query = (
@@ -255,7 +255,7 @@ class _Reader:
             params = self._rows("SELECT param_key, param_value FROM logged_model_params WHERE model_id = ?", uid)
             yield LoggedModel(uid, name, step, dict(params))
 
-    def _move_files(self, run: _Run) -> bool:
+    def _move_files(self, run: _PrivateRun) -> bool:
         """Move a run's artifacts; return whether it has any."""
         if run.folder is None:
             return False
