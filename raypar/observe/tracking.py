@@ -132,7 +132,7 @@ def _redirect(mlflow: Any, to: Redirection) -> None:
     @wraps(set_experiment)
     def set_private_experiment(experiment_name: Any = None, experiment_id: Any = None, **_: Any) -> Any:
         # Runs stay in the trial's experiment, which takes the name so that the script finds it.
-        note(EXPERIMENT, experiment_name or experiment_id)
+        note(EXPERIMENT, experiment_name or (experiment_id if experiment_id != EXPERIMENT_ID else None))
         client = MlflowClient()
         if experiment_name and client.get_experiment_by_name(experiment_name) is None:
             client.rename_experiment(EXPERIMENT_ID, experiment_name)
@@ -194,7 +194,9 @@ def _make_database(to: Redirection, version: str, make: Callable[[str], Any]) ->
         location = Path(to.other_files, EXPERIMENT_ID).as_uri()
         database.execute("UPDATE experiments SET artifact_location = ?", (location,))
         database.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", [*row.values()])
-    draft.replace(to.database)
+    with suppress(FileExistsError):  # another process of this rank was faster
+        os.link(draft, to.database)
+    draft.unlink()
 
 
 def _copy_template(folder: Path, version: str, make: Callable[[str], Any], to: Path) -> None:
