@@ -120,6 +120,30 @@ def private_store(job: TrialJob, *, is_first: bool) -> Iterator[PrivateStore]:
                 store.keep()
 
 
+@contextmanager
+def nothing_logged() -> Iterator[None]:
+    """Throw away what this process logs in the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        _redirect(_redirection(Path(folder), Path(folder), is_first=False))
+        yield
+
+
+def _redirection(folder: Path, here: Path, *, is_first: bool) -> Redirection:
+    """Return a private store with its database in `folder`, and its files in `here`."""
+    return Redirection(
+        str(folder.absolute()),
+        str(here.absolute() / FILES),
+        str(here.absolute() / "others"),
+        uuid.uuid4().hex,
+        str(cache_dir() / "mlflow"),
+        is_first,
+    )
+
+
+def _redirect(to: Redirection) -> None:
+    set_hooks([hooks(asdict(to))], EventRecorder(Path(to.folder)))
+
+
 class PrivateStore:
     """Private store of a rank's script.
 
@@ -131,14 +155,7 @@ class PrivateStore:
     def __init__(self, folder: Path, job: TrialJob, *, is_first: bool) -> None:
         self._job, self._is_first = job, is_first
         here = job.folder / LOGGED_FOLDER  # a move from here to the artifacts copies nothing, usually
-        self._to = Redirection(
-            str(folder.absolute()),
-            str(here.absolute() / FILES),
-            str(here.absolute() / "others"),
-            uuid.uuid4().hex,
-            str(cache_dir() / "mlflow"),
-            is_first,
-        )
+        self._to = _redirection(folder, here, is_first=is_first)
         if is_first:
             for earlier in (here, job.artifact_dir / LOGGED_FOLDER):  # of an attempt that was killed
                 shutil.rmtree(earlier, ignore_errors=True)
@@ -150,7 +167,7 @@ class PrivateStore:
 
     def redirect(self) -> None:
         """Redirect what this process logs."""
-        set_hooks([hooks(asdict(self._to))], EventRecorder(Path(self._to.folder)))
+        _redirect(self._to)
 
     def keep(self) -> LoggedRun:
         """Move what the script logged to the trial's artifacts, and return it. Further calls find nothing."""

@@ -155,9 +155,11 @@ def check(job: CheckJob) -> list[Mistake]:
     alone |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
     os.environ.update({**job.environment, **NO_GPUS, **alone})
     put_first(job.sys_path)
+    from raypar.train.logged_run import nothing_logged
     from raypar.train.workload_check import mistakes_of_points
 
-    return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
+    with nothing_logged():
+        return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
 
 
 def _ignore_loaders() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,19 @@ def test_ranks_other_than_the_first_log_nothing(run):
     of_ranks = f"import os, subprocess, sys\nfor rank in '10':\n    subprocess.run([sys.executable, '-c', {log!r}], "
     _, _, logged = run(of_ranks + "check=True, env={**os.environ, 'RANK': rank})")
     assert [point.value for point in logged.points] == [1.0]
+
+
+def test_what_the_check_of_a_workload_logs_is_thrown_away(tmp_path, cache):
+    code = """
+from raypar.train.logged_run import nothing_logged
+with nothing_logged():
+    import mlflow
+    mlflow.set_experiment("mine")
+    mlflow.log_metric("acc", 1.0)
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "RAYPAR_LOCK_DIR": str(cache)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_repeated_attempt_replaces_what_the_last_one_logged(run):
