@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from raypar import units
 from raypar.analysis.evidence import Evidence
@@ -329,6 +330,18 @@ def _alike(evidence: Evidence) -> Iterator[list[_Trial]]:
         seeds = [seed for seed in group[0] if all(seed in by_seed for by_seed in group)]
         if len(group) > 1 and seeds:
             yield [by_seed[seeds[0]] for by_seed in group]
+
+
+@check('Nothing is lost: it is in the trials\' runs. See "Scripts that log to MLflow themselves" in the documentation.')
+def logged_elsewhere(evidence: Evidence) -> Iterator[Finding]:
+    """Scripts that would have logged to another place in MLflow than the runs of their trials."""
+    places: dict[str, None] = {}
+    trials = [result for result in evidence.finished if result.conditions.of_ranks("logged_elsewhere")]
+    for result in trials:
+        places |= dict.fromkeys(chain.from_iterable(result.conditions.of_ranks("logged_elsewhere")))
+    if trials:
+        number = f"{len(trials)} of {units.counted(len(evidence.finished), 'trial')}"
+        yield Finding(f"What {number} logged to MLflow is in the trials' runs instead of the script's", list(places))
 
 
 def proof_of_work(evidence: Evidence) -> str | None:

@@ -107,6 +107,7 @@ def prepared(
         is_command=isinstance(loaded.study.workload, CommandWorkload),
         ends_at=end_of_time(),
         expected_s=walls_s(plan.done),
+        metric=loaded.study.judged_by.name,
     )
     with contextlib.ExitStack() as stack:
         servers: dict[str, ForkAgent] = {}

@@ -65,7 +65,7 @@ class ScriptMetric:
 
     Attributes:
         pattern: regular expression for a line of output, with the value as group. A percent sign is outside of the
-            group. Empty: it is reported, in a JSON line or in event files.
+            group. Empty: it is reported, in a JSON line, event files or MLflow.
         line: line of the script; 0: the Trainer prints it.
         sample: example of a printed line with invented numbers; empty without a pattern.
         value: the number that the pattern finds in the sample.
@@ -314,10 +314,10 @@ def _script(path: Path, code: _Code) -> Script:
 
 
 def _logged(code: _Code) -> list[ScriptMetric]:
-    """Return the metrics that a Lightning module logs to event files, and prints in a table after testing."""
+    """Return the metrics that a Lightning module logs to event files or MLflow, and prints in a table after testing."""
     calls = [call for call in code.calls_of("log") if code.dotted(call.func) == "self.log" and call.args]
     logged = [(name, call.lineno) for call in calls if _METRIC.search(name := str(code.value(call.args[0])))]
-    if code.calls_of("LightningCLI"):
+    if code.calls_of("LightningCLI", "MLFlowLogger"):
         return [ScriptMetric(name, "", line) for name, line in logged]
     tested = logged if code.calls_of("test", "validate") else []
     return [ScriptMetric(n, rf"\b{re.escape(n)}\W+?{NUMBER}", line) for n, line in tested if _HELD_OUT.search(n)]
@@ -441,6 +441,7 @@ _FILLERS = {"average", "avg", "mean", "the", "epoch", "final", "current", "runni
 _SAME = {"acc": "accuracy", "ppl": "perplexity"} | dict.fromkeys(("valid", "validation", "eval", "evaluation"), "val")
 _PRINTS = re.compile(r"(^|\.)(print0?|write)$")  # calls that print nothing before their text
 _LOGS = re.compile(r"(^|\.)(info|warning|rank_zero_info)$")
+_MLFLOW = re.compile(r"^mlflow\.(?:\w+\.)*log_metric(s?)$")
 _PERCENT_FORMAT = re.compile(r"(%[-+ #0]*\d*(?:\.\d+)?[sdifgeEGr]|%%)")
 _MAX_VARIANTS = 8  # variants of a line
 # A private character stands for each value in the text of a line; one of the first range for a value without format,
@@ -470,8 +471,9 @@ class _PrintedLine:
 
 
 def _printed_metrics(code: _Code) -> tuple[list[ScriptMetric], bool]:
-    """Return the metrics that a script prints or reports, and whether it prints the epoch number."""
+    """Return the metrics that a script prints, reports or logs to MLflow, and whether it prints the epoch number."""
     metrics: list[ScriptMetric] = []
+    logged: list[ScriptMetric] = []
     lines: list[_PrintedLine] = []
     are_whole = True  # each starts a line of output
     for call in code.calls:
@@ -483,12 +485,15 @@ def _printed_metrics(code: _Code) -> tuple[list[ScriptMetric], bool]:
             metrics += [ScriptMetric(key, "", call.lineno) for key in keys]
         elif name == "raypar.report":
             metrics += [ScriptMetric(key, "", call.lineno) for key in code.entries(first)]
+        elif of_mlflow := _MLFLOW.search(name):
+            named = [*code.entries(first)] if of_mlflow[1] else [str(code.value(first))]
+            logged += [ScriptMetric(key, "", call.lineno) for key in named if _METRIC.search(key)]
         elif is_print or _LOGS.search(name):
             printed = list(_lines(code, call, is_print))
             are_whole &= not printed or (is_print and code.value(_keyword(call, "end")) in (None, "\n"))
             lines += printed
     metrics += [metric for line in lines for metric in _metrics_of_line(line, lines, are_whole)]
-    return metrics, any(re.search(EPOCH, line.shown()) for line in lines)
+    return metrics + logged, any(re.search(EPOCH, line.shown()) for line in lines)
 
 
 def _lines(code: _Code, call: ast.Call, is_print: bool) -> Iterator[_PrintedLine]:

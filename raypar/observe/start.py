@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from itertools import takewhile
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import communication, device, loaders, modules, optimizers, profiler, settings
+from . import communication, device, loaders, modules, optimizers, profiler, settings, tracking
 from .events import LOADED, EventRecorder
 
 Hook = Callable[[Any, EventRecorder], None]
@@ -29,8 +29,10 @@ OWN: tuple[Mapping[str, Hook], ...] = (
 
 
 # Modules in which hooks replace names.
-HOOKED = {name for each in OWN for name in each} | {
-    name for name, _ in (*settings.SETTINGS.values(), *settings.WITHOUT.values())
+HOOKED = {
+    *(name for each in OWN for name in each),
+    *(name for name, _ in (*settings.SETTINGS.values(), *settings.WITHOUT.values())),
+    tracking.NAME,
 }
 
 
@@ -43,16 +45,22 @@ def start(folder: str, given: Mapping[str, Any]) -> EventRecorder:
     """
     recorder = EventRecorder(Path(folder))
     recorder.mark(LOADED)
-    hooks: dict[str, list[Hook]] = defaultdict(list)
-    changes = {name: value for name, value in given.items() if name != profiler.NAME}
+    changes = {name: value for name, value in given.items() if name not in (profiler.NAME, tracking.NAME)}
+    of_profile, of_mlflow = profiler.hooks(given.get(profiler.NAME)), tracking.hooks(given.get(tracking.NAME))
     # Settings come first, so that the observer sees their effect.
-    for each in (settings.hooks(changes), *OWN, profiler.hooks(given.get(profiler.NAME))):
+    set_hooks((settings.hooks(changes), *OWN, of_profile, of_mlflow), recorder)
+    atexit.register(recorder.close)
+    return recorder
+
+
+def set_hooks(by_module: Iterable[Mapping[str, Hook]], recorder: EventRecorder) -> None:
+    """Set hooks in modules that are imported, and in others once this process imports them."""
+    hooks: dict[str, list[Hook]] = defaultdict(list)
+    for each in by_module:
         for name, hook in each.items():
             hooks[name].append(hook)
     _set_on_imported({name: hooks.pop(name) for name in hooks.keys() & sys.modules.keys()}, recorder)
     sys.meta_path.insert(0, _AfterImport(hooks, recorder))
-    atexit.register(recorder.close)
-    return recorder
 
 
 def _set(name: str, hooks: Sequence[Hook], module: ModuleType, recorder: EventRecorder) -> None:

@@ -81,6 +81,7 @@ class RankConditions(CpuConditions, GpuConditions):
         is_untrained: it only warmed up, to count memory, or was only profiled; its times mean nothing.
         not_resumed: why it could not continue from a checkpoint.
         not_observed: why the steps of its script were not observed.
+        logged_elsewhere: where the code wanted to log to MLflow, other than the trial's run: "experiment 'mine'".
         quantities: values measured by monitors, by `Quantity.key`.
         gradient_noise: `raypar.study.gradient_noise.Moments` of blocks of steps, of all ranks; only on the first.
     """
@@ -108,6 +109,7 @@ class RankConditions(CpuConditions, GpuConditions):
     not_resumed: str | None = None
     not_observed: str | None = None
     is_untrained: bool | None = None
+    logged_elsewhere: tuple[str, ...] | None = None
     quantities: Mapping[str, float] | None = None
     gradient_noise: tuple[tuple[float, ...], ...] | None = None
 

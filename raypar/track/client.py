@@ -338,12 +338,14 @@ def upload_model(
     uid: str,
     name: str,
     step: int,
-    points: Sequence[Point],
+    points: Sequence[Point] = (),
+    params: Mapping[str, str] | None = None,
 ) -> None:
-    """Log a folder of `save_model` as a run's model after a step, once per uid.
+    """Log a folder that MLflow has saved a model to as a run's model after a step, once per uid.
 
     Args:
         points: metrics of the run at this step, which become the model's as well.
+        params: None: those of the run.
     """
     mlflow = import_mlflow()
     from mlflow.models import Model
@@ -352,7 +354,8 @@ def upload_model(
     run = client.get_run(run_id)
     models = client.search_logged_models([experiment_id], filter_string=tag_filter(tags), max_results=1)
     if not models:
-        models = [client.create_logged_model(experiment_id, name, run_id, tags, run.data.params)]
+        of_model = run.data.params if params is None else dict(params)
+        models = [client.create_logged_model(experiment_id, name, run_id, tags, of_model)]
     model = models[0]
     # MLflow writes these when it saves and logs in one step.
     saved = Model.load(str(folder))
@@ -361,6 +364,7 @@ def upload_model(
     client.log_model_artifacts(model.model_id, str(folder))
     if model.model_id not in {output.model_id for output in (run.outputs.model_outputs if run.outputs else ())}:
         client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, step)])
-    metrics = [mlflow.entities.Metric(p.key, p.value, p.time_ms, p.step, model.model_id) for p in points]
-    client.log_batch(run_id, metrics)
+    if points:
+        metrics = [mlflow.entities.Metric(p.key, p.value, p.time_ms, p.step, model.model_id) for p in points]
+        client.log_batch(run_id, metrics)
     client.finalize_logged_model(model.model_id, "READY")

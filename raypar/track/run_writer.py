@@ -161,12 +161,9 @@ class RunWriter:
             self._client.log_inputs(run.run_id, datasets)
 
     @store_errors()
-    def log_model(
-        self, study: str, run: RunRef, folder: Path, *, uid: str, name: str, step: int, points: Sequence[Point]
-    ) -> None:
-        """Add a folder as a model of the run after a step, with its metrics at that step, once per uid."""
-        experiment = self.experiment(study)
-        upload_model(self._client, experiment, run.run_id, folder, uid=uid, name=name, step=step, points=points)
+    def log_model(self, study: str, run: RunRef, folder: Path, **about: Any) -> None:
+        """Add a folder as a model of the run, once per uid. `about`: the other arguments of `upload_model`."""
+        upload_model(self._client, self.experiment(study), run.run_id, folder, **about)
 
     @store_errors()
     def write_file(self, run: RunRef, name: str, text: str) -> None:
@@ -180,14 +177,17 @@ class RunWriter:
 
     @store_errors()
     def write_folder(self, run: RunRef, name: str, source: Path) -> None:
-        """Copy a folder's files to the run's artifacts, except links to files outside of it."""
+        """Copy a folder's files to a folder of the run's artifacts, or to their top if its name is empty.
+
+        Links to files outside of the folder are left out.
+        """
         folder = local_folder(run.artifact_uri)
         for path in sorted(source.rglob("*")):
             if not path.is_file() or not path.resolve().is_relative_to(source.resolve()):
                 continue
-            target = Path(safe_name(name)) / path.relative_to(source).parent
+            target = Path(safe_name(name) if name else "") / path.relative_to(source).parent
             if folder is None:
-                self._client.log_artifact(run.run_id, str(path), target.as_posix())
+                self._client.log_artifact(run.run_id, str(path), target.as_posix() if target.parts else None)
             else:
                 (folder / target).mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, folder / target / path.name)

@@ -18,12 +18,15 @@ from raypar.study.trial import TrialSpec, result_from_json
 from raypar.track import journal
 from raypar.track.check import check_address
 from raypar.track.client import Failing, Rejected, Unreachable, has_server, reachable, unreachable
+from raypar.track.logged import with_logged
 from raypar.track.names import DESCRIPTION, NOTE, key_names, short_hash, short_label, split_tag
 from raypar.track.run_writer import RunRef, RunWriter
 from raypar.track.runs import BEST_MODEL, SOURCE_FILE, Point, PointRun, child_run, inputs_of
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.stored_runs import StoredRun
 from raypar.track.view import ViewContent, links, saved_views
+from raypar.train.job import LOGGED_FOLDER
+from raypar.train.logged_run import FILES, MODELS, LoggedRun
 
 INCOMPLETE = "incomplete trial"
 LOCK_TIMEOUT_S = 60.0
@@ -118,6 +121,9 @@ class Uploader:
         text = stored if isinstance(stored, str) else json.dumps(stored, separators=(",", ":"))
         result = result_from_json(text)
         child = child_run(result, result_json=text, recorded_at=record["at"])
+        kept = journal.kept_folder(self._writer.project_dir, record.get("artifact_dir"))
+        if (logged := _logged(kept)) is not None:
+            child = with_logged(child, logged, result)
         study, uid, execution = record["study"], _quotable(record["uid"]), _quotable(record["execution"])
         parent, point = self._parent(record), record.get("point")
         run = None if is_new else self._writer.find(study, uid=uid)
@@ -130,11 +136,18 @@ class Uploader:
         system = [Point(*point) for point in record.get("system", ())]
         self._writer.log(run, params=child.params, points=[*child.points, *system])
         self._writer.log_inputs(run, child.inputs)
+        if kept is not None and logged is not None:  # before raypar's files, whose names take precedence
+            self._writer.write_folder(run, "", kept / LOGGED_FOLDER / FILES)
+            for model in logged.models:
+                folder, uid = kept / LOGGED_FOLDER / MODELS / model.folder, _quotable(model.folder)
+                self._writer.log_model(
+                    study, run, folder, uid=uid, name=model.name, step=model.step, params=model.params
+                )
         for name, content in child.files.items():
             self._writer.write_file(run, name, content)
-        kept = journal.kept_folder(self._writer.project_dir, record.get("artifact_dir"))
         if kept is not None:  # None: deleted before the store could be reached
-            for folder in sorted(path for path in kept.iterdir() if path.is_dir() and not path.is_symlink()):
+            folders = (path for path in kept.iterdir() if path.is_dir() and not path.is_symlink())
+            for folder in sorted(path for path in folders if path.name != LOGGED_FOLDER):
                 self._writer.write_folder(run, folder.name, folder)
         # The last necessary call: a run counts as a result once it has ended.
         self._writer.end(run, child.status, child.end_ms)
@@ -249,6 +262,15 @@ _KINDS = ("execution", "trial", "summary", "metrics", "trial_metrics", "trial_in
 _HANDLERS: Mapping[str, Callable[[Uploader, Record, bool], None]] = {
     kind: getattr(Uploader, f"_{kind}") for kind in _KINDS
 }
+
+
+def _logged(kept: Path | None) -> LoggedRun | None:
+    """Return what the trial's script logged to MLflow itself; None if there is nothing, or its record is damaged."""
+    if kept is None:
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        return LoggedRun.read(kept / LOGGED_FOLDER)
+    return None
 
 
 def _totals(record: Record) -> dict[str, str]:

@@ -37,6 +37,7 @@ from raypar.study.script_settings import script_settings
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.affinity import bind_rank
 from raypar.train.job import PROFILE_FOLDER, REPLACED_VARIABLES, Channel, RankContext, RankOutcome, TrialJob
+from raypar.train.logged_run import LoggedRun, private_store
 from raypar.train.script_launch import ForkedScript, launch_of
 from raypar.train.script_times import check_applied, with_times
 
@@ -147,8 +148,10 @@ def run_command(
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
         events_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        private = stack.enter_context(private_store(job, is_first=is_first))
+        settings = _settings(command, job) | private.settings
         words, reports_to = command.filled(values), channel if is_first else None
-        process = _CommandProcess(command, words, folder, job, reports_to, context, stack, events_folder)
+        process = _CommandProcess(command, words, folder, job, reports_to, context, stack, events_folder, settings)
         startup_s = time.monotonic() - context.requested_at_s
         telemetry.start()
         process.wait(None if is_first else links[0])
@@ -158,10 +161,12 @@ def run_command(
                 link.sendall(FINISHED)
             if events is not None:
                 process.report_events(events)
+        logged = private.keep()
+        process.report_logged(logged, job.settings.metric)
         laps, (ranks, why_not) = process.laps.result(), read_ranks(events_folder)
         if not process.is_stopped:
-            settings = script_settings(job.spec.config, command.names)
-            check_applied(settings, events_folder, context.rank, ranks, why_not)
+            changes = script_settings(job.spec.config, command.names)
+            check_applied(changes, events_folder, context.rank, ranks, why_not)
     load = telemetry.summary()
     load.pop("cpu_wait_share", None)  # of this process, which only reads the output
     conditions = RankConditions(
@@ -169,6 +174,7 @@ def run_command(
         num_threads=int(str(job.spec.config["num_threads"])),
         pid=os.getpid(),
         peak_rss_bytes=process.process.peak_bytes or None,  # of the largest of the command's processes
+        logged_elsewhere=logged.overruled or None,
         **load,
     )
     outcome = RankOutcome(
@@ -340,12 +346,14 @@ class _CommandProcess:
         context: RankContext,
         stack: contextlib.ExitStack,
         events_folder: Path,
+        settings: Mapping[str, Any],
     ) -> None:
         self.laps, self.is_stopped = LapTimer(), False
         self._words, self._channel, self._reader = words, channel, OutputReader(command.metrics)
         self._launched_at_s = context.requested_at_s
         self._rank_folder = job.folder / f"{RANK_FOLDER}-{context.node_rank}"  # machines may share the trial's folder
         stack.callback(shutil.rmtree, self._rank_folder, ignore_errors=True)
+        self._reported: set[str] = set()
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
         fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
         os.mkfifo(fifo, 0o600)
@@ -360,7 +368,7 @@ class _CommandProcess:
             "PYTHONUNBUFFERED": "1",  # a line is read, and timed, when it is printed
             "OMP_NUM_THREADS": str(job.spec.config["num_threads"]),
             REPORT_FILE: str(fifo),
-            **observe.environment(events_folder, inherited, _settings(command, job)),
+            **observe.environment(events_folder, inherited, settings),
         }
         print(f"$ {shlex.join(words)}", flush=True)
         if not folder.is_dir():
@@ -456,6 +464,21 @@ class _CommandProcess:
                 laps.report({"step": float(step)}, at_s)
                 self._send({"step": float(step), **values}, at_s + to_monotonic_s)
 
+    def report_logged(self, logged: LoggedRun, metric: str) -> None:
+        """Report the values of a metric that the command logged to MLflow, unless it has reported the metric.
+
+        Their times are step times if there are no others.
+        """
+        if metric in self._reported:
+            return
+        laps, launched_at = LapTimer(), time.time() - (time.monotonic() - self._launched_at_s)
+        for report in logged.reports(metric, launched_at):
+            laps.report(report, self._launched_at_s + report[SINCE_LAUNCH])
+            if not self.is_stopped:
+                self._send(report, self._launched_at_s + report[SINCE_LAUNCH])
+        if self.laps.result().source == UNTIMED:
+            self.laps = laps
+
     def _take(self, source: str, line: str) -> None:
         if source == "output":
             print(line, flush=True)
@@ -476,6 +499,7 @@ class _CommandProcess:
 
     def _send(self, metrics: Mapping[str, float], at_s: float) -> None:
         self._num_reports += 1
+        self._reported |= metrics.keys()
         report = {"epoch": self._num_reports, **metrics, SINCE_LAUNCH: at_s - self._launched_at_s}
         if self._channel is not None and not self._channel.report(report):
             self._channel = None

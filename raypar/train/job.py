@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ARTIFACT_FOLDER, CHECKPOINT_FOLDER = "artifacts", "checkpoints"  # below a trial's folder of logs
 # In a trial's artifacts; REPORTS_FOLDER has a folder for each report, counted from 0.
 MODEL_FOLDER, REPORTS_FOLDER, PROFILE_FOLDER = "model", "reports", "profile"
+LOGGED_FOLDER = ".mlflow"  # there as well, see `raypar.train.logged_run`
 # Variable of a fork server: a JSON object with the earlier values of the variables that it has replaced.
 REPLACED_VARIABLES = "RAYPAR_REPLACED_VARIABLES"
 
@@ -111,6 +112,7 @@ class RunSettings:
         is_command: the trials run a command.
         ends_at: Unix time at which the run has to have ended; None: no limit.
         expected_s: seconds that earlier trials took, by point.
+        metric: key of the reports that trials are judged by; empty: unknown.
     """
 
     log_dir: Path
@@ -130,6 +132,7 @@ class RunSettings:
     is_command: bool = False
     ends_at: float | None = None
     expected_s: Mapping[str, float] = field(default_factory=dict)
+    metric: str = ""
 
     def here(self) -> RunSettings:
         """Return the settings with this node's folder of logs; other nodes than the driver's use a temporary folder."""

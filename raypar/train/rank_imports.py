@@ -16,6 +16,7 @@ MODULES = (
     "torch._dynamo",  # by the first optimizer; 0.6 to 1.6 s
     "torch.utils.serialization.config",  # by torch.load
     "cloudpickle",  # by workloads
+    "raypar.train.logged_run",
 )
 
 for name in MODULES:

@@ -24,7 +24,8 @@ from raypar.observe.start import start as observe
 from raypar.study.conditions import RankConditions
 from raypar.study.script_settings import SCRIPT_SETTINGS, script_settings
 from raypar.study.trial import SINCE_LAUNCH
-from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial
+from raypar.train.job import Channel, RankContext, RankOutcome, StopTrial, TrialJob
+from raypar.train.logged_run import LoggedRun, private_store
 from raypar.train.script_times import check_applied, with_times
 
 # raypar's own entries of a config, which the loop does not get.
@@ -39,6 +40,7 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         super().__init__(experiment_name="raypar", world_rank=context.rank, **same)
         self._channel, self._launched_at_s = channel, context.requested_at_s
         self._count = 0
+        self._reported: set[str] = set()
         self.laps = LapTimer()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -46,11 +48,22 @@ class ReportingUtils(LocalTrainFnUtils):  # type: ignore[misc]
         super().report(metrics, checkpoint, *args, **kwargs)
         self._count += 1
         numbers = numbers_of(metrics)
+        self._reported |= numbers.keys()
         launch = {SINCE_LAUNCH: reported_at_s - self._launched_at_s}
         continues = self._channel.report({"epoch": self._count, **numbers, **launch})
         self.laps.report(numbers, reported_at_s, time.monotonic())
         if not continues:
             raise StopTrial
+
+    def report_logged(self, logged: LoggedRun, metric: str) -> bool:
+        """Report the values of a metric that the loop logged to MLflow, unless it has reported the metric.
+
+        Returns:
+            Whether the runner has stopped the trial. The other ranks don't take part.
+        """
+        launched_at = time.time() - (time.monotonic() - self._launched_at_s)
+        reports = [] if metric in self._reported else logged.reports(metric, launched_at)
+        return not all(self._channel.report({"epoch": self._count + i, **each}) for i, each in enumerate(reports, 1))
 
     def step(self) -> None:
         self.laps.step(time.monotonic())
@@ -76,6 +89,7 @@ def run_train_loop(
     context: RankContext,
     channel: Channel,
     telemetry: Telemetry,
+    job: TrialJob,
     names: Collection[str] = (),
 ) -> RankOutcome:
     """Run the loop with the trial's config; measure load and energy over the whole loop, and the time of its steps.
@@ -92,8 +106,8 @@ def run_train_loop(
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False
     memory = MemoryMonitor(telemetry.device)
-    with tempfile.TemporaryDirectory() as folder:
-        recorder = observe(folder, settings)
+    with tempfile.TemporaryDirectory() as folder, private_store(job, is_first=context.rank == 0) as private:
+        recorder = observe(folder, {**settings, **private.settings})
         memory.start()
         telemetry.start()
         try:
@@ -103,13 +117,15 @@ def run_train_loop(
         telemetry.stop()
         memory.stop()
         recorder.close()
+        logged = private.keep()
+        stopped = stopped or session.report_logged(logged, job.settings.metric)
         ranks, why_not = read_ranks(Path(folder))
         if not stopped:
             check_applied(settings, Path(folder), context.rank, ranks, why_not)
     outcome = RankOutcome(
         stopped=stopped,
         startup_s=startup_s,
-        conditions=RankConditions(**telemetry.summary(), **memory.summary()),
+        conditions=RankConditions(**telemetry.summary(), **memory.summary(), logged_elsewhere=logged.overruled or None),
         counters=telemetry.counters(),
     )
     return with_times(outcome, session.laps.result(), ranks, why_not)

@@ -155,9 +155,11 @@ def check(job: CheckJob) -> list[Mistake]:
     alone |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
     os.environ.update({**job.environment, **NO_GPUS, **alone})
     put_first(job.sys_path)
+    from raypar.train.logged_run import nothing_logged
     from raypar.train.workload_check import mistakes_of_points
 
-    return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
+    with nothing_logged():
+        return mistakes_of_points(pickle.loads(job.workload), job.points, job.seed)
 
 
 def _ignore_loaders() -> None:
@@ -235,25 +237,30 @@ def _trained(
         from raypar.train.train_loop import run_train_loop
 
         telemetry = Telemetry(cores, device)
-        return run_train_loop(workload.train_loop, config, context, channel, telemetry, workload.hyperparameters)
+        return run_train_loop(workload.train_loop, config, context, channel, telemetry, job, workload.hyperparameters)
     from raypar.parallel.strategy import DistContext
+    from raypar.train.logged_run import private_store
     from raypar.train.loop import train
     from raypar.train.shared_data import SharedData
 
     assert isinstance(workload, Workload)
-    return train(
-        workload,
-        config,
-        job.spec.seed,
-        DistContext(context.rank, context.world_size, device),
-        channel,
-        start_s=context.requested_at_s,
-        cores=cores,
-        artifact_dir=job.artifact_dir,
-        checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
-        profiling=job.profiling,
-        shared=SharedData(hashlib.sha256(job.workload).hexdigest()),
-    )
+    with private_store(job, is_first=context.rank == 0) as private:
+        private.redirect()
+        outcome = train(
+            workload,
+            config,
+            job.spec.seed,
+            DistContext(context.rank, context.world_size, device),
+            channel,
+            start_s=context.requested_at_s,
+            cores=cores,
+            artifact_dir=job.artifact_dir,
+            checkpoint_dir=job.folder / CHECKPOINT_FOLDER,
+            profiling=job.profiling,
+            shared=SharedData(hashlib.sha256(job.workload).hexdigest()),
+        )
+        overruled = private.keep().overruled
+    return replace(outcome, conditions=replace(outcome.conditions, logged_elsewhere=overruled or None))
 
 
 def _watched(run: Callable[[], RankOutcome], channel: PipeChannel, context: RankContext, device: Any) -> RankOutcome:

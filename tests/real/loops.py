@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -313,3 +314,25 @@ def uneven_loop(config):
 
 
 uneven = Workload.from_train_loop(uneven_loop, options={"case": "even"}, metric="loss", mode="min")
+
+
+def logging_loop(config):
+    """Log to MLflow on each rank, to an experiment of the loop's own; report another metric."""
+    import mlflow
+    import ray.train
+
+    mlflow.set_experiment("mine")
+    for step in range(3):
+        mlflow.log_metric("val_acc", config["lr"] * step, step=step)
+    ray.train.report({"loss": 1.0})
+
+
+def _logged_model(config):
+    import mlflow
+
+    mlflow.log_metric("num_features", NUM_FEATURES, synchronous=False)
+    return model(config)
+
+
+logging_loop_workload = Workload.from_train_loop(logging_loop, options={"lr": 0.5}, metric="val_acc")
+logging_workload = replace(acting, name="logging", model=_logged_model)

@@ -34,13 +34,15 @@ def clean_rank(rank=0, num_ranks=1, **changes):
     return ObservedRank(rank=rank, num_ranks=num_ranks, breakdown=STEP, **{**facts, **changes})
 
 
-def findings(*, one=None, two=None, of_both=None):
-    """Return the sentences on a study with one and with two workers."""
+def findings(*, one=None, two=None, of_both=None, **environment):
+    """Return the sentences on a study with one and with two workers; `environment`: conditions of its ranks."""
     one = one or [clean_rank()]
     two = two or [clean_rank(rank, 2, **(of_both or {})) for rank in (0, 1)]
     results = [
         replace(
-            make_result({"num_workers": num}, repeat, 4.0 / num, environment={"steps_from": ["optimizer steps"]}),
+            make_result(
+                {"num_workers": num}, repeat, 4.0 / num, environment={"steps_from": ["optimizer steps"], **environment}
+            ),
             observation=Observation(ranks=tuple(ranks)),
         )
         for repeat in range(3)
@@ -85,6 +87,14 @@ def test_a_mistake_is_found_and_nothing_else(check):
     found = findings(of_both=changes)
     assert fnmatch(found[check].replace("[", "("), sentence), found[check]
     assert found.keys() - QUIET == {check}
+
+
+def test_places_where_scripts_would_have_logged_are_named():
+    found = findings(logged_elsewhere=[["experiment 'mine'", "2 runs that it started"]])
+    assert found["logged_elsewhere"] == (
+        "What 6 of 6 trials logged to MLflow is in the trials' runs instead of the script's: experiment 'mine', 2 runs "
+        "that it started."
+    )
 
 
 def test_ranks_that_train_on_the_same_samples_are_found():

@@ -82,6 +82,14 @@ def test_metrics_of_logging_calls_and_tensors_are_read(folder):
     assert [report for line in lines for report, _ in reader.reports(line)] == [{"loss": 0.25, "val_loss": 0.5}]
 
 
+def test_metrics_that_go_to_mlflow_are_read(folder):
+    code = (
+        "import mlflow\nfrom mlflow import log_metric\nlog_metric('val_loss', x, step=1)\nmlflow.log_metric('lr', x)\n"
+    )
+    script = read(folder, code + "mlflow.log_metrics({'test_acc': x, 'time': y})\nprint(f'val_loss {x:.2f}')\n")
+    assert {metric.name: bool(metric.pattern) for metric in script.metrics} == {"val_loss": True, "test_acc": False}
+
+
 LOSSES = "import logging, sys\nlosses = {'train': 0.1, 'val': 0.2}\n"
 
 
