@@ -85,6 +85,7 @@ class Cluster:
     has_mps: bool = False  # it has an Apple GPU
     labels: tuple[Mapping[str, str], ...] = ()  # Ray labels of each node; empty if no node has any
     takes_everybody: bool = False  # it runs code of any client, without a token
+    remedy: str = "give the --address of a larger cluster"  # what to do where it is too small
     gpu_problem: str = ""  # why torch can't use the GPUs, as far as this process can see
 
     @property

@@ -147,7 +147,8 @@ class RayJob:
         worker: dict[str, float] = {"CPU": self.cpus_per_worker}
         if self.gpus_per_worker:
             worker["GPU"] = self.gpus_per_worker
-        return Cluster(({"CPU": 0}, *[worker] * self.num_workers), is_own=False)
+        remedy = "raise --workers, --cpus-per-worker or --gpus-per-worker"
+        return Cluster(({"CPU": 0}, *[worker] * self.num_workers), is_own=False, remedy=remedy)
 
 
 def bytes_of(memory: str) -> float | None:

@@ -128,7 +128,8 @@ def cluster_of(nodes: int, cpus_per_node: int | None, gpus_per_node: str | None)
     if cpus_per_node is None:
         return None
     num_gpus = (gpus_per_node or "0").rpartition(":")[2]
-    return Cluster(({"CPU": cpus_per_node, "GPU": int(num_gpus)},) * nodes, is_own=False)
+    node = {"CPU": cpus_per_node, "GPU": int(num_gpus)}
+    return Cluster((node,) * nodes, is_own=False, remedy="raise --nodes, --cpus-per-node or --gpus-per-node")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ class Machines(Protocol):
     def cores(self) -> Sequence[Any] | None: ...
     @property
     def has_mps(self) -> bool: ...
+    @property
+    def remedy(self) -> str: ...
     def refusals(self, placements: Sequence[Placement]) -> Mapping[Placement, str]: ...
 
 
@@ -90,9 +92,9 @@ def validate(
             mistakes.append(Mistake(key, config[key], f"{refusal[0]} (workload {workload.name})", hint=refusal[1]))
     if must_fit and not mistakes:
         for placement, wrong in cluster.refusals([Placement.of(config)]).items():
-            hint = "drop the point, ask for less, or give the --address of a larger cluster"
-            if placement.device == "cuda" and "GPU" in wrong:
-                hint = "use --set device=cpu, or give the --address of a cluster with enough GPUs"
+            lacks_gpus = placement.device == "cuda" and "GPU" in wrong
+            less = "use --set device=cpu" if lacks_gpus else "drop the point, ask for less"
+            hint = f"{less}, or {cluster.remedy}"
             mistakes.append(Mistake("placement", str(placement), wrong, hint=hint))
     return mistakes
 
@@ -110,7 +112,7 @@ def _unavailable(config: Config, workload: AnyWorkload, cluster: Machines) -> It
             yield Mistake("cpu_affinity", affinity, wrong, hint=hint)
     num_usable_nodes = sum(node.get("CPU", 0) >= 1 for node in cluster.nodes)
     if config["nodes"] == "spread" and config["num_workers"] > 1 and num_usable_nodes < 2 and not cluster.may_grow:
-        hint = "leave it out, or give the --address of a cluster of several nodes"
+        hint = f"leave it out, or {cluster.remedy}"
         yield Mistake("nodes", "spread", "there is one node, and nothing to spread over", hint=hint)
     if device == "mps" and cluster.is_own and not cluster.has_mps:
         wrong = "this machine has no Apple GPU: mps needs macOS on arm64"

@@ -304,6 +304,7 @@ def test_a_study_that_never_fits_on_the_pods_is_refused():
     few = ("s.py", "--image", IMAGE, "--workers", "2", "--cpus-per-worker", "2", "--volume", "v")
     done = run(*few, "--set", "num_workers=8")
     assert done.exit_code == 2 and "needs 8 CPUs in one gang, the cluster has 4" in done.stderr
+    assert "or raise --workers" in done.stderr and "--address" not in done.stderr
     done = run(*few, "--set", "device=cuda")
     assert done.exit_code == 2 and "GPU" in done.stderr
     assert run(*few, "--set", "device=cuda", "--gpus-per-worker", "1").exit_code == 0
