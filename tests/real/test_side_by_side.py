@@ -24,13 +24,13 @@ NUM_CPUS = 4
 
 def meet(config):
     """Wait until all trials that must run at the same time are here."""
-    folder, ends_s = Path(config["folder"]), time.monotonic() + 300
+    folder, ends_s = Path(config["folder"]), time.monotonic() + 1500
     if config["name"] in ("lost", "preempted"):
         begun = folder / f"{config['name']} has begun"
         if begun.exists():
             return
         begun.touch()
-        time.sleep(600)  # until its node is lost
+        time.sleep(3600)  # until its node is lost
     (folder / config["name"]).touch()
     while not all((folder / name).exists() for name in config["others"].split()):
         if time.monotonic() > ends_s:
@@ -132,12 +132,12 @@ def node_args(machine):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(2000)
 def test_trials_use_separate_machines_that_join_and_survive_the_loss_of_one(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         process = psutil.Popen([sys.executable, __file__, tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            code = process.wait(400)
+            code = process.wait(1800)
         finally:
             with contextlib.suppress(psutil.Error):
                 for descendant in [*process.children(recursive=True), process]:

@@ -100,6 +100,7 @@ def alone():
     return {name: trained(workload, {**COMMON, **config})[0] for name, (workload, config) in WORKLOADS.items()}
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_strategy_gives_the_losses_of_one_process(num_ranks, alone):
     cases = {**EXACT, **(ONLY_2 if num_ranks == 2 else ONLY_4), **{case: config for case, (config, _) in LOSSY.items()}}
@@ -116,6 +117,7 @@ def test_a_strategy_gives_the_losses_of_one_process(num_ranks, alone):
         assert 1e-12 < max(abs(loss / expected - 1) for loss, expected in pairs) < LOSSY[case][1], (workload, case)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_kind_of_loss_equals_plain_torch_under_every_strategy(num_ranks):
     cloudpickle.register_pickle_by_value(plainlab)  # the ranks can't import it
