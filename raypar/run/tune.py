@@ -227,7 +227,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
         self._num_events = 0
         self._reply: Any = None
         self.num_ended = 0
-        self.error: RayparError | None = None  # the listener's; Tune wraps it into its own error
+        self.error: Exception | None = None  # the listener's; Tune wraps it into its own error
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore, which raypar doesn't use
@@ -288,7 +288,7 @@ class ResultCallback(tune.Callback):  # type: ignore[misc]
                     self.num_ended += 1
                 try:
                     self._listener(event)
-                except RayparError as error:
+                except Exception as error:
                     self.error = self.error or error
                     raise
 

@@ -67,7 +67,7 @@ def main(folder):
         trial("lost", num_workers=3, cpus_per_worker=NUM_CPUS, nodes=3),
     )
     later = [
-        trial("at its notice", node_label="kind=spot"),
+        trial("at its notice", "noticed", node_label="kind=spot"),
         trial("preempted", node_label="kind=spot"),  # not begun on the node of the one before, which has had its notice
     ]
     # Without Ray's signal handlers, which only the main thread may set: a node is added from another thread.
@@ -97,7 +97,8 @@ def main(folder):
     def listen(event):
         events.append(event)
         if isinstance(event, ClusterChanged) and len(joined) == 2 and (event.num_nodes, is_noticed) == (2, [True]):
-            add_spot("m5")  # the trial has nowhere to run until it joins
+            (folder / "noticed").touch()
+            add_spot("m5")  # the next trial has nowhere to run until it joins
         if not isinstance(event, TrialStarted):
             return
         if sum(isinstance(e, TrialStarted) for e in events) == 2:

@@ -25,7 +25,8 @@ class Waits(BaseException):
     """The callback waits for an event that never comes."""
 
 
-def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
+@pytest.mark.parametrize("error", [StoreError("no room for the first result"), IndexError("a mistake in it")])
+def test_after_a_listener_failed_no_trial_is_waited_for(error, monkeypatch, tmp_path):
     events = [[(uid, TrialEnded(trial_result(make_spec({}, i), {}))) for i, uid in enumerate(("first", "second"))]]
 
     def wait(_, timeout):
@@ -37,7 +38,6 @@ def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
     release = SimpleNamespace(remote=lambda tune_id, **_: tune_id)
     broker = SimpleNamespace(define=remote, release=release, events=remote)
     monkeypatch.setattr(module, "ray", SimpleNamespace(wait=wait, get=lambda ref: ref or (events and events.pop())))
-    error = StoreError("no room for the first result")
 
     def listener(_):
         raise error
@@ -45,7 +45,7 @@ def test_after_a_listener_failed_no_trial_is_waited_for(monkeypatch, tmp_path):
     callback = module.ResultCallback(broker, listener, None, None, module.Inbox(tmp_path))
     callback._running |= {"first", "second"}
     first, second = (SimpleNamespace(trial_id=uid) for uid in ("first", "second"))
-    with pytest.raises(StoreError):
+    with pytest.raises(type(error)):
         callback.on_trial_complete(0, [], first)
     assert callback.error is error
     callback.on_trial_complete(0, [], second)
