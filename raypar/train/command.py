@@ -136,7 +136,7 @@ def run_command(
 
     from raypar.measure.telemetry import Telemetry
 
-    cores = bind_rank(context.node_cores or context.cores, job.spec.config["cpu_affinity"])
+    cores = bind_rank(context.node_cores or context.cores, job.spec.config.get("cpu_affinity"))
     num_nodes = context.world_size // context.local_world_size
     study_folder = _folder(job)
     with contextlib.ExitStack() as stack:

@@ -40,7 +40,7 @@ class BestWeights:
         if self._folder is None or bad_losses(report) or (score is not None and not math.isfinite(score)):
             return
         is_best = score is None or self._best is None or gain(mode, score) > gain(mode, self._best)
-        if not (is_best or self._config["keep_checkpoints"]):
+        if not (is_best or self._config.get("keep_checkpoints")):
             return
         weights = {
             key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
@@ -48,7 +48,7 @@ class BestWeights:
         }
         if is_best:
             self._best, self._weights = score, weights
-        if self._config["keep_checkpoints"]:
+        if self._config.get("keep_checkpoints"):
             self._write(model, weights, self._folder.with_name(REPORTS_FOLDER) / str(index))
 
     def state_dict(self) -> dict[str, Any]:

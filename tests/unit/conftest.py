@@ -36,6 +36,12 @@ settings.load_profile("quick")
 
 
 @pytest.fixture
+def no_ray_of_others(monkeypatch):
+    """No other user of this machine runs a Ray, such as that of a test of clusters."""
+    monkeypatch.setattr("raypar.run.cluster.is_of_others", lambda _: False)
+
+
+@pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     new_store(tmp_path)

@@ -38,6 +38,7 @@ def options_of(folder, **given):
         ("project/s.py", {"tracking_uri": "http://me:pw@head:5"}, ["--tracking-uri", "http://me:***@head:5"]),
     ],
 )
+@pytest.mark.usefixtures("no_ray_of_others")
 def test_the_resume_command_is_short_and_has_no_password(tmp_path, file, flags, words):
     command = resume_command(loaded(tmp_path / file, "a study"), options_of(tmp_path / "project", **flags))
     expected = ["raypar", "store", "resume", "a study", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
@@ -60,6 +61,7 @@ def resumed(folder, given, **first):
         (None, {"address": "auto"}, False),
     ],
 )
+@pytest.mark.usefixtures("no_ray_of_others")
 def test_an_exclusive_cluster_stays_exclusive(tmp_path, given, first, is_exclusive):
     assert resumed(tmp_path, given, **first).flags.exclusive == is_exclusive
 

@@ -78,6 +78,7 @@ def test_a_remote_cluster_has_to_be_named(address, problem, hint, tmp_path):
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "localhost:6379", "[::1]:1"])
+@pytest.mark.usefixtures("no_ray_of_others")
 def test_a_local_cluster_is_joined_again(address, tmp_path):
     inside = str(tmp_path / "studies" / "good.py")
     last = last_flags(tmp_path, {"address": address, "file": inside})

@@ -247,7 +247,7 @@ def test_the_command_prints_the_study_with_the_files_beside_it_and_its_flags(fol
 
 def test_every_flag_that_can_be_submitted_is_taken_but_those_that_the_job_gives():
     left_out = {flag.name for flag in all_flags()} - {*command.ON_CLUSTER}
-    assert left_out == {"dry_run", "no_ray", "address", "share_machine", "exclusive", "min_nodes"}
+    assert left_out == {"dry_run", "no_ray", "address", "share_machine", "exclusive", "min_nodes", "repeat_best"}
 
 
 @pytest.mark.usefixtures("folder")

@@ -120,7 +120,7 @@ def test_an_error_of_the_process_is_raised_here(notebook):
 @pytest.mark.parametrize(
     ("flags", "message", "hint"),
     [
-        ({"repeat": 3}, "study.run(repeat=…): unknown flag", "did you mean 'repeats'?"),
+        ({"repeat": 3}, "study.run(repeat=…): unknown flag", "did you mean 'repeats' or 'repeat_best'?"),
         ({"dry_run": True}, "study.run(dry_run=…): not in Python", "`raypar plan FILE` shows the plan"),
         ({"isolation": "cold"}, "--isolation cold: unknown", "one of warm, fresh"),
         ({"address": "http://host:8265"}, "study.run(address='http://host:8265'): is a dashboard", "raypar study FILE"),

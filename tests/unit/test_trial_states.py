@@ -229,6 +229,7 @@ class Followed(BrokeredTrial):
 
 
 GOOD, BAD = {"loss": 1.0, "accuracy": 0.5}, {"loss": NAN, "accuracy": 0.1}
+FIRST = {"training_iteration": 1, "trained_s": 0.0}  # of the first finite report; these have no times
 NO_METRIC = {"loss": 1.0, "accuracy": NAN}
 
 
@@ -242,7 +243,7 @@ def answers_are_there_at_once(monkeypatch):
 def test_a_trial_that_diverged_is_an_error_to_searchers_and_schedulers(state, in_lockstep):
     trial = Followed([([GOOD], None), ([BAD], None), ([], state.value)], in_lockstep=in_lockstep)
     if in_lockstep:
-        assert trial.step() == {**GOOD, "done": False}
+        assert trial.step() == {**GOOD, **FIRST, "done": False}
     with pytest.raises(TrialFailed):
         trial.step()
     assert trial.asked == [0, 1, 2]
@@ -251,10 +252,11 @@ def test_a_trial_that_diverged_is_an_error_to_searchers_and_schedulers(state, in
 @pytest.mark.parametrize("bad", [BAD, NO_METRIC])
 def test_searchers_and_schedulers_see_only_finite_reports(bad):
     trial = Followed([([GOOD, bad], None), ([], "finished")], in_lockstep=False)
-    assert trial.step() == {**GOOD, "done": True}
+    assert trial.step() == {**GOOD, **FIRST, "done": True}
     scheduled = Followed([([bad], None), ([GOOD], None), ([], "finished")], in_lockstep=True)
-    assert scheduled.step() == {**GOOD, "done": False}
-    assert scheduled.step() == {**GOOD, "done": True} and scheduled.asked == [0, 1, 2]  # what a searcher learns from
+    second = {**GOOD, **FIRST, "training_iteration": 2}
+    assert scheduled.step() == {**second, "done": False}
+    assert scheduled.step() == {**second, "done": True} and scheduled.asked == [0, 1, 2]  # what a searcher learns from
 
 
 # ---- training
