@@ -18,7 +18,7 @@ import functools
 import sys
 from pathlib import Path
 
-import helper
+import sizes_of_notebook
 from raypar import Data, Split, Study, Workload, grid
 
 SIZE = 3
@@ -33,7 +33,7 @@ class Net(Base):
     def build(self):
         import torch
 
-        return torch.nn.Linear(SIZE, helper.NUM)
+        return torch.nn.Linear(SIZE, sizes_of_notebook.NUM)
 
 
 def inner(scale):
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 def written(folder, changed="2.0", size="3"):
     """Run a program that writes its study; return the file's name."""
-    (folder / "helper.py").write_text("NUM = 7\n")
+    (folder / "sizes_of_notebook.py").write_text("NUM = 7\n")
     (folder / "program.py").write_text(PROGRAM.replace("CHANGED", changed).replace("SIZE = 3", f"SIZE = {size}"))
     command = [sys.executable, "program.py"]
     run = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
@@ -81,7 +81,7 @@ def test_a_study_of_a_program_loads_in_another_process_with_the_sources_that_it_
         assert name in loaded.source
     assert "'TOKEN': '" in loaded.source and "notforothers" not in loaded.source
     assert "unused" not in loaded.source and "RATE = 0.5" in loaded.source
-    assert set(loaded.code) == {path.name, "helper.py"} and "helper" in loaded.local_modules
+    assert set(loaded.code) == {path.name, "sizes_of_notebook.py"} and "sizes_of_notebook" in loaded.local_modules
 
 
 def test_changed_code_of_a_function_is_noticed_and_changed_values_of_the_study_are_not(tmp_path, monkeypatch):
