@@ -215,7 +215,7 @@ class CellParser:
     def _pair_s(self) -> float | None:
         """Seconds of the last part of ``1:30``; None if unknown."""
         if name := CLOCK_NAME.search(self.column.name.lower()):
-            return 1.0 if name[0].endswith("s") else 60.0
+            return 1.0 if name["seconds"] else 60.0
         # A column with 1:02:10 writes 59 min 30 s as 59:30; a fraction is one of seconds.
         clocks = [match for cell in self.cells if (match := _CLOCK.fullmatch(_bare(cell)))]
         return 1.0 if any(clock[2] or not clock[4].isdigit() for clock in clocks) else None

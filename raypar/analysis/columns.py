@@ -28,7 +28,7 @@ TOTALS = {"total", "global", "aggregate", "aggregated", "overall", "all", "clust
 NO_TIMES = {"start", "started", "end", "ended", "finish", "finished", "date"}  # "start_time"
 SPREADS = {"std", "stdev", "stddev", "sd", "sem", "var", "variance", "err", "error", "ci", "cv", "low", "high"}
 NOT_MEASURED = {"ideal", "linear", "perfect", "theoretical", "expected", "predicted", "target"}  # "ideal speedup"
-CLOCK_NAME = re.compile(r"\b(?:h+:)?m+(?:in)?:s+\b|\bh+:m+\b")  # "time (h:mm:ss)"
+CLOCK_NAME = re.compile(r"\b(?:h+:)?m+(?:in)?:(?P<seconds>s+)\b|\bh+:m+\b")  # "time (h:mm:ss)"
 # Of several columns for one role, these are not the typical value.
 EXTREMES = {"minimum", "maximum", "min", "max", "best", "worst", "fastest", "slowest", "first", "last", "p"}  # "p99"
 
@@ -75,7 +75,7 @@ def role_of(index: int, name: str) -> TableColumn | None:
     if (GLUED & set(words) and len(kept) == 1) or kept == ["world", "size"]:
         return TableColumn(index, name, Role.WORKERS)
     # "gpu" alone may be a column with the GPU's name.
-    if len(kept) == 1 and is_noun(kept[0]) and (kept[0].endswith("s") or len(words) > 1):
+    if len(kept) == 1 and (is_plural(kept[0]) or (is_noun(kept[0]) and len(words) > 1)):
         return TableColumn(index, name, Role.WORKERS)
     if (SPREADS | NOT_MEASURED) & set(words):
         return None
@@ -101,6 +101,11 @@ def words_of(name: str) -> list[str]:
     """Return the words of a column's name in lower case; a slash becomes "per"."""
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     return re.findall(r"[^\W\d_]+", parted.replace("/", " per ").replace("#", " num ").lower())
+
+
+def is_plural(word: str) -> bool:
+    """Return whether a word names several workers: a GPU may also be a column of its models."""
+    return is_noun(word) and word.endswith("s")
 
 
 def is_noun(word: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raypar.analysis.cells import Exact
-from raypar.analysis.columns import COUNTS, MEASURED, Role, is_noun, role_of, words_of
+from raypar.analysis.columns import COUNTS, MEASURED, Role, is_noun, is_plural, role_of, words_of
 from raypar.errors import RayparError
 
 if TYPE_CHECKING:
@@ -236,9 +236,7 @@ def _long(path: Path, sheet: Sheet) -> Sheet:
     head, lines = sheet.head, sheet.lines
     names = [name for name in head.cells if not name.isdigit()]
     # "1,100" may be a line of a table without a head: plain numbers are counts if a name beside them fits.
-    has_corner = any(
-        _measures(name) or any(is_noun(word) and word.endswith("s") for word in words_of(name)) for name in names
-    )
+    has_corner = any(_measures(name) or any(map(is_plural, words_of(name))) for name in names)
     counts = {i: count for i, name in enumerate(head.cells) if (count := _count_in(name, plain=has_corner)) is not None}
     labels = [i for i in range(len(head.cells)) if i not in counts]
     if len({n for n, _ in counts.values()}) < 2 or len(labels) > 1 + len(counts):

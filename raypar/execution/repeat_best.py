@@ -31,7 +31,7 @@ def repeating_best(
         results: those of the search in the store.
 
     Raises:
-        RayparError: the study is no search, or fewer than two points have a metric.
+        RayparError: the study is not a search, or fewer than two points have a metric.
     """
     search = loaded.study
     if not search.is_search:

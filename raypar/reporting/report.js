@@ -43,7 +43,7 @@ for (const input of document.querySelectorAll("input[data-filter]")) {
     count.textContent = words.length ? `${shown} of ${rows.length}` : "";
   });
 }
-// A table that is wider than the page fades out where it goes on, below a line about it.
+// A table wider than the page fades at the edge that hides columns; a line above it is the hint to scroll.
 for (const hint of document.querySelectorAll("[data-hint]")) {
   const region = hint.nextElementSibling;
   const look = () => {

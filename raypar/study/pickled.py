@@ -91,11 +91,9 @@ def _used_by(workload: object) -> Iterator[Any]:
         elif isinstance(each, (types.FunctionType, type)):
             if not each.__module__ or each.__module__ == "builtins":
                 continue
-            if each.__module__ != "__main__":
-                yield each
-                continue
             yield each
-            pending += _referred(each)
+            if each.__module__ == "__main__":
+                pending += _referred(each)
         elif is_dataclass(each):
             pending += [getattr(each, field.name) for field in fields(each)]
         elif isinstance(each, (tuple, list)):

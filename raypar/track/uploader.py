@@ -18,10 +18,9 @@ from raypar.study.trial import TrialSpec, result_from_json
 from raypar.track import journal
 from raypar.track.check import check_address
 from raypar.track.client import Failing, Rejected, Unreachable, has_server, reachable, unreachable
-from raypar.track.logged import with_logged
 from raypar.track.names import DESCRIPTION, NOTE, key_names, short_hash, short_label, split_tag
 from raypar.track.run_writer import RunRef, RunWriter
-from raypar.track.runs import BEST_MODEL, SOURCE_FILE, Point, PointRun, child_run, inputs_of
+from raypar.track.runs import BEST_MODEL, SOURCE_FILE, Point, PointRun, child_run, inputs_of, with_logged
 from raypar.track.store import Store, default_tracking_uri
 from raypar.track.stored_runs import StoredRun
 from raypar.track.view import ViewContent, links, saved_views

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def meet(config):
         if begun.exists():
             return
         begun.touch()
-        time.sleep(3600)  # until its node is lost
+        threading.Event().wait()  # until its node is lost
     (folder / config["name"]).touch()
     while not all((folder / name).exists() for name in config["others"].split()):
         if time.monotonic() > ends_s:

@@ -17,8 +17,7 @@ from training import Reports
 
 from raypar.study.command import Command
 from raypar.study.trial import SINCE_LAUNCH, TrialState
-from raypar.track.logged import with_logged
-from raypar.track.runs import child_run
+from raypar.track.runs import child_run, with_logged
 from raypar.train.command import CommandFailed, run_command
 from raypar.train.job import LOGGED_FOLDER, RankContext, RunSettings, TrialJob
 from raypar.train.logged_run import FILES, RECORD, LoggedInput, LoggedPoint, LoggedRun
