@@ -96,8 +96,12 @@ class Submitted:
         return self.lab.jobs(self.job_id, "Restarts") != ["0"] and self.states() == ["PENDING"]
 
     def start_again(self):
-        """Start a requeued job with half an hour, and now. Slurm would wait for two minutes, so leases age by these."""
+        """Start a requeued job with half an hour, at once. Slurm would wait for two minutes, so leases age by these.
+
+        Not within the second of its end: slurmd takes a start that bears the time of the last kill for an old one
+        ("already killed, do not launch batch job").
+        """
         for lease in (self.folder / ".raypar" / "leases").glob("*"):
             before_s = lease.stat().st_mtime - 120
             os.utime(lease, (before_s, before_s))
-        self.lab.run(f"scontrol update JobId={self.job_id} TimeLimit=30 StartTime=now", user="root")
+        self.lab.run(f"scontrol update JobId={self.job_id} TimeLimit=30 StartTime=now+2", user="root")
