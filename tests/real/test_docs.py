@@ -32,10 +32,18 @@ print(json.dumps({"num_cores": len(os.sched_getaffinity(0))}))
 
 def section(page, title):
     """Return the text below a heading of a page, up to the next heading of the same level or above."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    (level,) = re.findall(rf"^(#+) {re.escape(title)}$", text, re.MULTILINE)
-    below = text.split(f"\n{level} {title}\n")[1]
-    return re.split(rf"^#{{1,{len(level)}}} ", below, flags=re.MULTILINE)[0]
+    level, found, in_code = 0, [], False
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines(keepends=True):
+        in_code ^= line.startswith("```")  # where comments look like headings
+        heading = None if in_code else re.match(r"(#+) (.+)", line)
+        if heading and level and len(heading[1]) <= level:
+            break
+        if heading and heading[2] == title:
+            level = len(heading[1])
+        elif level:
+            found.append(line)
+    assert level, f"{page} has no section {title}"
+    return "".join(found)
 
 
 def blocks(text, language):
@@ -168,7 +176,10 @@ def test_workers_run_on_any_core_once_pinning_is_off(cli):
     import pandas as pd
 
     trials = pd.read_csv(cli.folder / "study.csv", dtype=str).set_index("point.cpu_affinity")
-    assert trials["num_cores"].astype(float).astype(int).to_dict() == {"1": 1, "off": len(os.sched_getaffinity(0))}
+    assert trials["final.num_cores"].astype(float).astype(int).to_dict() == {
+        "1": 1,
+        "off": len(os.sched_getaffinity(0)),
+    }
 
 
 # ---- other tools
