@@ -286,17 +286,24 @@ def _run_ray(
     tell: Callable[..., None],
     variables: Mapping[str, str],
 ) -> int:
-    """Run Ray on this node until it is over, and report when it is up and if it ends by itself."""
+    """Run Ray on this node until it is over, and report when it is up and if it ends by itself.
+
+    If it ends before it is up, it is started once more.
+    """
     import psutil
 
     environment = ray_environment(variables, folder)
-    with (folder / "log").open("wb") as log:
-        ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-    written, is_up = folder / "ray" / "ray_current_cluster", False  # by `ray start`, at its end
-    while ray.poll() is None and not over.wait(POLL_S):
-        if not is_up and written.exists() and (address := written.read_text().strip()):
-            is_up = True
-            tell(up=address)
+    for may_start_again in (True, False):  # Ray gives up its start after 30 s, which a busy node may take
+        with (folder / "log").open("wb") as log:
+            ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        written, is_up = folder / "ray" / "ray_current_cluster", False  # by `ray start`, at its end
+        while ray.poll() is None and not over.wait(POLL_S):
+            if not is_up and written.exists() and (address := written.read_text().strip()):
+                is_up = True
+                tell(up=address)
+        if is_up or over.is_set() or not may_start_again:
+            break
+        end_descendants()
     if over.is_set():
         # The raylet's agents outlive it for some seconds, as nobody's children.
         family: list[psutil.Process] = []

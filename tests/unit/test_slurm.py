@@ -411,11 +411,43 @@ def test_a_ray_that_does_not_start_ends_the_job_with_the_reason(supervised, monk
     assert "Ray has ended on node2 with exit code 3. The end of its log:\n  one\n  two" in capsys.readouterr().out
 
 
-def test_a_nodes_part_reports_rays_end_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "ray_command", lambda *_: ["sh", "-c", "echo no port; exit 3"])
+class Told(io.StringIO):
+    """Reports of a node; the file exists once there is one."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self._seen = seen
+
+    def write(self, text):
+        self._seen.touch()
+        return super().write(text)
+
+    def reports(self):
+        return [json.loads(line.removeprefix(slurm.REPORT)) for line in self.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("ray", "reports"),
+    [
+        ("echo no port; exit 3", [{"node": "node1", "ended": 3, "log": ["no port"]}]),
+        # The second start succeeds, and the end after it is final.
+        (
+            "mkdir {ray} 2>&- && exit 1; echo 10.0.0.1:6379 >{ray}/ray_current_cluster;"
+            "until [ -e {seen} ]; do sleep 0.1; done; exit 4",
+            [{"node": "node1", "up": "10.0.0.1:6379"}, {"node": "node1", "ended": 4, "log": []}],
+        ),
+    ],
+)
+def test_a_nodes_part_starts_ray_again_once_reports_its_end_and_leaves_nothing(tmp_path, monkeypatch, ray, reports):
+    told = Told(tmp_path / "seen")
+
+    def command(_address, folder, _variables):
+        return ["sh", "-c", ray.format(ray=folder / "ray", seen=tmp_path / "seen")]
+
+    monkeypatch.setattr(slurm, "ray_command", command)
     monkeypatch.setattr(slurm, "end_descendants", lambda: None)
     monkeypatch.setattr(slurm, "end_without_first_node", lambda *_: None)
-    before, told = signal.getsignal(signal.SIGTERM), io.StringIO()
+    before = signal.getsignal(signal.SIGTERM)
     reading, writing = os.pipe()
     os.write(writing, b"token\nfirst 127.0.0.1\n")  # and no end
     try:
@@ -424,9 +456,8 @@ def test_a_nodes_part_reports_rays_end_and_leaves_nothing(tmp_path, monkeypatch)
     finally:
         signal.signal(signal.SIGTERM, before)
         os.close(writing)
-    report = json.loads(told.getvalue().removeprefix(slurm.REPORT))
-    assert report == {"node": "node1", "ended": 3, "log": ["no port"]}
-    assert not [*tmp_path.iterdir()]
+    assert told.reports() == reports
+    assert [path.name for path in tmp_path.iterdir()] == ["seen"]
 
 
 JOB = "JobState=RUNNING Requeue={} NodeList={} BatchHost=node1"
