@@ -38,7 +38,7 @@ REFUSED: Mapping[type, tuple[str, str]] = {
     PopulationBasedTraining: (
         "it changes the hyperparameters of a running trial and copies weights between trials, so no trial shows what "
         "its hyperparameters do",
-        "search with ASHAScheduler() and OptunaSearch(), or run population-based training in Ray Tune itself",
+        "search with ASHAScheduler() and OptunaSearch(), or make a whole population one trial (docs/searches.md)",
     ),
     PopulationBasedTrainingReplay: (
         "it changes the hyperparameters of a running trial",

@@ -175,7 +175,7 @@ def test_workers_run_on_any_core_once_pinning_is_off(cli):
     cli.done("store", "export", "study", "study.csv")
     import pandas as pd
 
-    trials = pd.read_csv(cli.folder / "study.csv", dtype=str).set_index("point.cpu_affinity")
+    trials = pd.read_csv(cli.folder / "study.csv", dtype=str).set_index("config.cpu_affinity")
     assert trials["final.num_cores"].astype(float).astype(int).to_dict() == {
         "1": 1,
         "off": len(os.sched_getaffinity(0)),
@@ -212,7 +212,7 @@ def test_the_counterpart_of_asv_finds_the_slower_commit(cli):
         subprocess.run([*git, *words], cwd=cli.folder, check=True)
 
     run_git("init", "-qb", "main", ".")
-    for number, branch in ((100, "change"), (400, "")):
+    for number, branch in ((100, "change"), (20_000, "")):
         cli.write("train.py", f"sum(i * i for i in range({number}_000))\n")
         run_git("add", "speed.py", "train.py")
         run_git("commit", "-qm", str(number))

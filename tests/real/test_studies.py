@@ -52,13 +52,17 @@ SHRUNK = {
     "overlap": ("width=32", "num_points=256", "bucket_mb=0.001,100"),
     "pipeline_schedules": ("width=16", "num_sequences=256", "batch_size=64"),
     "quickstart": ("epochs=2",),
+    "search_asha": (*SMALL[1:], "epochs=2"),
+    "search_optuna": (*SMALL[1:], "epochs=2"),
+    "search_population": ("num_members=4", "num_epochs=2", "interval=1", "num_images=256"),
+    "search_time_to_accuracy": (*SMALL[1:], "epochs=2"),
     "serial_vs_parallel": SMALL,
     "strategies": ("width=32", "num_points=512"),
     "strong_scaling": ("epochs=1", "num_images=64", "image_size=32", "batch_size=16"),
     "transformer_scaling": ("width=16", "num_sequences=256"),
     "weak_scaling": ("epochs=1", "num_images=64", "image_size=32", "per_worker_batch_size=8"),
 }
-ON_RAY = ("batch_size", "existing_loop", "fashion_data_parallel", "serial_vs_parallel", "strategies")
+ON_RAY = ("batch_size", "existing_loop", "fashion_data_parallel", "search_asha", "serial_vs_parallel", "strategies")
 NEEDS = {"cpu_affinity": "tweeteval", "gpt2_finetune": "mbpp"}
 
 
@@ -101,6 +105,8 @@ def test_a_shipped_study_answers_its_question(name, data_dir, tmp_path, request,
     monkeypatch.setattr(sys, "path", list(sys.path))
     loaded = load_study(FOLDER / f"{name}.py", SHRUNK[name], RunFlags(repeats=1).of_study)
     study = replace(loaded.study, until="", budget=None)
+    if study.is_search:
+        study = replace(study, num_trials=4)
     check_data(study, loaded.path)
     plan = make_plan(study, this_machine(), ())
     for module in (loaded.module_name, *loaded.local_modules):
@@ -113,8 +119,9 @@ def test_a_shipped_study_answers_its_question(name, data_dir, tmp_path, request,
     else:
         with LocalRunner(settings) as local:
             results = run(local, study, plan.missing).results
-    assert [r.failure for r in results if r.state is not TrialState.FINISHED] == []
-    assert len(results) == len(study.points()) >= 1
+    expected = {TrialState.FINISHED, *([TrialState.STOPPED] if study.is_search else [])}
+    assert [(r.state, r.failure) for r in results if r.state not in expected] == []
+    assert len(results) == (study.num_trials if study.is_search else len(study.points())) >= 1
     for result in results:
         if isinstance(study.workload, TrainLoopWorkload):  # it may report anything
             assert result.reports and result.train_time_s is not None and result.wall_s > result.train_time_s

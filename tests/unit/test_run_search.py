@@ -96,7 +96,7 @@ REFUSED = {
     "PBT": (
         lambda: {"scheduler": PBT(perturbation_interval=2, hyperparam_mutations=MUTATIONS, **BOTH)},
         "changes the hyperparameters of a running trial",
-        "run population-based training in Ray Tune itself",
+        "make a whole population one trial",
     ),
     "resources": (lambda: {"scheduler": schedulers.ResourceChangingScheduler()}, "cores of a running", "fix num_wor"),
     "a median that pauses": (lambda: {"scheduler": Median(hard_stop=False)}, "pauses trials", "leave hard_stop out"),
