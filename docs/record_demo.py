@@ -44,7 +44,11 @@ def without_machine(journal: str, folder: Path) -> str:
     """Replace the names of this machine and its folders."""
     first = json.loads(journal.partition("\n")[0])
     hosts = {first["tags"]["host"], os.uname().nodename}
-    for name, text in ((str(folder), "/project"), (str(ROOT), "/project"), *((host, HOST) for host in hosts)):
+    origin = subprocess.run(
+        ["git", "remote", "get-url", "origin"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    folders = filter(None, (str(folder), str(ROOT), origin.stdout.strip()))
+    for name, text in (*((name, "/project") for name in folders), *((host, HOST) for host in hosts)):
         journal = journal.replace(json.dumps(name)[1:-1], text)
     lines = [line for line in journal.splitlines(keepends=True) if json.loads(line)["kind"] != "artifact"]
     return re.sub(r'"node": ?\["[^"]*"', f'"node":["{HOST}"', "".join(lines))
