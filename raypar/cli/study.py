@@ -144,7 +144,8 @@ def print_outcome(console: Console, outcome: ExecutionOutcome, resume: str, *, s
     if outcome.failures:
         print_failures(console, outcome.failures, outcome.log_dir)
     if num := outcome.num_unsent:
-        common.say(console, f"{num} records are not in the store yet; `raypar store sync` uploads them, or shows why not")
+        how = "`raypar store sync` uploads them, or shows why not"
+        common.say(console, f"{num} records are not in the store yet; {how}")
     if outcome.was_interrupted and not outcome.num_done:
         common.say(console, f"interrupted before the first trial ended; run `{resume}` to continue")
     elif outcome.was_interrupted and not outcome.partial:
