@@ -23,6 +23,19 @@ pytestmark = [
 ]
 
 STUDY = digits_study('{"num_workers": grid(1, 2)}', num_repeats=2, config={"epochs": 2})
+LOGGING = """
+import mlflow
+import ray.train
+from raypar import Study, Workload
+
+def train(config):
+    ray.train.report({"loss": 1.0})
+    with mlflow.start_run(run_name="my own"):
+        mlflow.log_metric("score", 0.25, step=7)
+
+workload = Workload.from_train_loop(train, metric="score", mode="max")
+study = Study(workload=workload, config={"num_workers": 1}, num_repeats=1)
+"""
 PIP = '#!/bin/sh\necho "$@" >>~/pip.log\n'
 DASHBOARD = "http://127.0.0.1:8265"
 MLFLOW = "http://127.0.0.1:5000"
@@ -32,7 +45,7 @@ from mlflow import MlflowClient
 client = MlflowClient(sys.argv[1])
 experiment = client.get_experiment_by_name(sys.argv[2])
 runs = client.search_runs([experiment.experiment_id], "tags.`raypar.kind` = 'trial'")
-print("runs " + json.dumps([[run.data.params, run.data.tags, run.info.status] for run in runs]))
+print("runs " + json.dumps([[run.data.params, run.data.tags, run.info.status, run.data.metrics] for run in runs]))
 """
 
 
@@ -47,7 +60,7 @@ def cluster():
 
 
 def trials_of(cluster, study):
-    """Return params, tags and status of a study's trials from the head's MLflow server."""
+    """Return params, tags, status and metrics of a study's trials from the head's MLflow server."""
     printed = cluster.run(HEAD, f"python {cluster.lab.folder / 'runs.py'} {MLFLOW} {study}")
     (line,) = [line for line in printed.splitlines() if line.startswith("runs ")]
     return [tuple(run) for run in json.loads(line.removeprefix("runs "))]
@@ -90,8 +103,8 @@ def test_a_study_on_the_head_waits_for_the_nodes_and_uses_all_of_them(cluster):
     assert "from_head: 2 points, 4 trials" in printed
     assert "different nodes" not in printed  # they are alike
     trials = trials_of(cluster, "from_head")
-    assert len(trials) == 4 and {status for _, _, status in trials} == {"FINISHED"}
-    assert {params["num_workers"] for params, _, _ in trials} == {"1", "2"}
+    assert len(trials) == 4 and {status for _, _, status, _ in trials} == {"FINISHED"}
+    assert {params["num_workers"] for params, *_ in trials} == {"1", "2"}
     for row in rows_of(cluster, "from_head"):
         assert set(row["environment.node"].split()) <= {"node1", "node2"}
         assert all(row[f"environment.{key}"] for key in ("node", "cores", "cpu_model", "device_name"))
@@ -121,6 +134,13 @@ def test_hyperparameters_choose_the_nodes_of_workers(cluster):
     study = f"raypar study labelled/labelled.py --set num_workers=1 {flags} --set node_label=host"
     cluster.run(HEAD, f"{study}=node2")
     assert {node for row in rows_of(cluster, "labelled") for node in row["environment.node"].split()} == {"node2"}
+    # What code on another node logs to MLflow is in its trial's run.
+    write_study(cluster, HEAD, "logging", LOGGING)
+    cluster.run(HEAD, f"raypar study logging/logging.py {flags} --set node_label=host=node2")
+    ((_, tags, _, metrics),) = trials_of(cluster, "logging")
+    assert metrics["score"] == 0.25 and tags["raypar.kind"] == "trial"
+    (row,) = rows_of(cluster, "logging")
+    assert (row["environment.node"], float(row["final.score"])) == ("node2", 0.25)
     refused = cluster.run(HEAD, f"{study}=node9", check=False)
     assert "no node has the label host=node9; there are: host=node1, host=node2" in refused
 
