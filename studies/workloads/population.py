@@ -7,6 +7,7 @@ the best, with a learning rate near theirs.
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import ray.train
@@ -54,7 +55,8 @@ class Member:
         return (self.model(inputs).argmax(1) == targets).float().mean().item()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.model.state_dict(), self.optimizer.state_dict()
+        # Copies, since an optimizer keeps the very tensors that it loads.
+        return deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
 
     def continue_from(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         self.model.load_state_dict(state[0])
