@@ -80,10 +80,10 @@ def main():
 if __name__ == "__main__":
     main()
 """
-# Variables that differ: names of one start, and the loopback address.
+# Variables that differ: names of one start, its MLflow run and private store, and the loopback address.
 OF_ONE_START = {
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "RAYPAR_OBSERVE"),
-    *("RAYPAR_REPORT_FILE", "PET_LOG_DIR"),
+    *("RAYPAR_OBSERVE_SETTINGS", "RAYPAR_REPORT_FILE", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PET_LOG_DIR"),
 }
 TORCHRUN = "torchrun --standalone --nproc-per-node={num_workers}"
 
