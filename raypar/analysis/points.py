@@ -12,7 +12,7 @@ time, since a price is exact.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -110,6 +110,14 @@ class PointAnalysis(PointSamples):
     def of(self, q: Quantity) -> Estimate | None:
         """Return the estimate of a quantity; None: unknown."""
         return self.quantities.get(q.key)
+
+    @property
+    def shown_metric(self) -> Estimate | None:
+        """The metric; if all trials were stopped, the median of their last ones, which no choice or claim uses."""
+        if self.metric or self.samples or not self.stopped_metrics:
+            return self.metric
+        last = median_estimate(self.searched_metrics, log_scale=False)
+        return replace(last, low=None, high=None)  # they were stopped after different epochs
 
     @property
     def throughput(self) -> Estimate | None:

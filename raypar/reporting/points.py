@@ -84,7 +84,7 @@ def point_columns(analysis: StudyAnalysis, layout: Layout = FULL, max_points: in
         # A baseline's is 100 % by definition.
         add("eff." if brief else "efficiency", lambda p: None if p.is_baseline else p.efficiency, percents)
     scores = analysis.question.judged_by.show_interval
-    add(analysis.question.metric, lambda p: p.metric, partial(_interval, scores, bounds=bounds))
+    add(analysis.question.metric, lambda p: p.shown_metric, partial(_interval, scores, bounds=bounds))
     for q in _quantities():
         if q.key not in layout.dropped and (not brief or _differs(q, points)):
             head = q.head.replace("/", "\n/") if layout.wrap_heads else q.head

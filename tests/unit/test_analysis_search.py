@@ -47,9 +47,14 @@ def test_trials_that_a_scheduler_stopped_show_their_last_metric():
     assert only_stopped.verdict.answer.startswith("Leading: accuracy 20.0 % with lr=0.2")
 
 
-def test_stopped_trials_of_a_grid_do_not_count():
-    stopped = [make_result({"lr": lr}, state=TrialState.STOPPED) for lr in (0.1, 0.2)]
-    assert analyse(Question("s", {}, ("lr",)), stopped).points[0].metric is None
+def test_stopped_trials_of_a_grid_are_shown_and_do_not_count():
+    points = [(lr, repeat) for lr in (0.1, 0.2) for repeat in (0, 1)]
+    stopped = [make_result({"lr": lr}, n, accuracy=lr, state=TrialState.STOPPED) for lr, n in points]
+    finished = [make_result({"lr": 0.3}, repeat, accuracy=0.15) for repeat in (0, 1)]
+    analysis = analyse(Question("s", {}, ("lr",)), [*stopped, *finished])
+    assert [p.metric and p.metric.value for p in analysis.points] == [None, None, 0.15]
+    columns = {column.head: column.cells for column in point_columns(analysis)}
+    assert columns["time"][:2] == ["stopped"] * 2 and columns["accuracy"][:2] == ["10.0 %", "20.0 %"]
 
 
 @pytest.mark.parametrize(
