@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypar.cli import common
 from raypar.cli.flags import words_of
-from raypar.cli.study import STORED, load, options_here, print_outcome, view_arguments
+from raypar.cli.study import Beginning, load, options_here, print_outcome
 from raypar.errors import RayparError, cut, message_of, suggest
 from raypar.execution.flags import RunFlags
 from raypar.run.runner import Notice
@@ -74,14 +74,6 @@ class RunRequest:
 
     file: Path
     flags: RunFlags
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Start of the trials: the arguments of `LiveView`, without the console."""
-
-    num_stored: int
-    view: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -159,15 +151,12 @@ class _Output:
 
     def show(self, message: Any) -> None:
         """Show a message: its text, or a change of the view."""
-        from raypar.reporting.live import LiveView
         from raypar.reporting.notebook import CellDisplay, Printed
 
         match message:
-            case Begin(num_stored, arguments):
-                if num_stored:
-                    common.say(self.console, STORED.format(num_stored, arguments["num_trials"]))
+            case Beginning():
                 display = partial(CellDisplay, self._notebook) if self._notebook else None
-                self._view = LiveView(self.console, **arguments, display=display).__enter__()
+                self._view = message.view(self.console, display).__enter__()
             case Printed() if self._notebook:
                 self.close()
                 self._notebook.display.display(message)
@@ -248,7 +237,7 @@ def _run(request: RunRequest, send: Callable[[object], None]) -> None:
 
     @contextlib.contextmanager
     def view(plan: ExecutionPlan) -> Iterator[Listener]:
-        send(Begin(plan.num_trials - plan.num_missing, view_arguments(options, plan)))
+        send(Beginning.of(options, plan))
         yield send
 
     with common.quiet(log_dir / common.DRIVER_LOG):

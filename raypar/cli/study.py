@@ -6,8 +6,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,19 +20,19 @@ from raypar.execution.flags import RunFlags
 from raypar.signals import handle_signals, uninterrupted
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
 
+    from raypar.analysis.question import Question
     from raypar.execution.options import Options
     from raypar.execution.plan import ExecutionPlan, TimeEstimate
     from raypar.execution.results import ExecutionOutcome
     from raypar.predict.memory import PointMemory
-    from raypar.reporting.live import LiveView
+    from raypar.reporting.live import Display, LiveView
     from raypar.run.runner import Listener
     from raypar.study.loader import LoadedStudy
     from raypar.study.study import Study
-    from raypar.study.trial import TrialResult
+    from raypar.study.trial import TrialResult, TrialSpec
 
-STORED = "{} of {} trials are in the store already and are not run again"
 MAX_OTHER_STUDIES = 10  # searched for trials to estimate a plan's time from
 
 
@@ -54,7 +53,10 @@ def run(
         check_for_training("the trials run here")
     log_dir = new_log_dir(options.project_dir)
     with common.quiet(log_dir / common.DRIVER_LOG) as console:
-        view = partial(_live_view, console, options)
+
+        def view(plan: ExecutionPlan) -> LiveView:
+            return Beginning.of(options, plan).view(console)
+
         outcome: ExecutionOutcome = execute(loaded, options, log_dir, view, common.notices_on(console))
         if tally := os.environ.get(TALLY):
             Path(tally).write_text(str(outcome.num_finished))
@@ -73,27 +75,41 @@ def run(
     return outcome
 
 
-def _live_view(console: Console, options: Options, plan: ExecutionPlan) -> LiveView:
-    """Return the view of a plan's execution, after a line on stored trials."""
-    from raypar.reporting.live import LiveView
+@dataclass(frozen=True)
+class Beginning:
+    """Plan of an execution, as the live view needs it. `raypar.reporting.live.LiveView` describes the other fields."""
 
-    if done := plan.num_trials - plan.num_missing:
-        common.say(console, STORED.format(done, plan.num_trials))
-    return LiveView(console, **view_arguments(options, plan))
+    num_stored: int
+    num_trials: int
+    done: Sequence[TrialResult]
+    queued: Sequence[TrialSpec]
+    question: Question
+    starting: str
 
+    @classmethod
+    def of(cls, options: Options, plan: ExecutionPlan) -> Beginning:
+        from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS
 
-def view_arguments(options: Options, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return the arguments of a `LiveView` of a plan's execution, without the console."""
-    from raypar.reporting.live import STARTING_RAY, STARTING_WORKERS
+        starting = STARTING_RAY if options.with_ray and options.flags.address is None else STARTING_WORKERS
+        num_stored = plan.num_trials - plan.num_missing
+        return cls(num_stored, plan.num_trials, plan.done, plan.missing, plan.question, starting)
 
-    starting = STARTING_RAY if options.with_ray and options.flags.address is None else STARTING_WORKERS
-    return {
-        "num_trials": plan.num_trials,
-        "done": plan.done,
-        "queued": plan.missing,
-        "question": plan.question,
-        "starting": starting,
-    }
+    def view(self, console: Console, display: Callable[[Callable[[], Group]], Display] | None = None) -> LiveView:
+        """Return the view, after a line on stored trials."""
+        from raypar.reporting.live import LiveView
+
+        if self.num_stored:
+            what = f"{self.num_stored} of {self.num_trials} trials are in the store already and are not run again"
+            common.say(console, what)
+        return LiveView(
+            console,
+            self.num_trials,
+            done=self.done,
+            queued=self.queued,
+            question=self.question,
+            starting=self.starting,
+            display=display,
+        )
 
 
 @contextlib.contextmanager
@@ -113,7 +129,8 @@ def executed(
         listen = common.notices_on(console)
 
         def view(plan: ExecutionPlan) -> contextlib.AbstractContextManager[Listener]:
-            return _live_view(console, options, plan) if shows_trials else contextlib.nullcontext(listen)
+            beginning = Beginning.of(options, plan)
+            return beginning.view(console) if shows_trials else contextlib.nullcontext(listen)
 
         outcome = execute(loaded, options, log_dir, view, listen)
         yield console, outcome

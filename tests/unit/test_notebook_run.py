@@ -9,7 +9,8 @@ from results import make_result, make_spec
 from raypar import RayparError, Study, grid
 from raypar.analysis.question import Question
 from raypar.cli import notebook as of_notebook
-from raypar.cli.notebook import Begin, Failed
+from raypar.cli.notebook import Failed
+from raypar.cli.study import Beginning
 from raypar.reporting.notebook import Printed
 from raypar.run.runner import Notice, TrialEnded, TrialReported, TrialStarted
 from raypar.workloads import digits
@@ -55,8 +56,7 @@ class Process:
 
 
 def begin(num_stored=0):
-    asked = Question("s", {}, ("lr",))
-    return Begin(num_stored, {"num_trials": 2, "done": (), "queued": (), "question": asked, "starting": "starting Ray"})
+    return Beginning(num_stored, 2, (), (), Question("s", {}, ("lr",)), "starting Ray")
 
 
 @pytest.fixture
