@@ -15,12 +15,14 @@ from pathlib import Path
 from raypar import units
 from raypar.analysis.settle import Stopped
 from raypar.errors import BrokeOff, NotForTraining, RayparError, WorkloadError
+from raypar.execution.plan import ExecutionPlan
 from raypar.execution.results import ResultHandler
 from raypar.run.cluster import on_every_node
 from raypar.run.runner import Event, Notice, OutOfTime, Runner, TrialEnded, TrialsAdded, TrialStarted
 from raypar.run.time_limit import NO_TIME
 from raypar.scratch import LOGS_PREFIX, remove_logs
 from raypar.signals import OUT_OF_TIME, Interrupted, raise_again, uninterrupted
+from raypar.study.study import Study
 from raypar.study.trial import TrialResult, TrialSpec
 
 LOGS_TIMEOUT_S = 10.0
@@ -55,7 +57,7 @@ def run_trials(
                 clock = _BudgetClock(None if (budget := plan.study.budget) is None else float(budget), handler, clock_s)
                 more = partial(_more, clock) if plan.source.adds_trials else None
                 raise_again()
-                runner.run(plan.study, specs, clock, more)
+                runner.run(_with_searcher(plan), specs, clock, more)
             except KeyboardInterrupt as error:
                 if not (isinstance(error, Interrupted) and error.signal_number == OUT_OF_TIME):
                     ways = AT_TERMINAL if sys.stdin is not None and sys.stdin.isatty() else ""
@@ -70,6 +72,15 @@ def run_trials(
         raise
     finally:
         handler.close()
+
+
+def _with_searcher(plan: ExecutionPlan) -> Study:
+    """Return the plan's study, whose searcher knows the trials that are done."""
+    if plan.study.searcher is None:
+        return plan.study
+    from raypar.run.search import informed  # imports Ray Tune
+
+    return informed(plan.study, plan.done)
 
 
 def _remove_logs_of_nodes(log_dir: Path, failures: Sequence[TrialResult]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray import tune
@@ -25,9 +25,9 @@ from ray.tune.search import SearchAlgorithm, Searcher
 
 from raypar.errors import Mistake, Shown, closest
 from raypar.study.metric import Metric
-from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value
+from raypar.study.space import Choice, Domain, Grid, LogUniform, RandInt, Uniform, Value, contains
 from raypar.study.study import REPORTED, Study
-from raypar.study.trial import TRAINED, bad_losses, gain, trained_s
+from raypar.study.trial import TRAINED, TrialResult, bad_losses, gain, trained_s
 from raypar.study.workload import Workload
 
 PAUSES = "it pauses trials and continues them later, which raypar's trials don't do"
@@ -101,6 +101,37 @@ def for_run(study: Study) -> tuple[Any, Any]:
     if isinstance(scheduler, MedianStoppingRule):
         scheduler._min_time_slice = float("inf")  # else it pauses trials until others have caught up
     return searcher, scheduler
+
+
+def informed(study: Study, results: Sequence[TrialResult]) -> Study:
+    """Return a study whose searcher knows earlier results, and so continues its search instead of repeating it.
+
+    Only a searcher that takes ``evaluated_rewards`` can, such as OptunaSearch. Others start afresh.
+    """
+    searcher = copy.deepcopy(study.searcher)
+    innermost: Any = inner(searcher) if searcher is not None else None
+    known = [
+        (result.spec.point, reward)
+        for result in results
+        if all(key in result.spec.point and contains(of, result.spec.point[key]) for key, of in study.space.items())
+        and (reward := _reward(study, result)) is not None
+    ]
+    if not known or not hasattr(innermost, "_evaluated_rewards"):
+        return study
+    innermost._points_to_evaluate = [{**point} for point, _ in known]
+    innermost._evaluated_rewards = [reward for _, reward in known]
+    if getattr(innermost, "_seed", None) is not None:
+        innermost._seed += len(known)  # its first points are drawn at random, whatever it knows
+    return replace(study, searcher=searcher)
+
+
+def _reward(study: Study, result: TrialResult) -> float | None:
+    """Return a searcher's objective of a stored trial; None if it had none."""
+    reports = TuneReports.of(study)
+    for report in result.reports if result.state.traits.is_usable else ():
+        reports.take(report)
+    value = reports.last.get(study.judged_by.name if study.target is None else TIME_TO_TARGET)
+    return None if value is None else float(value)
 
 
 def time_to_target_s(study_target: float, mode: str, value: float, time_s: float) -> float:

@@ -127,6 +127,15 @@ def examples(domain: Domain) -> tuple[Value, ...]:
             return (low, high)
 
 
+def contains(domain: Domain, value: Value) -> bool:
+    """Return whether a domain can give a value."""
+    match domain:
+        case Grid(values) | Choice(values):
+            return value in values
+        case Uniform(low, high) | LogUniform(low, high) | RandInt(low, high):
+            return isinstance(value, (int, float)) and low <= value < high
+
+
 def problem(domain: Domain) -> str | None:
     """Return what is wrong with the domain itself, or None."""
     match domain:

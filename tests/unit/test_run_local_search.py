@@ -1,5 +1,8 @@
 """Searches without Ray: searcher and scheduler are asked as Ray Tune asks them, trial by trial."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from raypar import Study, StudyError, choice, grid, loguniform
@@ -7,6 +10,7 @@ from raypar.execution.plan import make_plan
 from raypar.run.cluster import Cluster
 from raypar.run.local_search import LocalSearch
 from raypar.run.runner import TrialEnded, TrialReported, TrialStarted
+from raypar.run.search import for_run, informed, inner, tune_space
 from raypar.study.options import ON_CPU
 from raypar.study.trial import TrialResult, TrialState
 from raypar.workloads import digits
@@ -40,6 +44,12 @@ def ran(study, accuracy_of, specs=(), states=None):
     return ended
 
 
+def result_of(spec, accuracy_of):
+    """Return the stored result of a finished trial."""
+    reports = [{"accuracy": accuracy_of(spec.point, n + 1), "train_time_s": 1.0} for n in range(EPOCHS)]
+    return TrialResult(spec, TrialState.FINISHED, reports=tuple(reports))
+
+
 def rising(point, epoch):
     return point["lr"] / 2 + epoch / 20
 
@@ -52,6 +62,41 @@ def test_random_points_are_reproducible_and_a_continued_search_draws_others():
     done = [spec for spec, _ in ran(a_search(), rising)[:5]]
     more = ran(a_search(), rising, done)
     assert len(more) == 7 and not {spec.point["lr"] for spec, _ in more} & {point["lr"] for point in points}
+
+
+@pytest.mark.parametrize(("num_done", "target"), [(5, None), (15, None), (15, 0.5)])
+def test_a_continued_search_of_optuna_knows_what_is_done_and_repeats_no_point(num_done, target):
+    def accuracy(point, epoch):  # best at 0.1
+        return (0.9 - abs(math.log10(point["lr"]) + 1)) * (1 + epoch / EPOCHS) / 2
+
+    study = a_search(
+        num_trials=num_done + 10, searcher=search.ConcurrencyLimiter(OptunaSearch(seed=0), 1), target=target
+    )
+    done = [spec for spec, _ in ran(replace(study, num_trials=num_done), accuracy)]
+    results = [result_of(spec, accuracy) for spec in done]
+    more = [spec.point for spec, _ in ran(informed(study, results), accuracy, done)]
+    assert len(more) == 10 and not {point["lr"] for point in more} & {spec.point["lr"] for spec in done}
+    assert next(spec.point for spec, _ in ran(study, accuracy, done)) == done[0].point  # otherwise it begins again
+    searcher, _ = for_run(informed(study, results))
+    searcher.set_search_properties(None, None, tune_space(study))
+    known = [(trial.params, trial.value) for trial in inner(searcher)._ot_study.trials]
+    assert [params for params, _ in known] == [spec.point for spec in done]
+    reached = [accuracy(spec.point, EPOCHS) >= (target or 0.0) for spec in done]
+    if target is None:
+        assert [value for _, value in known] == [accuracy(spec.point, EPOCHS) for spec in done]
+    else:
+        assert [value <= EPOCHS for _, value in known] == reached and len({*reached}) == 2
+
+
+def test_results_outside_of_the_space_or_without_a_metric_do_not_inform_a_search():
+    study = a_search(searcher=OptunaSearch(seed=0))
+    points = [{"lr": 5.0, "batch_size": 32}, {"lr": 0.5, "batch_size": 48}, {"lr": 0.5, "batch_size": 32}]
+    results = [TrialResult(study.trial(point, 0), TrialState.FAILED) for point in points]
+    assert informed(study, results) is study
+    finished = [result_of(result.spec, rising) for result in results]
+    searcher = informed(study, finished).searcher
+    assert (searcher._points_to_evaluate, searcher._evaluated_rewards) == ([points[2]], [rising(points[2], EPOCHS)])
+    assert informed(a_search(), finished).searcher is None
 
 
 def test_a_grid_beside_a_drawn_value_is_complete_in_each_draw():
