@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from raypar.hooks import REPORT_FILE, numbers_of
 from raypar.measure.laps import COUNTS, UNTIMED, LapTimer
 from raypar.observe.profiler import NAME as PROFILE
 from raypar.observe.ranks import read_ranks
+from raypar.scratch import scratch_folder
 from raypar.study.command import Command, PlaceValues, number_in
 from raypar.study.conditions import RankConditions
 from raypar.study.script_settings import script_settings
@@ -147,7 +147,7 @@ def run_command(
         folder = study_folder / command.folder.format_map(values)
         events = EventFiles(folder / command.tensorboard.format_map(values)) if command.tensorboard else None
         telemetry = Telemetry(cores, torch.device("cpu"))
-        events_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        events_folder = stack.enter_context(scratch_folder())
         private = stack.enter_context(private_store(job, is_first=is_first))
         settings = _settings(command, job) | private.settings
         words, reports_to = command.filled(values), channel if is_first else None
@@ -355,7 +355,7 @@ class _CommandProcess:
         stack.callback(shutil.rmtree, self._rank_folder, ignore_errors=True)
         self._reported: set[str] = set()
         self._num_reports, self._last_lines = 0, deque[str](maxlen=MAX_ERROR_LINES)
-        fifo = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reports")
+        fifo = stack.enter_context(scratch_folder()) / "reports"
         os.mkfifo(fifo, 0o600)
         # Also open for writing, so that the file doesn't end with one of its writers.
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)

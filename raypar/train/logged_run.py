@@ -10,7 +10,6 @@ import math
 import shutil
 import sqlite3
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -24,6 +23,7 @@ from raypar.masking import masked
 from raypar.observe.events import EventRecorder
 from raypar.observe.start import set_hooks
 from raypar.observe.tracking import ADDRESS, EXPERIMENT, NAME, NOTES, RUN, Redirection, hooks
+from raypar.scratch import scratch_folder
 from raypar.study.trial import SINCE_LAUNCH
 from raypar.train.job import LOGGED_FOLDER, TrialJob
 from raypar.units import counted
@@ -111,8 +111,8 @@ class LoggedRun:
 @contextmanager
 def private_store(job: TrialJob, *, is_first: bool) -> Iterator[PrivateStore]:
     """Prepare a private store for the block, and keep what was logged even if the block raises."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = PrivateStore(Path(folder), job, is_first=is_first)
+    with scratch_folder() as folder:
+        store = PrivateStore(folder, job, is_first=is_first)
         try:
             yield store
         finally:
@@ -123,8 +123,8 @@ def private_store(job: TrialJob, *, is_first: bool) -> Iterator[PrivateStore]:
 @contextmanager
 def nothing_logged() -> Iterator[None]:
     """Throw away what this process logs in the block."""
-    with tempfile.TemporaryDirectory() as folder:
-        _redirect(_redirection(Path(folder), Path(folder), is_first=False))
+    with scratch_folder() as folder:
+        _redirect(_redirection(folder, folder, is_first=False))
         yield
 
 

@@ -7,10 +7,8 @@ Ray Train's local mode, meant for torchrun, makes ``ray.train.report``, ``get_co
 from __future__ import annotations
 
 import inspect
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
@@ -21,6 +19,7 @@ from raypar.measure.memory import MemoryMonitor
 from raypar.measure.telemetry import Telemetry
 from raypar.observe.ranks import read_ranks
 from raypar.observe.start import start as observe
+from raypar.scratch import scratch_folder
 from raypar.study.conditions import RankConditions
 from raypar.study.script_settings import SCRIPT_SETTINGS, script_settings
 from raypar.study.trial import SINCE_LAUNCH
@@ -106,8 +105,8 @@ def run_train_loop(
     startup_s = time.monotonic() - context.requested_at_s
     stopped = False
     memory = MemoryMonitor(telemetry.device)
-    with tempfile.TemporaryDirectory() as folder, private_store(job, is_first=context.rank == 0) as private:
-        recorder = observe(folder, {**settings, **private.settings})
+    with scratch_folder() as folder, private_store(job, is_first=context.rank == 0) as private:
+        recorder = observe(str(folder), {**settings, **private.settings})
         memory.start()
         telemetry.start()
         try:
@@ -119,9 +118,9 @@ def run_train_loop(
         recorder.close()
         logged = private.keep()
         stopped = stopped or session.report_logged(logged, job.settings.metric)
-        ranks, why_not = read_ranks(Path(folder))
+        ranks, why_not = read_ranks(folder)
         if not stopped:
-            check_applied(settings, Path(folder), context.rank, ranks, why_not)
+            check_applied(settings, folder, context.rank, ranks, why_not)
     outcome = RankOutcome(
         stopped=stopped,
         startup_s=startup_s,

@@ -2,10 +2,13 @@
 
 import json
 import math
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +169,20 @@ with nothing_logged():
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "RAYPAR_LOCK_DIR": str(cache)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no forks")
+def test_the_next_trial_removes_the_temporary_files_of_a_killed_rank(run, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    kill = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
+    rank = multiprocessing.get_context("fork").Process(target=run, args=(kill,))
+    rank.start()
+    rank.join()
+    assert rank.exitcode == -signal.SIGKILL and [*temporary.iterdir()]
+    run("print('next')")
+    assert not [*temporary.iterdir()]
 
 
 def test_a_repeated_attempt_replaces_what_the_last_one_logged(run):
