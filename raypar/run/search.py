@@ -110,18 +110,18 @@ def informed(study: Study, results: Sequence[TrialResult]) -> Study:
     """
     searcher = copy.deepcopy(study.searcher)
     innermost: Any = inner(searcher) if searcher is not None else None
-    known = [
+    rewards = [
         (result.spec.point, reward)
         for result in results
         if all(key in result.spec.point and contains(of, result.spec.point[key]) for key, of in study.space.items())
         and (reward := _reward(study, result)) is not None
     ]
-    if not known or not hasattr(innermost, "_evaluated_rewards"):
+    if not rewards or not hasattr(innermost, "_evaluated_rewards"):
         return study
-    innermost._points_to_evaluate = [{**point} for point, _ in known]
-    innermost._evaluated_rewards = [reward for _, reward in known]
+    innermost._points_to_evaluate = [{**point} for point, _ in rewards]
+    innermost._evaluated_rewards = [reward for _, reward in rewards]
     if getattr(innermost, "_seed", None) is not None:
-        innermost._seed += len(known)  # its first points are drawn at random, whatever it knows
+        innermost._seed += len(rewards)  # its first points are drawn at random, whatever it knows
     return replace(study, searcher=searcher)
 
 
