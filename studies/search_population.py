@@ -12,5 +12,6 @@ study = Study(
     workload=population,
     space={"copy_best": grid(False, True), "num_workers": grid(1, 2)},
     baseline={"copy_best": False, "num_workers": 1},
+    config={"device": "cpu"},
     num_repeats=5,
 )

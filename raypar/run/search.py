@@ -106,7 +106,7 @@ def for_run(study: Study) -> tuple[Any, Any]:
 def informed(study: Study, results: Sequence[TrialResult]) -> Study:
     """Return a study whose searcher knows earlier results, and so continues its search instead of repeating it.
 
-    Only a searcher that takes ``evaluated_rewards`` can, such as OptunaSearch. Others start afresh.
+    Only a searcher with ``evaluated_rewards``, such as OptunaSearch, can know them. Others start from scratch.
     """
     searcher = copy.deepcopy(study.searcher)
     innermost: Any = inner(searcher) if searcher is not None else None

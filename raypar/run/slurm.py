@@ -293,7 +293,7 @@ def _run_ray(
     import psutil
 
     environment = ray_environment(variables, folder)
-    for may_start_again in (True, False):  # Ray gives up its start after 30 s, which a busy node may take
+    for may_start_again in (True, False):  # Ray gives up after 30 s, and a busy node may take longer
         with (folder / "log").open("wb") as log:
             ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         written, is_up = folder / "ray" / "ray_current_cluster", False  # by `ray start`, at its end

@@ -187,9 +187,8 @@ def _loader_error(error: BaseException) -> BaseException | None:
 def run_rank(job: TrialJob, context: RankContext, channel: PipeChannel, listen_fd: int | None = None) -> RankOutcome:
     """Set the process up for the trial, and train."""
     config: Mapping[str, Any] = job.spec.config
-    cores = bind_rank(
-        context.cores, config.get("cpu_affinity")
-    )  # still single-threaded: every later thread inherits it
+    # Still single-threaded: every later thread inherits it.
+    cores = bind_rank(context.cores, config.get("cpu_affinity"))
     # A trial on the CPU sees no GPU, whatever its code asks torch.cuda.
     hidden = {} if config["device"] == "cuda" else NO_GPUS
     os.environ.update({**job.settings.environment, **context.environment, **hidden})

@@ -71,8 +71,9 @@ def test_a_study_of_another_projects_script_loads_and_names_the_command_that_bri
     refused(f"git clone --depth 1 {clone[0]} {tmp_path / clone[1]}", "study", f"{name}.py", "--no-ray", out=None)
 
 
-SEARCHES = tuple(p.stem for p in FILES if p.stem.startswith("search_"))  # where their trials run, the searcher decides
-ON_CPU, ON_BOTH = ("cpu_affinity", "iris_threads", "quickstart"), ("cpu_vs_gpu", "mnist_cnn_device")
+SEARCHES = ("search_asha", "search_optuna", "search_time_to_accuracy")  # where their trials run, the searcher decides
+ON_CPU = ("cpu_affinity", "iris_threads", "quickstart", "search_population")
+ON_BOTH = ("cpu_vs_gpu", "mnist_cnn_device")
 ONE_WORKER = ("epochs", "large_batch_lars", "learning_rate", "loader_workers", "lr_scaling", "optimizer")
 
 
