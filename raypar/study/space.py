@@ -16,6 +16,7 @@ from raypar.units import listed
 LARGEST = 2**53  # up to here floats hold every whole number, and so do all formats that results are kept in
 LARGEST_FLOAT = sys.float_info.max  # abs(x) <= this: x is finite; math.isfinite(x) raises OverflowError for large ints
 MAX_VALUES = 100_000
+TUNE_DOMAINS = "ray.tune.search.sample"  # module of Ray Tune's domains, which are recognised without importing Ray
 _MAX_SHOWN = 8
 _MAX_TEXT = 100  # characters of a value in a message
 
@@ -200,14 +201,33 @@ def lone_surrogate(value: object) -> str | None:
     return None
 
 
+def _of_tune(value: Any) -> Any:
+    """Return raypar's domain for one of Ray Tune; other values, and domains that raypar lacks, stay the same."""
+    if isinstance(value, dict) and [*value] == ["grid_search"] and isinstance(value["grid_search"], (list, tuple)):
+        return Grid(tuple(value["grid_search"]))
+    if type(value).__module__ != TUNE_DOMAINS:
+        return value
+    match type(value).__name__, type(value.get_sampler()).__name__:
+        case "Categorical", "_Uniform":
+            return Choice(tuple(value.categories))
+        case "Float", "_Uniform":
+            return Uniform(value.lower, value.upper)
+        case "Float", "_LogUniform":
+            return LogUniform(value.lower, value.upper)
+        case "Integer", "_Uniform":
+            return RandInt(value.lower, value.upper)
+    return value
+
+
 def plain(value: Any) -> Any:
     """Return a value in Python's own types, for ranks and the store.
 
     Members of a ``str`` or ``int`` enumeration become texts and numbers, scalars of numpy and torch become numbers,
-    also in a domain, tuple, list or dict. Other values stay the same.
+    also in a domain, tuple, list or dict. Domains of Ray Tune become those of raypar. Other values stay the same.
     """
     if type(value) in (float, int, str, bool):
         return value
+    value = _of_tune(value)
     match value:
         case str():
             return str.__str__(value)

@@ -18,6 +18,7 @@ from raypar.study.script_settings import leaves_out_nothing
 from raypar.study.space import (
     DOMAINS,
     LARGEST_FLOAT,
+    TUNE_DOMAINS,
     Choice,
     Domain,
     Grid,
@@ -427,12 +428,18 @@ def _space_mistakes(study: Study, options: Mapping[str, Option], is_complete: bo
         yield from filter(None, [_key_mistake(study, where, key, domain, options, is_complete)])
         if not isinstance(domain, DOMAINS):
             values = domain if isinstance(domain, (list, tuple)) else (domain,)
-            yield Mistake(where, domain, "is not a grid, choice or range", hint=f"write grid({_listed(values)})")
+            hint = f"write grid({_listed(values)})"
+            if type(domain).__module__ == TUNE_DOMAINS:
+                hint = "of Ray Tune's domains, choice, uniform, loguniform, randint and grid_search are supported"
+            yield Mistake(where, domain, "is not a grid, choice or range", hint=hint)
         elif wrong := problem(domain):
             hint = "a grid needs values that differ, a range two numbers with low < high"
             if isinstance(domain, (Grid, Choice)) and len(domain.values) > MAX_TRIALS:
                 hint = "narrow it, or search in a range with num_trials: uniform, loguniform or randint(low, high)"
             yield Mistake(where, domain, wrong, hint=hint)
+        elif isinstance(domain, (Grid, Choice)) and isinstance(domain.values[0], list) and len(domain.values) == 1:
+            hint = f"write {type(domain).__name__.lower()}({_listed(domain.values[0])})"
+            yield Mistake(where, domain, "has a list as its only value", hint=hint)
         elif study.searcher is not None and isinstance(domain, Grid):
             hint = f"write choice({_listed(domain.values)})"
             yield Mistake(where, domain, "is a grid, but a searcher draws every value", hint=hint)

@@ -128,6 +128,23 @@ STUDIES = (
     study("a key that is no text", "space={1: grid(1)}", "space[1]", "must be text, not int", "'1'"),
     study("an unknown key", "config={'batchsize': 3}", "config['batchsize'] = 3", "did you mean 'batch_size'?"),
     study("a list for a grid", "space={'lr': [0.1, 0.2]}", "space['lr'] = [0.1, 0.2]", "write grid(0.1, 0.2)"),
+    study(
+        "a list in a choice", "space={'lr': choice([0.1, 0.2])}", "a list as its only value", "write choice(0.1, 0.2)"
+    ),
+    study(
+        "a domain that only Ray Tune has",
+        "space={'lr': tune.quniform(0, 1, 0.1)}",
+        "space['lr']",
+        "uniform, loguniform",
+        before="from ray import tune",
+    ),
+    study(
+        "a grid of Ray Tune",
+        "config={'lr': tune.grid_search([1, 2])}",
+        "config['lr'] = grid(1, 2)",
+        "a single value",
+        before="from ray import tune",
+    ),
     study("a million values", "space={'epochs': grid(*range(1, 10**6))}", "999,999 values", "randint(low, high)"),
     study("many points", "space=dict.fromkeys(('epochs', 'hidden_size'), grid(*range(1, 1001)))", "1,000,000 points"),
     study("repeated values", "workload=LOOP, space={'a': grid(1, 1.0)}", "count as the same: 1 and 1.0", "that differ"),

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from ray import tune
 
 from raypar import Study, StudyError, Workload, grid
 from raypar.execution.plan import make_plan
@@ -14,7 +15,7 @@ from raypar.study.options import (
     resolve,
 )
 from raypar.study.script_settings import SCRIPT_SETTINGS
-from raypar.study.space import choice, examples, loguniform, problem, randint, uniform
+from raypar.study.space import choice, examples, loguniform, plain, problem, randint, uniform
 from raypar.study.strategy import STRATEGIES, num_shares, pipeline_size, tensor_size
 from raypar.study.validation import validate, validate_value
 from raypar.study.workload import PLACEMENT_OPTIONS, one_of
@@ -242,6 +243,25 @@ def test_workers_are_replicas_times_stages_times_splits(chosen, sizes):
 )
 def test_a_domain_is_judged_by_all_of_its_values_or_by_both_ends(domain, values):
     assert problem(domain) is None and examples(domain) == values
+
+
+@pytest.mark.parametrize(
+    ("written", "domain"),
+    [
+        *((tune.uniform(0.1, 0.9), uniform(0.1, 0.9)), (tune.loguniform(1e-4, 1e-1), loguniform(1e-4, 1e-1))),
+        *((tune.randint(1, 9), randint(1, 9)), (tune.choice(["sgd", "adam"]), choice("sgd", "adam"))),
+        (tune.grid_search([1, 2, 4]), grid(1, 2, 4)),
+    ],
+)
+def test_a_domain_of_ray_tune_is_the_same_one_of_raypar(written, domain):
+    assert Study(workload=Workload.from_train_loop(len), space={"x": written}).space == {"x": domain}
+
+
+@pytest.mark.parametrize(
+    "written", [tune.quniform(0, 1, 0.1), tune.lograndint(1, 9), tune.randn(), tune.sample_from(len)]
+)
+def test_a_domain_that_raypar_lacks_is_left_as_it_is(written):
+    assert plain(written) is written
 
 
 @pytest.mark.parametrize(
