@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ from raypar.analysis.stats import (
     Floats,
     VariancePrior,
     exponential,
+    independent_shift_estimate,
     ratio_estimate,
     sequential_errors,
     shift_estimate,
@@ -183,8 +185,8 @@ class Family:
         return exponential(shift_estimate(differences, level=level, prior=prior or self.times))
 
     def metric_change(self, first: PointSamples, second: PointSamples) -> Estimate | None:
-        """Estimate the metric of `second` minus that of `first`; None if no block has both."""
-        return self.metric_shift(metric_differences(first, second))
+        """Estimate the metric of `second` minus that of `first`; None if either has none."""
+        return self._metric_gap(first, second, self.metric_level)
 
     def metric_bounds(self, first: PointSamples, second: PointSamples, num_tests: int = 1) -> Estimate | None:
         """Estimate the same for one-sided tests against a margin.
@@ -192,8 +194,18 @@ class Family:
         Args:
             num_tests: number of such tests that hold at once with 95 % confidence.
         """
-        differences = metric_differences(first, second)
-        return self.metric_shift(differences, self.bounds_level(num_tests, len(differences)))
+        return self._metric_gap(first, second, partial(self.bounds_level, num_tests))
+
+    def _metric_gap(
+        self, first: PointSamples, second: PointSamples, level_of: Callable[[int], float]
+    ) -> Estimate | None:
+        of_first, of_second, is_paired = by_block(first.by_repeat("metric"), second.by_repeat("metric"))
+        if not of_first or not of_second:
+            return None
+        level = level_of(min(len(of_first), len(of_second)))
+        if not is_paired:
+            return independent_shift_estimate(of_first, of_second, level=level)
+        return self.metric_shift([b - a for a, b in zip(of_first, of_second, strict=True)], level)
 
     def compare_metrics(
         self, first: PointSamples, second: PointSamples, margin: float | None = None, num_tests: int = 1
@@ -354,21 +366,28 @@ def repeats_needed(
     return max(_count(spread, distance, (1 + level) / 2), least, size + 1)
 
 
-def repeats_for_margin(differences: Sequence[float], margin: float, level: float = LEVEL) -> int | None:
-    """Return the approximate number of blocks that show on which side of a margin the differences lie.
+def repeats_for_margin(
+    best: Mapping[int, float], other: Mapping[int, float], margin: float, level: float = LEVEL
+) -> int | None:
+    """Return the approximate number of trials of each that show on which side of a margin their metrics' gap lies.
 
     Args:
-        differences: of the metric, block by block, positive if better.
-        margin: negated lower limit of the differences: 0.005 for -0.005.
+        best: metric by repeat, higher is better.
+        other: the same of the point that may be worse by the margin.
+        margin: negated lower limit of the gap: 0.005 for -0.005.
         level: of the one-sided test.
 
     Returns:
-        None with fewer than two differences.
+        None if no spread is known yet.
     """
-    if len(differences) < 2:
+    of_best, of_other, is_paired = by_block(best, other)
+    size = min(len(of_best), len(of_other))
+    if size < 2:
         return None
-    spread, distance = float(np.std(differences, ddof=1)), abs(float(np.median(differences)) + margin)
-    return max(_count(spread, distance, level), len(differences) + 1)
+    gaps = np.subtract(of_other, of_best) if is_paired else np.subtract.outer(of_other, of_best)
+    sides = [gaps] if is_paired else [of_other, of_best]
+    spread = math.sqrt(sum(float(np.var(side, ddof=1)) for side in sides))
+    return max(_count(spread, abs(float(np.median(gaps)) + margin), level), size + 1)
 
 
 def _count(spread: float, distance: float, level: float) -> int:

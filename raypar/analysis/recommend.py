@@ -4,9 +4,8 @@ A limit is compared with the median. An excluded point is a close call if its in
 a diverged trial is excluded.
 
 Without a target, a point qualifies only if it is shown to be as good as the best one within a tolerated margin
-(`metric_margin`): the one-sided interval of the difference of their metrics, block by block, ends within the margin.
-"Not significantly worse" would be too weak, because few repeats show hardly any difference. A point that may be worse
-is a close call.
+(`metric_margin`): the one-sided interval of the difference of their metrics ends within the margin. "Not significantly
+worse" would be too weak, because few repeats show hardly any difference. A point that may be worse is a close call.
 
 The qualifying point with the smallest median time leads. Points that are not shown to be slower are its rivals. Among
 the leader and the rivals within the study's margin of it, the one with the fewest workers is chosen, because equal
@@ -38,7 +37,6 @@ from raypar.analysis.pairwise import (
     MAX_REPEATS,
     Family,
     family_of,
-    metric_differences,
     repeats_for_margin,
     repeats_needed,
 )
@@ -285,8 +283,7 @@ def _without_worse(
         gap = family.metric_bounds(best, c, num_scored - 1) if c.metric is not None else None
         excluded = replace(c, is_excluded_for_metric=True, metric_gap=gap)
         if gap is None:
-            reason = "unknown" if c.metric is None else "not comparable (no common block)"
-            return replace(excluded, exclusion=f"{name} {reason}")
+            return replace(excluded, exclusion=f"{name} unknown")
         if gap.low is None or gap.high is None:
             if (worse := -sign * gap.value) <= margin:
                 return replace(c, metric_gap=gap)
@@ -535,10 +532,12 @@ def _repeats_for(before: Recommendation, c: Candidate, chosen: Candidate) -> int
         least = MIN_RANKED if before.question.max_repeats is None else 0
         return repeats_needed(c.times, chosen.times, level, before.question.margin, least)
     mode, (best, _) = before.question.mode, _best(before.candidates, before.question.mode)
-    differences = [gain(mode, difference) for difference in metric_differences(best or c, c)]
+    of_best, of_other = (
+        {repeat: gain(mode, value) for repeat, value in p.by_repeat("metric").items()} for p in (best or c, c)
+    )
     num_scored = sum(p.metric is not None for p in before.candidates)
-    level = (1 + family.bounds_level(num_scored - 1, len(differences))) / 2
-    return repeats_for_margin(differences, before.metric_margin, level)
+    level = (1 + family.bounds_level(num_scored - 1, min(len(of_best), len(of_other)))) / 2
+    return repeats_for_margin(of_best, of_other, before.metric_margin, level)
 
 
 def _check_limits(candidates: Sequence[Candidate], constraints: Constraints, results: Sequence[TrialResult]) -> None:

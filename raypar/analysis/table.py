@@ -232,7 +232,11 @@ def _groups_of(
     free |= {i for i, name in enumerate(head.cells) if name.lower() in REPEATS or SPREADS & set(words_of(name))}
     used = {c.index for family in columns.measured for c in family.columns}
     free |= {i for i, name in enumerate(head.cells) if name in asked.ignored}
-    how = "leave it out with --ignore {}" if asked.skips_missing else "delete the column"
+    how = (
+        "leave it out with --ignore {0}, or judge runs by it: --metric {0}"
+        if asked.skips_missing
+        else "delete the column"
+    )
     mistakes += _mixed_columns(head.cells, read, how, free | used | {columns.workers.column.index, *columns.by})
     mistakes += _mixed_nodes(sheet, columns.workers.column)
     if mistakes:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from raypar.execution.stored import StoredStudy
     from raypar.study.metric import Metric
     from raypar.study.space import Value
-    from raypar.track.store import Store
 
 
 _limit = partial(typer.Option, rich_help_panel="Limits")
@@ -135,7 +134,7 @@ def recommend(
     recommendation = recommended(question, study.results, constraints)
     text, is_command = "", False
     if (settling := recommendation.settling) is not None and settling.num_repeats is not None:
-        text, is_command = _next_step(study.store, name, question, settling)
+        text, is_command = _next_step(study, name, settling)
     view = RecommendView(recommendation, text, is_command, study.scope)
     if as_json:
         common.print_json(view)
@@ -219,14 +218,17 @@ def _check_unit(flag: str, metric: Metric, value: float) -> None:
         raise RayparError(f"{flag}{value:g}: {metric.name} is a percentage from 0 to 100", hint=hint)
 
 
-def _next_step(store: Store, study: str, question: Question, settling: Settling) -> tuple[str, bool]:
+def _next_step(study: StoredStudy, name: str, settling: Settling) -> tuple[str, bool]:
     """Return the command for the trials that would settle the choice and True, or another advice and False."""
     from raypar.execution.options import ResumeFlags
 
+    question = study.question
+    if any(result.conditions.is_imported for result in study.results):
+        return "These runs were imported: import them again, together with further ones.", False
     if question.is_search:
         return "A search runs each point once. Make a study of these points with repeats.", False
     try:
-        last = ResumeFlags.from_stored(study, store.resume_info(study))
+        last = ResumeFlags.from_stored(name, study.store.resume_info(name))
     except RayparError:
         return "The store has no record of the study's file: increase num_repeats in it and run it again.", False
     flags = last.flags

@@ -213,15 +213,23 @@ def test_needed_repeats_grow_with_the_square_of_the_spread():
     assert repeats_needed({0: 1.0}, {0: 2.0}) is None
 
 
+def metrics(differences):
+    """Return the metrics of two points that differ by these from block to block."""
+    return dict.fromkeys(range(len(differences)), 0.0), dict(enumerate(differences))
+
+
 def test_needed_blocks_depend_on_the_distance_to_the_margin():
     # z(95 %) + z(80 %) is 2.4865.
     differences, margin = (0.01, -0.01, 0.01, -0.01), 0.005
     expected = (2.4865 * HODGES_LEHMANN_ERROR * np.std(differences, ddof=1) / margin) ** 2
-    assert repeats_for_margin(differences, margin) == math.ceil(expected)
-    assert repeats_for_margin([d + 0.005 for d in differences], margin) == math.ceil(expected / 4)
-    assert repeats_for_margin([-0.005] * 3, margin) == sys.maxsize  # on the margin
-    assert repeats_for_margin([0.0] * 3, margin) == 4
-    assert repeats_for_margin([0.0], margin) is None
+    assert repeats_for_margin(*metrics(differences), margin) == math.ceil(expected)
+    assert repeats_for_margin(*metrics([d + 0.005 for d in differences]), margin) == math.ceil(expected / 4)
+    assert repeats_for_margin(*metrics([-0.005] * 3), margin) == sys.maxsize  # on the margin
+    assert repeats_for_margin(*metrics([0.0] * 3), margin) == 4
+    assert repeats_for_margin(*metrics([0.0]), margin) is None
+    best, other = metrics(differences)
+    apart = repeats_for_margin(best, {repeat + 100: value for repeat, value in other.items()}, margin)
+    assert apart == math.ceil(expected)  # the best has no scatter
 
 
 TIMES = st.dictionaries(st.integers(0, 7), st.floats(0.5, 2.0), min_size=2, max_size=8)

@@ -114,7 +114,7 @@ def test_points_without_a_common_block_are_not_called_the_same():
         "lr=1 leads: 8.00 s [7.94, 8.07] (others have 1 trial, unconfirmed).",
         "Best accuracy: 95.0 % [95.0, 95.0] at lr=1, inconclusive against lr=2.",
     )
-    assert analysis.verdict.recommendation.candidates[1].exclusion == "accuracy not comparable (no common block)"
+    assert analysis.verdict.recommendation.candidates[1].exclusion == "accuracy 5.0 points worse (1 trial, unconfirmed)"
 
 
 # ---- the metric

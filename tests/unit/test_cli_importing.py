@@ -96,6 +96,14 @@ def test_other_commands_read_an_imported_study(imported):
     refused("was imported: raypar has no code to run", "store", "resume", "theirs")
 
 
+def test_metrics_of_runs_that_share_no_block_are_compared(imported, tmp_path):
+    rows = [f"{n},{time_s},{0.91 + i / 10_000}" for n, times in TIMES.items() for i, time_s in enumerate(times)]
+    (tmp_path / "runs.csv").write_text("\n".join(["gpus,time_s,accuracy", *rows]), "utf-8")
+    refused("or judge runs by it: --metric accuracy", "store", "import", "runs.csv")
+    imported("--metric", "accuracy", source="runs.csv")
+    assert "Recommended: num_workers=4" in raypar("report", "runs_imported", width=200)[1]
+
+
 def test_a_parameter_that_varies_is_named(uri, tmp_path, monkeypatch):
     new_store(tmp_path)
     monkeypatch.chdir(tmp_path)
