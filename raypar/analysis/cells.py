@@ -61,7 +61,8 @@ def decimal_of(path: Path, cells: Sequence[str], delimiter: str) -> str:
         text = groups[0]
         mark = "." if "." in text else ","
         readings = f"{text.replace(mark, '')}, with a mark between thousands, or {text.replace(mark, '.')}"
-        hint = f"say what separates decimals: --decimal {',' if mark == '.' else '.'} for the first, --decimal {mark}"
+        other = "," if mark == "." else "."
+        hint = f"say what separates decimals: --decimal {other} for the first, --decimal {mark} for the second"
         raise RayparError(f"{path}: {text} has two readings: {readings}", hint=hint)
     return next(iter(shown), ".")
 

@@ -184,7 +184,7 @@ def table_of(sheet: Sheet, path: Path, by: Sequence[str] = (), asked: Asked | No
     return Table(
         runs,
         asked.scaling or scaling,
-        _reading(path, sheet, columns, exponent, checks),
+        _reading(path, sheet, columns, exponent, checks, asked),
         main.column.name,
         [run._replace(values=of_all(run.num_workers, run.values)) for run in lines],
         main.parser.decimal,
@@ -335,7 +335,7 @@ def _shown(ratios: Sequence[tuple[int, int, float]], exponent: int) -> str:
     return ", ".join(each)
 
 
-def _reading(path: Path, sheet: Sheet, columns: _Columns, exponent: int, checks: Sequence[str]) -> str:
+def _reading(path: Path, sheet: Sheet, columns: _Columns, exponent: int, checks: Sequence[str], asked: Asked) -> str:
     main = columns.measured[0]
     weak = " (weak scaling)" if exponent else ""
     what = {
@@ -348,7 +348,9 @@ def _reading(path: Path, sheet: Sheet, columns: _Columns, exponent: int, checks:
     commas = ", with decimal commas" if main.parser.decimal == "," else ""
     if main.parser.assumed:
         commas = f", with decimal points ({main.parser.assumed} is below 1,000)"
-    return f"Read {path.name}: workers {workers}, {what} from {names}{commas}{checked}."
+    is_shown = main.column.role is Role.TIME or asked.scaling is not None  # rates of both kinds look alike
+    assumed = "" if is_shown else ", taken as strong scaling (--scaling weak: N workers did N times the work)"
+    return f"Read {path.name}: workers {workers}, {what} from {names}{commas}{checked}{assumed}."
 
 
 # ---- columns

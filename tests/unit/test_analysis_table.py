@@ -194,5 +194,9 @@ def test_columns_can_be_named(table):
     columns = {Role.WORKERS: "n", Role.THROUGHPUT: "samples/s"}
     of = read(table, text, columns=columns)
     assert of.runs[""].quantity is Measurement.THROUGHPUT and of.runs[""].unit == "samples/s"
-    assert of.reading == "Read times.csv: workers from `n`, throughput of all workers together from `samples/s`."
+    assert of.reading == (
+        "Read times.csv: workers from `n`, throughput of all workers together from `samples/s`, "
+        "taken as strong scaling (--scaling weak: N workers did N times the work)."
+    )
+    assert read(table, text, columns=columns, scaling=Scaling.WEAK).reading.endswith("from `samples/s`.")
     assert "--time-column = 'x': no such column" in refusal(table, text, columns={Role.TIME: "x"})
