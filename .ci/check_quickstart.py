@@ -50,7 +50,7 @@ def main() -> int:
             problems.append(f"raypar study ended with exit code {done.returncode}")
         if not re.search(r"\bspeedup\b", done.stdout, re.IGNORECASE):
             problems.append("the output has no speedup table")
-        status = r"(settled|not settled \((budget spent|disturbed)\))"
+        status = r"(settled|not settled \((maximum of repeats|budget spent|disturbed)\))"
         if not re.search(rf"^quickstart: .*, {status}, ", done.stdout, re.MULTILINE):
             problems.append("the report's first line does not name why the study stopped")
         if "Traceback" in done.stdout:
